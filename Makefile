@@ -1,0 +1,45 @@
+# make demo | make test: all a fresh clone needs. The rest is for the people who work here.
+PYTHON ?= python3
+BIN := .venv/bin
+# numba-free, two cores: one thread per test worker, two workers
+TEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format constraints clean
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.venv/.ready: constraints.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing the pinned packages into .venv (once; a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: .venv/.ready   ## run the quickstart and print the path of its report
+	@$(BIN)/sightline run examples/quickstart.toml
+
+test: .venv/.ready   ## the fast tests
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow"
+
+test-slow: .venv/.ready   ## every test, the slow ones too
+	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+check: .venv/.ready  ## format, lint, types, then the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@$(MAKE) --no-print-directory test
+
+format: .venv/.ready ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+constraints: .venv/.ready ## write the installed versions back to constraints.txt
+	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \
+	   echo "torch==2.13.0"; $(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch=='; } > constraints.tmp
+	@mv constraints.tmp constraints.txt
+
+clean:           ## remove the virtual environment and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

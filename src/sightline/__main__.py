@@ -1,0 +1,5 @@
+"""`python -m sightline` is `sightline`."""
+
+from sightline.cli.main import main
+
+main()

@@ -1,0 +1,61 @@
+"""Algorithms by name. Each is one file: settings, init, round, models."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sightline.algorithms import fedavg, local
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.errors import did_you_mean, invalid
+
+REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for module in (fedavg, local)}
+
+PLANNED = [
+    "fedavgm",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "pfedme",
+    "fedyogi",
+    "mrmtl",
+    "ifca",
+    "oracle_clusters",
+    "rdpcfl",
+    "dp_ogl",
+    "dp_ogl_plus",
+    "h2fdp",
+    "hfl",
+    "hfl_dp",
+    "pedpfl",
+]
+"""Names that the experiment file knows and that later versions build."""
+
+
+def find(name: str) -> Algorithm:
+    """The algorithm of that name."""
+    if name in PLANNED:
+        invalid("algorithm.name", name, "not in this version", f"available: {', '.join(REGISTRY)}")
+    if name not in REGISTRY:
+        invalid("algorithm.name", name, "no such algorithm", did_you_mean(name, list(REGISTRY)))
+    return REGISTRY[name]
+
+
+def settings_of(algorithm: Algorithm, given: Mapping[str, Any]) -> Any:
+    """The algorithm's settings, each checked to be known and a finite number where it is a number."""
+    fields = {field.name: field for field in dataclasses.fields(algorithm.settings)}
+    for key, value in given.items():
+        if key not in fields:
+            way_out = did_you_mean(key, sorted(fields)) if fields else "remove it"
+            invalid(f"algorithm.{key}", value, f"{algorithm.name} has no such setting", way_out)
+        default = fields[key].default
+        if isinstance(default, float) and not (_is_number(value) and math.isfinite(value)):
+            invalid(f"algorithm.{key}", value, "a finite number is needed", f"e.g. {default}")
+    return algorithm.settings(**given)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+__all__ = ["PLANNED", "REGISTRY", "Algorithm", "Round", "State", "find", "settings_of"]

@@ -1,0 +1,34 @@
+"""FedAvg (McMahan et al. 2017, Algorithm 1; with privacy: McMahan et al. 2018, DP-FedAvg)."""
+
+from dataclasses import dataclass
+
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.mechanisms import Public
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Settings of FedAvg."""
+
+    server_learning_rate: float = 1.0
+
+
+def init(start: Public, clients: range, settings: FedAvg) -> State:
+    """Line 2: one global model."""
+    return {"model": start}
+
+
+def round_(state: State, r: Round, settings: FedAvg) -> State:
+    """Lines 3-8: a cohort trains from the global model, which moves by the mean of its updates."""
+    cohort = r.sample()  # lines 4-5
+    updates = r.train(cohort, state["model"])  # lines 6-7, ClientUpdate
+    step = r.release_mean(updates)  # line 8
+    return {"model": state["model"] + settings.server_learning_rate * step}
+
+
+def models(state: State, clients: range) -> Public:
+    """The global model."""
+    return state["model"]
+
+
+ALGORITHM = Algorithm("fedavg", FedAvg, init, round_, models)

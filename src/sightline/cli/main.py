@@ -1,0 +1,100 @@
+"""`sightline`: parse, call, print, exit code. Commands are loaded when they are called, so that help is quick."""
+
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from sightline.errors import SightlineError
+
+COMMANDS = {
+    "run": "train an experiment file; progress, a summary and report.html",
+    "account": "epsilon of a scheme, or of an exported ledger",
+    "calibrate": "the least noise that meets an epsilon",
+    "report": "rebuild the report of a run directory",
+    "datasets": "what data is available, where it was looked for, how to get the rest",
+}
+
+EXAMPLES = """
+\b
+Examples:
+  sightline run examples/quickstart.toml
+  sightline run examples/quickstart.toml --set privacy.epsilon=4 --json
+  sightline account poisson --noise 1.0 --rate 0.01 --steps 10000 --delta 1e-5
+"""
+
+
+class Lazy(click.Group):
+    """A group whose commands live in modules of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"sightline.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Teach the nearest name when a command is mistyped."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from sightline.errors import did_you_mean, invalid
+
+            invalid("command", args[0], "no such command", did_you_mean(args[0], list(COMMANDS)))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Lazy, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sightline")
+def sightline() -> None:
+    """Federated learning in which privacy is accounted along every line of sight."""
+
+
+def main() -> NoReturn:
+    """Run the command line; every mistake of the user's is one line on stderr."""
+    sys.path.insert(0, os.getcwd())
+    sys.exit(outcome(sys.argv[1:]))
+
+
+def outcome(arguments: list[str]) -> int:
+    """Call the command line and turn what happens into an exit code: 0, 2 bad input, 3 budget, 1 otherwise."""
+    try:
+        result = sightline.main(arguments, prog_name="sightline", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SightlineError as error:
+        return _say(str(error), error.exit_code)
+    except click.UsageError as error:
+        return _say(" ".join(error.format_message().split()) + _hint(error), 2)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.Abort:
+        return _say("interrupted; go on with --resume", 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _hint(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx else "sightline"
+    return f"; see {path} --help"
+
+
+def _say(line: str, code: int) -> int:
+    click.echo(f"sightline: {' '.join(line.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`sightline run`: from an experiment file to a model, a ledger and a report."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sightline.cli.progress import RoundBar
+
+EXAMPLES = """
+\b
+Examples:
+  sightline run examples/quickstart.toml
+  sightline run examples/quickstart.toml --set rounds=50 --set privacy.epsilon=4
+  sightline run examples/quickstart.toml --out runs/mine --resume
+  sightline run examples/quickstart.toml --json | jq .epsilon
+
+Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 1 anything else.
+"""
+
+
+@click.command("run", epilog=EXAMPLES)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
+@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
+@click.option("--seed", type=int, help="Same as --set seed=N.")
+@click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def command(
+    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, seed: int | None, runtime: str,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Train the experiment in CONFIG (a TOML file) and write its report."""
+    if runtime == "flower":
+        from sightline.errors import invalid
+
+        invalid("--runtime", runtime, "not in this version", "use --runtime simulator")
+    from sightline.config import read
+
+    words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
+    experiment = read(config, words)
+    with RoundBar(experiment.name, experiment.rounds) as bar:
+        import sightline
+
+        done = sightline.run(experiment, out=out, resume=resume, on_round=bar.advance)
+    summary = done.summary
+    if as_json:
+        click.echo(json.dumps(summary, allow_nan=False))
+    else:
+        _print_summary(summary)
+    if summary["status"] == "stopped":
+        click.echo(f"sightline: {summary['status_reason']}", err=True)
+        return 3
+    return 0
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    console.print(table)
+    console.print(f"report  {summary['report']}")
+
+
+def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        ("rounds", str(summary["rounds_done"])),
+        ("test accuracy", _percent(summary["test_accuracy"])),
+        ("clients' own test sets", f"mean {_percent(summary['client_accuracy_mean'])}, "
+                                   f"worst {_percent(summary['client_accuracy_worst'])}"),
+    ]  # fmt: skip
+    if summary["unit"] == "none":
+        lines.append(("privacy", "none: updates are published without noise"))
+    else:
+        lines.append(
+            ("epsilon", f"{_epsilon(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
+        )
+        if len(set(summary["observers"].values())) > 1:
+            lines += [(f"  against {kind}", _epsilon(value)) for kind, value in summary["observers"].items()]
+        lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
+    if summary["rejected_updates"]:
+        lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
+    lines.append(("time", f"{summary['seconds']:.1f} s"))
+    return lines
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f}%"
+
+
+def _epsilon(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3f}"

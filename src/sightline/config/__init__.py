@@ -1,0 +1,35 @@
+"""TOML files to frozen, validated experiments."""
+
+from sightline.config.experiment import (
+    FACTORY,
+    Algorithm,
+    ClientSampler,
+    Data,
+    Experiment,
+    Local,
+    Model,
+    Privacy,
+    Resources,
+    SampleSampler,
+    Sampling,
+    Topology,
+)
+from sightline.config.read import parse, read, to_toml
+
+__all__ = [
+    "FACTORY",
+    "Algorithm",
+    "ClientSampler",
+    "Data",
+    "Experiment",
+    "Local",
+    "Model",
+    "Privacy",
+    "Resources",
+    "SampleSampler",
+    "Sampling",
+    "Topology",
+    "parse",
+    "read",
+    "to_toml",
+]

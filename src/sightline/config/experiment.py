@@ -1,0 +1,243 @@
+"""The experiment file as frozen values. Names are stable: scripts and papers refer to them."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sightline.config.section import Count, Fraction, NonNegative, OpenSection, Positive, Probability, Section
+from sightline.errors import invalid, refuse
+
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+class Data(Section):
+    """Where the examples come from and how they are dealt to clients."""
+
+    source: str = "digits"
+    clients: Count = 20
+    partition: Literal["iid", "dirichlet", "label_shards", "rotation", "label_shift", "by_user", "natural"] = "iid"
+    concentration: Positive = 0.5
+    labels_per_client: Count = 2
+    clusters: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 1.0
+    iid: bool = False
+    features: Count = 60
+    classes: Annotated[int, Field(ge=2)] = 10
+    size_mean: float = 4.0
+    size_sigma: NonNegative = 2.0
+    size_min: Count = 50
+    train_samples: Count | None = None
+    test_samples: Count | None = None
+    test_fraction: Fraction = 0.2
+    reuse: bool = False
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _clusters_are_given(self) -> "Data":
+        shifted = self.partition in ("rotation", "label_shift")
+        if shifted and self.clusters is None:
+            invalid("data.clusters", "missing", f'partition = "{self.partition}" needs clusters', "e.g. [3, 6, 6, 6]")
+        if self.clusters is not None and not shifted:
+            invalid("data.clusters", self.clusters, 'only partitions "rotation" and "label_shift" make clusters')
+        if self.clusters is not None and sum(self.clusters) != self.clients:
+            invalid("data.clusters", self.clusters, f"cluster sizes must add up to data.clients={self.clients}")
+        return self
+
+
+class Model(OpenSection):
+    """A model by its name, or the user's own torch module as `package.module:factory`."""
+
+    name: str = "mlp"
+    init: str | None = None
+
+
+class Topology(OpenSection):
+    """Who talks to whom."""
+
+    kind: str = "star"
+
+
+class Algorithm(OpenSection):
+    """The algorithm by its name; the other keys are its own settings."""
+
+    name: str = "fedavg"
+
+
+class Local(Section):
+    """The work of one client in one round."""
+
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch_size: Count = 32
+    learning_rate: Positive = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_by_default(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "epochs" not in given and "steps" not in given:
+            return given | {"epochs": 1}
+        return given
+
+    @model_validator(mode="after")
+    def _one_kind_of_work(self) -> "Local":
+        if self.epochs is not None and self.steps is not None:
+            invalid("local.steps", self.steps, f"local.epochs={self.epochs} is given too", "keep one of the two")
+        if self.stragglers > 0 and self.epochs is None:
+            invalid("local.stragglers", self.stragglers, "stragglers do fewer epochs", "give local.epochs, not steps")
+        return self
+
+
+class Sampler(Section):
+    """Who takes part: every client of a round, or every example of a step."""
+
+    scheme: Literal["full", "poisson", "fixed", "balanced", "shuffle"] = "full"
+    rate: Probability | None = None
+    uses: Count | None = None
+
+
+class ClientSampler(Sampler):
+    """Which clients take part in a round."""
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> "ClientSampler":
+        if self.scheme == "shuffle":
+            invalid("sampling.clients.scheme", "shuffle", "clients are not shuffled", "use full, poisson or fixed")
+        _needs("sampling.clients", self, "rate", self.scheme in ("poisson", "fixed"))
+        _needs("sampling.clients", self, "uses", self.scheme == "balanced")
+        return self
+
+
+class SampleSampler(Sampler):
+    """Which examples a client's step uses."""
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> "SampleSampler":
+        if self.scheme == "fixed":
+            invalid("sampling.samples.scheme", "fixed", "examples come by shuffle, full, poisson or balanced")
+        if self.rate is not None:
+            invalid("sampling.samples.rate", self.rate, "the rate is batch_size / samples", "set local.batch_size")
+        _needs("sampling.samples", self, "uses", self.scheme == "balanced")
+        return self
+
+
+def _needs(section: str, sampler: Sampler, key: str, needed: bool) -> None:
+    value = getattr(sampler, key)
+    if needed and value is None:
+        invalid(f"{section}.{key}", "missing", f'scheme = "{sampler.scheme}" needs it')
+    if not needed and value is not None:
+        invalid(f"{section}.{key}", value, f'scheme = "{sampler.scheme}" has no {key}', "remove it")
+
+
+class Sampling(Section):
+    """Both samplers; `samples` follows from the unit when it is not given."""
+
+    clients: ClientSampler = ClientSampler()
+    samples: SampleSampler | None = None
+
+
+class Privacy(Section):
+    """What is promised, to whom, and by which mechanism."""
+
+    unit: Literal["client", "sample", "none"] = "client"
+    mechanism: Literal["gaussian", "output", "objective"] = "gaussian"
+    where: Literal["server", "client", "edge"] | None = None
+    clip_norm: Positive = 1.0
+    noise_multiplier: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    adjacency: Literal["add_remove", "replace"] = "add_remove"
+    noise_source: Literal["seed", "os"] = "seed"
+    stop_at_epsilon: Positive | None = None
+    accountant: Literal["pld", "rdp"] = "pld"
+
+    @model_validator(mode="after")
+    def _one_amount_of_noise(self) -> "Privacy":
+        both = self.noise_multiplier is not None and self.epsilon is not None
+        neither = self.noise_multiplier is None and self.epsilon is None
+        if both:
+            invalid("privacy.epsilon", self.epsilon, "privacy.noise_multiplier is given too", "keep one of the two")
+        if self.unit != "none" and neither:
+            invalid("privacy.noise_multiplier", "missing", "a private run needs an amount of noise", "or give epsilon")
+        if self.unit == "none" and not neither:
+            name = "epsilon" if self.epsilon is not None else "noise_multiplier"
+            invalid(f"privacy.{name}", getattr(self, name), 'unit = "none" adds no noise', 'set unit = "client"')
+        if self.unit == "none" and self.stop_at_epsilon is not None:
+            invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon to stop at')
+        return self
+
+    @property
+    def place(self) -> str:
+        """Where the noise is added: as given, else at the server for clients and at the client for samples."""
+        return self.where or ("client" if self.unit == "sample" else "server")
+
+
+class Resources(OpenSection):
+    """Energy and delay."""
+
+    model: str
+
+
+class Experiment(Section):
+    """One experiment file, read and checked."""
+
+    name: str = "experiment"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Annotated[int, Field(ge=1, le=10**7)]
+    evaluate_every: Count = 1
+    data: Data = Data()
+    model: Model = Model()
+    topology: Topology = Topology()
+    algorithm: Algorithm = Algorithm()
+    local: Local = Local(epochs=1)
+    sampling: Sampling = Sampling()
+    privacy: Privacy = Privacy(unit="none")
+    resources: Resources | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder(cls, name: str) -> str:
+        if not SAFE_NAME.fullmatch(name):
+            invalid("name", repr(name), "letters, digits, dot, dash and underscore, at most 80", 'e.g. "quickstart"')
+        return name
+
+    @model_validator(mode="after")
+    def _guarantees_hold(self) -> "Experiment":
+        if self.privacy.unit == "sample":
+            self._check_sample_unit()
+        elif self.samples_scheme not in ("shuffle", "full"):
+            law = f'unit = "{self.privacy.unit}" says nothing about single examples'
+            invalid("sampling.samples.scheme", self.samples_scheme, law, 'use shuffle or full, or unit = "sample"')
+        if self.privacy.adjacency == "replace" and self.sampling.clients.scheme == "poisson":
+            law = "Poisson cohorts are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or scheme = "fixed"')
+        return self
+
+    def _check_sample_unit(self) -> None:
+        if self.samples_scheme == "shuffle":
+            law = "a shuffled epoch does not have Poisson's guarantee"
+            refuse("sampling.samples.scheme", "shuffle", law, 'use scheme = "poisson" with unit = "sample"')
+        if self.privacy.adjacency == "replace":
+            law = "Poisson batches are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove"')
+        if self.privacy.place == "server" and self.local.weight_decay > 0:
+            law = "the server only noises and applies gradient sums"
+            refuse("local.weight_decay", self.local.weight_decay, law, 'use weight_decay = 0, or where = "client"')
+        if self.local.stragglers > 0:
+            law = "the number of private steps must not depend on luck the ledger cannot see"
+            refuse("local.stragglers", self.local.stragglers, law, 'use stragglers = 0 with unit = "sample"')
+        if self.privacy.place == "server" and self.local.steps != 1:
+            law = "the server can only noise a sum of single gradients"
+            refuse("privacy.where", "server", law, 'use local.steps = 1, or where = "client"')
+
+    @property
+    def samples_scheme(self) -> str:
+        """How examples are drawn: as given, else Poisson for sample-level privacy and shuffled epochs otherwise."""
+        if self.sampling.samples is not None:
+            return self.sampling.samples.scheme
+        return "poisson" if self.privacy.unit == "sample" else "shuffle"

@@ -1,0 +1,102 @@
+"""Files and `--set` words in, an `Experiment` out; and back to a file that says every key."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sightline.config.experiment import Experiment
+from sightline.errors import InvalidInput, did_you_mean, invalid, one_line
+
+
+def read(path: Path | str, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file, with `--set` words such as `privacy.epsilon=8` applied on top."""
+    path = Path(path)
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        invalid("file", path, "no such file", "examples/quickstart.toml is one to start from")
+    except (OSError, UnicodeDecodeError) as error:
+        invalid("file", path, f"cannot be read ({type(error).__name__})", "give a UTF-8 TOML file")
+    except tomllib.TOMLDecodeError as error:
+        invalid("file", path, f"is not TOML: {' '.join(str(error).split())}", "strings need quotes")
+    for word in overrides:
+        _apply(plain, word)
+    return parse(plain)
+
+
+def parse(plain: dict[str, Any]) -> Experiment:
+    """The experiment of a plain dictionary; the first mistake becomes one line."""
+    try:
+        return Experiment.model_validate(plain)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+        raise InvalidInput(_explain(mistakes[0]) + more) from None
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The resolved file: every key with the value it had, so that it can be run again as it is."""
+    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
+
+
+def _apply(plain: dict[str, Any], word: str) -> None:
+    key, equals, text = word.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        invalid("--set", word, "is not key=value", "e.g. --set privacy.epsilon=8")
+    table = plain
+    for name in names[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            invalid("--set", word, f"{name} is a value, not a table")
+    table[names[-1]] = _value(text.strip())
+    if key.strip() in _RIVALS:
+        table.pop(_RIVALS[key.strip()], None)
+
+
+_RIVALS = {
+    "privacy.epsilon": "noise_multiplier",
+    "privacy.noise_multiplier": "epsilon",
+    "local.steps": "epochs",
+    "local.epochs": "steps",
+}
+"""Setting one of a pair on the command line replaces the other that the file gave."""
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(mistake: ErrorDetails) -> str:
+    names = [str(part) for part in mistake["loc"] if not str(part).startswith("function-")]
+    if mistake["type"] == "extra_forbidden":
+        known = sorted(_section(names[:-1]).model_fields)
+        return one_line(".".join(names), mistake["input"], "unknown key", did_you_mean(names[-1], known))
+    if mistake["type"] == "missing":
+        return one_line(".".join(names), "missing", "this key is required")
+    value = mistake["input"]
+    law = mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    way_out = did_you_mean(value, _choices(mistake)) if isinstance(value, str) and _choices(mistake) else ""
+    return one_line(".".join(names), value, f"should be {law}" if law != mistake["msg"] else law, way_out)
+
+
+def _choices(mistake: ErrorDetails) -> list[str]:
+    expected = str(mistake.get("ctx", {}).get("expected", "")) if mistake["type"] == "literal_error" else ""
+    return [word.strip(" '") for word in expected.replace(" or ", ",").split(",") if word.strip(" '")]
+
+
+def _section(names: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Experiment
+    for name in names:
+        annotation = section.model_fields[name].annotation
+        inside = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        section = next(kind for kind in inside if issubclass(kind, BaseModel))
+    return section

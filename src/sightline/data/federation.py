@@ -1,0 +1,71 @@
+"""What every data source ends up as: clients with a train and a test shard each, and one common test set."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InvalidInput
+
+
+class Kind(StrEnum):
+    """What one example is; models choose their first layer by it."""
+
+    VECTOR = "vector"
+    IMAGE = "image"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Examples of one owner. x: float32 (n, ...) for vectors and (channels, height, width) images, int64 (n, tokens)
+    for text; y: int64 (n,)."""
+
+    x: NDArray[np.float32] | NDArray[np.int64]
+    y: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise InvalidInput(f"shard={len(self.x)} inputs, {len(self.y)} labels: each example has one label")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: NDArray[np.integer] | slice) -> "Shard":
+        """The examples at `index`, in that order."""
+        return Shard(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One participant's private data, and the cluster it was made from when the partition made clusters."""
+
+    train: Shard
+    test: Shard
+    cluster: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set, dealt to clients."""
+
+    source: str
+    clients: tuple[Client, ...]
+    test: Shard
+    classes: int
+    kind: Kind
+    vocabulary: int = 0
+    """Number of tokens when the examples are text, else 0."""
+    notes: tuple[str, ...] = field(default=())
+    """What a reader of the report must know: sub-sampling, reuse, what a label means."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(int(size) for size in self.test.x.shape[1:])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Training examples per client."""
+        return np.array([len(client.train) for client in self.clients], dtype=np.int64)

@@ -1,0 +1,100 @@
+"""Run directories: where they are, that they are new, and that only one process works in one."""
+
+import fcntl
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sightline.config import Experiment, to_toml
+from sightline.engine.record import DATABASE
+from sightline.errors import InvalidInput, SightlineError, invalid
+
+CONFIG = "config.toml"
+MODEL = "model.safetensors"
+SECRET = "noise-root.secret"
+LOCK = "run.lock"
+
+
+class RunBusy(SightlineError):
+    """Another process is working in the run directory."""
+
+
+def new_directory(experiment: Experiment, out: Path | None) -> Path:
+    """Make the directory of a new run: `out`, or the first free `runs/NAME`, `runs/NAME-2`, ..."""
+    if out is None:
+        return _first_free(Path("runs"), experiment.name)
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        invalid("--out", out, f"cannot be made ({error.strerror})")
+    return out
+
+
+def _first_free(folder: Path, name: str) -> Path:
+    for number in range(1, 10**6):
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            invalid("--out", path, f"cannot be made ({error.strerror})", "give --out DIR")
+    raise InvalidInput(f"--out={folder}/{name}: a million runs of that name; give --out DIR")
+
+
+def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
+    """The directory of a run to go on with: `out`, or the newest `runs/NAME*`; its settings must be the same."""
+    path = out or _newest(Path("runs"), experiment.name)
+    if not (path / DATABASE).is_file():
+        invalid("--resume", path, "holds no run", "start it without --resume")
+    if (path / CONFIG).read_text(encoding="utf-8") != to_toml(experiment):
+        invalid("--resume", path, f"was started with other settings than {experiment.name}", f"see its {CONFIG}")
+    return path
+
+
+def _newest(folder: Path, name: str) -> Path:
+    def number(path: Path) -> int:
+        rest = path.name.removeprefix(name)
+        return 1 if not rest else int(rest[1:]) if rest[:1] == "-" and rest[1:].isdigit() else 0
+
+    found = [path for path in folder.glob(f"{name}*") if path.is_dir() and number(path)]
+    if not found:
+        invalid("--resume", f"{folder}/{name}", "no such run", "start it without --resume")
+    return max(found, key=number)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory; a second process is refused, and a dead one's hold is gone with it."""
+    with open(directory / LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunBusy(f"run={directory}: another process is working in it; wait for it or stop it") from None
+        yield
+
+
+@contextmanager
+def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
+    """Leave no half-written run: one that fails before its first release takes its directory with it."""
+    try:
+        yield
+    except BaseException:
+        if not _has_releases(directory / DATABASE):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _has_releases(database: Path) -> bool:
+    if not database.exists():
+        return False
+    with closing(sqlite3.connect(database)) as connection:
+        try:
+            return connection.execute("SELECT 1 FROM release LIMIT 1").fetchone() is not None
+        except sqlite3.OperationalError:
+            return False

@@ -1,0 +1,132 @@
+"""The loop: plan -> train -> release -> apply -> evaluate -> commit."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sightline.algorithms import State
+from sightline.config import to_toml
+from sightline.engine.checkpoint import Checkpoint, CheckpointDamaged, load_checkpoint, save_checkpoint, save_tensors
+from sightline.engine.directory import CONFIG, MODEL, SECRET, locked, removed_if_nothing_was_released
+from sightline.engine.evaluation import evaluated
+from sightline.engine.facts import facts_of
+from sightline.engine.record import RunRecord
+from sightline.engine.round import LiveRound
+from sightline.engine.setting import Setting
+from sightline.errors import BudgetExhausted
+from sightline.ledger import Ledger
+from sightline.mechanisms import Public, Worker
+from sightline.randomness import Streams
+from sightline.topology import client_name
+
+MakeWorker = Callable[[Setting, Streams, Streams], Worker]
+"""(setting, public streams, secret streams) -> whoever trains the clients."""
+
+OnRound = Callable[[Mapping[str, Any]], None]
+
+
+def run(
+    setting: Setting, directory: Path, make_worker: MakeWorker, *, resume: bool, on_round: OnRound = lambda row: None
+) -> str | None:
+    """Train to the end, or to the budget; returns the reason when the budget stopped it.
+
+    Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
+    no release is lost or counted twice.
+    """
+    with locked(directory), nullcontext() if resume else removed_if_nothing_was_released(directory):
+        if not resume:
+            (directory / CONFIG).write_text(to_toml(setting.experiment), encoding="utf-8")
+        record = RunRecord.open(directory) if resume else RunRecord.create(directory)
+        try:
+            return Run(setting, directory, record, make_worker, on_round).to_the_end()
+        finally:
+            record.close()
+
+
+class Run:
+    """One run at work."""
+
+    def __init__(
+        self, setting: Setting, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound
+    ) -> None:
+        self.setting, self.directory, self.record, self.on_round = setting, directory, record, on_round
+        self.ledger: Ledger = record.ledger()
+        public = Streams.from_seed(setting.experiment.seed)
+        from_os = setting.experiment.privacy.noise_source == "os"
+        self.secret = Streams.from_operating_system(directory / SECRET) if from_os else public
+        self.worker = make_worker(setting, public, self.secret)
+
+    def to_the_end(self) -> str | None:
+        """Every round that is left."""
+        state, done = self._where_it_stands()
+        if not self.record.facts.get("created"):
+            self.record.remember({"created": datetime.now(UTC).isoformat(timespec="seconds")})
+        self.record.remember(facts_of(self.setting) | {"status": "running", "status_reason": ""})
+        reason = None
+        for number in range(done + 1, self.setting.experiment.rounds + 1):
+            try:
+                state = self._round(state, number)
+            except BudgetExhausted as stop:
+                reason = str(stop)
+                break
+        self._finish(state, reason)
+        return reason
+
+    def _where_it_stands(self) -> tuple[State, int]:
+        found = load_checkpoint(self.directory)
+        if found is None:
+            start = Public(self.setting.start)
+            return self.setting.algorithm.init(start, self.setting.clients, self.setting.settings), 0
+        if not self.record.store.vouches_for(found.releases, found.head):
+            raise CheckpointDamaged(
+                f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
+            )
+        written = {row["round"] for row in self.record.rounds()}
+        if found.round not in written:
+            self._report_round(found.state, found.round, found.counts, seconds=0.0)
+        return found.state, found.round
+
+    def _round(self, state: State, number: int) -> State:
+        begun = time.perf_counter()
+        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number)
+        after = self.setting.algorithm.round(state, r, self.setting.settings)
+        state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
+        head = self.record.store.head()
+        save_checkpoint(self.directory, Checkpoint(number, state, len(self.ledger), head, r.counts))
+        self._report_round(state, number, r.counts, seconds=time.perf_counter() - begun)
+        return state
+
+    def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
+        experiment = self.setting.experiment
+        due = number % experiment.evaluate_every == 0 or number == experiment.rounds
+        metrics: dict[str, Any] = {}
+        if due:
+            metrics = dict(evaluated(self.setting, self.setting.algorithm.models(state, self.setting.clients)))
+        row = metrics | {"epsilon": self._spent()} | dict(counts) | {"seconds": seconds}
+        self.record.add_round(number, row)
+        self.on_round({"round": number} | row)
+
+    def _spent(self) -> dict[str, float]:
+        delta, accountant = self.setting.experiment.privacy.delta, self.setting.accountant
+        return {
+            kind: self.ledger.worst_epsilon(observer, delta, accountant=accountant)
+            for kind, observer in self.setting.topology.observers.items()
+        }
+
+    def _finish(self, state: State, reason: str | None) -> None:
+        models = self.setting.algorithm.models(state, self.setting.clients)
+        if isinstance(models, Public):
+            tensors = self.setting.model.split(models.value)
+        else:
+            tensors = {
+                f"{client_name(client)}/{name}": tensor
+                for client, model in models.items()
+                for name, tensor in self.setting.model.split(model.value).items()
+            }
+        save_tensors(self.directory / MODEL, tensors)
+        status = "stopped" if reason else "finished"
+        seconds = sum(row.get("seconds") or 0.0 for row in self.record.rounds())
+        self.record.remember({"status": status, "status_reason": reason or "", "seconds": seconds})

@@ -1,0 +1,83 @@
+"""What a run leaves behind: one SQLite file with facts, one row a round, and the ledger.
+
+`facts` say once what was run; a round's row is written after its releases, its model and its checkpoint are safe.
+"""
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import invalid
+from sightline.ledger import Ledger, SqliteStore, connect
+
+DATABASE = "run.sqlite"
+
+
+class RunRecord:
+    """The database of one run directory."""
+
+    def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
+        self._connection = connection
+        self.directory = directory
+        connection.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        connection.execute("CREATE TABLE IF NOT EXISTS round (round INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+        self.store = SqliteStore(connection)
+
+    @classmethod
+    def create(cls, directory: Path) -> "RunRecord":
+        """A new database in an existing, empty run directory."""
+        return cls(connect(directory / DATABASE), directory)
+
+    @classmethod
+    def open(cls, directory: Path | str) -> "RunRecord":
+        """The database of a run that was made earlier."""
+        path = Path(directory) / DATABASE
+        if not path.is_file():
+            invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
+        try:
+            return cls(connect(path), Path(directory))
+        except sqlite3.DatabaseError as error:
+            invalid("run", directory, f"{DATABASE} cannot be read ({error})")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
+
+    def ledger(self) -> Ledger:
+        """The ledger of the run, its hash chain checked; what is appended to it is kept here."""
+        return Ledger(self.store.read(), store=self.store)
+
+    def remember(self, facts: Mapping[str, Any]) -> None:
+        """Write facts about the run; a fact of the same name is replaced."""
+        rows = [(name, _dumps(value)) for name, value in facts.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", rows)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything that was remembered."""
+        return {name: json.loads(value) for name, value in self._connection.execute("SELECT name, value FROM fact")}
+
+    def add_round(self, number: int, body: Mapping[str, Any]) -> None:
+        """Write the metrics of a finished round."""
+        self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", (number, _dumps(dict(body))))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The metrics of all finished rounds, in order."""
+        rows = self._connection.execute("SELECT round, body FROM round ORDER BY round")
+        return [{"round": number} | json.loads(body) for number, body in rows]
+
+
+def finite(value: Any) -> Any:
+    """The value with every infinity and NaN in it replaced by None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(finite(value), allow_nan=False)

@@ -1,0 +1,117 @@
+"""From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sightline import algorithms, data, models, topology
+from sightline.accounting import Accountant
+from sightline.config import Experiment
+from sightline.data import Federation
+from sightline.errors import invalid
+from sightline.events import Adjacency, Unit
+from sightline.mechanisms import CohortSampler, Mechanism, build_mechanism, build_sampler
+from sightline.mechanisms.mechanism import only_sums
+from sightline.models import FlatModel, refuse_mixing_layers
+from sightline.randomness import Purpose, Streams
+from sightline.topology import Star
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """An experiment, built."""
+
+    experiment: Experiment
+    federation: Federation
+    model: FlatModel
+    start: Tensor
+    topology: Star
+    sampler: CohortSampler
+    mechanism: Mechanism
+    algorithm: algorithms.Algorithm
+    settings: Any
+
+    @property
+    def unit(self) -> Unit:
+        """What is protected."""
+        return Unit(self.experiment.privacy.unit)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Against which change."""
+        return Adjacency(self.experiment.privacy.adjacency)
+
+    @property
+    def accountant(self) -> Accountant:
+        """By which accountant epsilon is computed."""
+        return Accountant(self.experiment.privacy.accountant)
+
+    @property
+    def clients(self) -> range:
+        """The clients' numbers."""
+        return range(len(self.federation.clients))
+
+    def with_mechanism(self, mechanism: Mechanism) -> "Setting":
+        """The same setting with calibrated noise."""
+        return replace(self, mechanism=mechanism)
+
+
+def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
+    """Load the data, build the model, choose the mechanism; the noise is not calibrated yet."""
+    algorithm = algorithms.find(experiment.algorithm.name)
+    settings = algorithms.settings_of(algorithm, experiment.algorithm.settings)
+    privacy = experiment.privacy
+    if experiment.resources is not None:
+        invalid("resources.model", experiment.resources.model, "not in this version", "remove the [resources] table")
+    if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
+        only_sums(algorithm.name)
+    star = topology.build(
+        experiment.topology.kind,
+        experiment.topology.settings,
+        clients=experiment.data.clients,
+        server_trusted=privacy.unit != "none" and privacy.place == "server",
+    )
+    sampler = build_sampler(
+        experiment.sampling.clients, population=experiment.data.clients, adjacency=Adjacency(privacy.adjacency)
+    )
+    streams = Streams.from_seed(experiment.seed)
+    federation = data.load(experiment.data, streams=streams, root=data_root)
+    mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist())
+    model = _model(experiment, federation)
+    return Setting(
+        experiment, federation, model, _start(experiment, model, streams), star, sampler, mechanism, algorithm, settings
+    )
+
+
+def _model(experiment: Experiment, federation: Federation) -> FlatModel:
+    model = models.build(
+        experiment.model.name,
+        input_shape=federation.input_shape,
+        classes=federation.classes,
+        kind=federation.kind,
+        vocabulary=federation.vocabulary,
+        settings=experiment.model.settings,
+    )
+    if experiment.privacy.unit == "sample":
+        refuse_mixing_layers(model.module())
+    return model
+
+
+def _start(experiment: Experiment, model: FlatModel, streams: Streams) -> Tensor:
+    if experiment.model.init is None:
+        return model.init(streams.rng(Purpose.INIT))
+    path = Path(experiment.model.init)
+    try:
+        vector = model.join(load_file(path))
+    except FileNotFoundError:
+        invalid("model.init", path, "no such file", "give a .safetensors file of named tensors")
+    except (OSError, SafetensorError) as error:
+        invalid("model.init", path, f"is not a safetensors file ({type(error).__name__})")
+    if not torch.isfinite(vector).all():
+        invalid("model.init", path, "holds numbers that are not finite")
+    return vector

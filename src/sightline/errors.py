@@ -1,0 +1,61 @@
+"""The errors a person can meet. Each is one line: what was given, the law it breaks, the way out."""
+
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class SightlineError(Exception):
+    """Base of every error that Sightline raises on purpose; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class InvalidInput(SightlineError):
+    """Something the user wrote cannot be run as it stands: `name=value: law; way out`."""
+
+    exit_code = 2
+
+
+class Refused(InvalidInput):
+    """It could be run, but the guarantee that would be printed would not hold."""
+
+
+class BudgetExhausted(SightlineError):
+    """The next round would spend more than the privacy budget allows."""
+
+    exit_code = 3
+
+
+def invalid(name: str, value: Any, law: str, way_out: str = "") -> NoReturn:
+    """Raise the one-line error for a bad value.
+
+    >>> invalid("rate", 1.5, "a probability lies in (0, 1]", "give 0.5 for every second client")
+    Traceback (most recent call last):
+    ...
+    sightline.errors.InvalidInput: rate=1.5: a probability lies in (0, 1]; give 0.5 for every second client
+    """
+    raise InvalidInput(one_line(name, value, law, way_out))
+
+
+def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
+    """Raise the one-line error for a setting whose guarantee would not hold."""
+    raise Refused(one_line(name, value, law, way_out))
+
+
+def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
+    """`name=value: law; way out`, on one line whatever the value holds."""
+    shown = " ".join(str(value).split())
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{name}={shown}: {law}" + (f"; {way_out}" if way_out else "")
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """The way out for a mistyped name: the nearest known one, or all of them.
+
+    >>> did_you_mean("fedavgg", ["fedavg", "local"])
+    'did you mean "fedavg"?'
+    >>> did_you_mean("zzz", ["fedavg", "local"])
+    'known: fedavg, local'
+    """
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else "known: " + ", ".join(known)

@@ -1,0 +1,40 @@
+"""The frozen facts of privacy: events, units, adjacency."""
+
+from sightline.events.event import (
+    Allocation,
+    Clear,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+    from_json,
+    scaled,
+    to_json,
+    with_known_coins,
+)
+from sightline.events.unit import Adjacency, Unit
+
+__all__ = [
+    "Adjacency",
+    "Allocation",
+    "Clear",
+    "Event",
+    "Exponential",
+    "Gaussian",
+    "Poisson",
+    "Product",
+    "Pure",
+    "Repeat",
+    "Split",
+    "Unit",
+    "WithoutReplacement",
+    "from_json",
+    "scaled",
+    "to_json",
+    "with_known_coins",
+]

@@ -1,0 +1,213 @@
+"""Frozen facts of privacy: what a release did, with nothing about data, models or code.
+
+The sensitivity is inside the event: `Gaussian(z)` means noise of standard deviation z times the sensitivity, under the
+adjacency that the release states. Wrappers say by which coins a subject's part is hidden.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from sightline.errors import did_you_mean, invalid
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events. An event is a value: equal settings are equal events."""
+
+    kind: ClassVar[str]
+    registry: ClassVar[dict[str, type["Event"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.lower() if cls.__name__ != "WithoutReplacement" else "without_replacement"
+        Event.registry[cls.kind] = cls
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """Gaussian noise of standard deviation `noise_multiplier` x sensitivity on a sum or mean."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check(self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none")
+
+
+@dataclass(frozen=True)
+class Clear(Event):
+    """A value handed over without noise: epsilon is infinite against whoever sees it."""
+
+
+@dataclass(frozen=True)
+class Pure(Event):
+    """Any release that is epsilon-DP and about which nothing more is known."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+
+
+@dataclass(frozen=True)
+class Exponential(Event):
+    """A choice by the exponential mechanism with parameter epsilon: epsilon-DP, and epsilon^2/8-zCDP."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+
+
+@dataclass(frozen=True)
+class Poisson(Event):
+    """The subject takes part with probability `rate`, by a hidden coin of its own; inside it is `event`."""
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Event):
+    """A hidden cohort of exactly `cohort` out of `population` (replace-one adjacency); inside it is `event`."""
+
+    cohort: int
+    population: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
+
+
+@dataclass(frozen=True)
+class Split(Event):
+    """The subject is sent to one of `parts` disjoint parts, uniformly and hidden; each part is released by `event`."""
+
+    parts: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "parts", self.parts >= 1, "there is at least one part")
+
+
+@dataclass(frozen=True)
+class Allocation(Event):
+    """The subject takes part in exactly `uses` of `steps` releases, a uniformly random hidden subset.
+
+    One Allocation is the event of all its steps together; the releases that share it carry one `joint` name in the
+    ledger and are charged once.
+    """
+
+    steps: int
+    uses: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "uses", 1 <= self.uses <= self.steps, "a subject is used in 1 to `steps` steps")
+
+
+@dataclass(frozen=True)
+class Repeat(Event):
+    """`times` independent (adaptively chosen) releases of the same `event`."""
+
+    times: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "times", self.times >= 0, "a count is not negative")
+
+
+@dataclass(frozen=True)
+class Product(Event):
+    """Several releases made together, each of its own kind; inside a wrapper they share its coin."""
+
+    events: tuple[Event, ...]
+
+
+def check(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
+    """Raise unless every number of the event is finite and the law holds."""
+    value = getattr(event, name)
+    if not (holds and math.isfinite(value)):
+        invalid(f"{event.kind}.{name}", value, law, way_out)
+
+
+def rebuild(event: Event, change: Callable[[Event], Event]) -> Event:
+    """The same event with `change` applied to the events directly inside it."""
+    if isinstance(event, Product):
+        return Product(tuple(change(part) for part in event.events))
+    if isinstance(event, Poisson):
+        return Poisson(event.rate, change(event.event))
+    if isinstance(event, WithoutReplacement):
+        return WithoutReplacement(event.cohort, event.population, change(event.event))
+    if isinstance(event, Split):
+        return Split(event.parts, change(event.event))
+    if isinstance(event, Allocation):
+        return Allocation(event.steps, event.uses, change(event.event))
+    if isinstance(event, Repeat):
+        return Repeat(event.times, change(event.event))
+    return event
+
+
+def with_known_coins(event: Event) -> Event:
+    """What the event is against an observer who knows the sampling, splitting and scheduling coins.
+
+    >>> with_known_coins(Poisson(0.1, Gaussian(2.0)))
+    Gaussian(noise_multiplier=2.0)
+    >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
+    Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
+    """
+    if isinstance(event, Poisson | WithoutReplacement | Split):
+        return with_known_coins(event.event)
+    if isinstance(event, Allocation):
+        return Repeat(event.uses, with_known_coins(event.event))
+    return rebuild(event, with_known_coins)
+
+
+def scaled(event: Event, factor: float) -> Event:
+    """The same event with every Gaussian's noise multiplied by `factor`; choices and pure releases keep theirs.
+
+    >>> scaled(Poisson(0.1, Gaussian(1.0)), 3.0)
+    Poisson(rate=0.1, event=Gaussian(noise_multiplier=3.0))
+    """
+    if isinstance(event, Gaussian):
+        return Gaussian(event.noise_multiplier * factor)
+    return rebuild(event, lambda inner: scaled(inner, factor))
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """A plain dictionary: `{"kind": ..., fields...}`; `from_json` is its inverse."""
+    return {"kind": event.kind} | {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return to_json(value)
+    return [to_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def from_json(plain: Any) -> Event:
+    """The event that `to_json` wrote; anything else is refused."""
+    if not isinstance(plain, dict):
+        invalid("event", plain, 'an event is an object with a "kind"')
+    kind = str(plain.get("kind"))
+    cls = Event.registry.get(kind)
+    if cls is None:
+        invalid("event.kind", kind, "no such event", did_you_mean(kind, sorted(Event.registry)))
+    types = {f.name: f.type for f in fields(cls)}
+    if set(plain) - {"kind"} != set(types):
+        invalid(f"event.{kind}", sorted(set(plain) - {"kind"}), f"its fields are {sorted(types)}")
+    return cls(**{name: _read(f"event.{kind}.{name}", type_, plain[name]) for name, type_ in types.items()})
+
+
+def _read(name: str, type_: Any, value: Any) -> Any:
+    if type_ is Event:
+        return from_json(value)
+    if isinstance(value, list) and type_ not in (int, float):
+        return tuple(from_json(part) for part in value)
+    allowed = (int,) if type_ is int else (int, float)
+    if isinstance(value, bool) or type_ not in (int, float) or not isinstance(value, allowed):
+        invalid(name, value, "is not of the kind that this field holds")
+    return value

@@ -1,0 +1,30 @@
+"""Releases, the ledger that keeps them, and the flow of information through it."""
+
+from sightline.ledger.export import SCHEMA, export, read_export
+from sightline.ledger.flow import Composition, View
+from sightline.ledger.ledger import Ledger, Store
+from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
+from sightline.ledger.release import POST_PROCESSING, Release, release_from
+from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect
+
+__all__ = [
+    "GENESIS",
+    "NOBODY",
+    "POST_PROCESSING",
+    "SCHEMA",
+    "Composition",
+    "Ledger",
+    "LedgerDamaged",
+    "Parties",
+    "Release",
+    "SqliteStore",
+    "Store",
+    "View",
+    "connect",
+    "export",
+    "parties",
+    "read_export",
+    "read_parties",
+    "release_from",
+    "written",
+]

@@ -1,0 +1,29 @@
+"""A ledger as one JSON file that can be accounted again without the run, its code or its data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import InvalidInput, invalid
+from sightline.ledger.ledger import Ledger
+from sightline.ledger.release import release_from
+
+SCHEMA = "sightline-ledger/1"
+
+
+def export(ledger: Ledger) -> dict[str, Any]:
+    """The plain form: `{"schema", "releases": [...]}`, one object per release, ids are positions."""
+    return {"schema": SCHEMA, "releases": [json.loads(release.body()) for release in ledger]}
+
+
+def read_export(path: Path | str) -> Ledger:
+    """The ledger of an exported file; anything malformed is refused."""
+    try:
+        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        invalid("ledger", path, "no such file", "write one with sightline report RUN_DIR --ledger FILE.json")
+    except (OSError, ValueError) as error:
+        invalid("ledger", path, f"cannot be read as JSON ({type(error).__name__})")
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or not isinstance(plain.get("releases"), list):
+        raise InvalidInput(f"ledger={path}: not a {SCHEMA} file")
+    return Ledger(release_from(row, place) for place, row in enumerate(plain["releases"]))

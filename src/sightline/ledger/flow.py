@@ -1,0 +1,115 @@
+"""Flow: which releases an observer sees or could work out of what it sees, and what they add up to per subject.
+
+Privacy of subject n against observer i is the composition of the events of all releases r with n in `subjects(r)` such
+that i is in the audience of r, or of a release that was computed from r through any chain of `inputs`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sightline.events import Event, with_known_coins
+from sightline.ledger.parties import Parties
+from sightline.ledger.release import Release
+
+Composition = Counter[Event]
+
+
+class ChainedReleases(Sequence[Release]):
+    """A ledger's releases followed by some that are not in it yet, without copying."""
+
+    def __init__(self, first: Sequence[Release], then: Sequence[Release]) -> None:
+        self._first, self._then = first, then
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._then)
+
+    def __getitem__(self, place: Any) -> Any:
+        start = len(self._first)
+        if isinstance(place, slice):
+            return self._then if place.start == start else list(self)[place]
+        return self._first[place] if place < start else self._then[place - start]
+
+
+class View:
+    """Everything that reaches one observer, or a coalition (the union of its members' views); grows with the ledger."""
+
+    def __init__(self, releases: Sequence[Release], observers: Parties) -> None:
+        self._releases = releases
+        self.observers = observers
+        self.reached: set[int] = set()
+        self._read = 0
+        self._charges: Counter[tuple[Parties, Event]] = Counter()
+        self._joint: set[tuple[str, Parties, Event]] = set()
+        self._before: set[int] = set()  # what the view that this one previews had reached
+
+    def update(self) -> "View":
+        """Take in the releases that were added since the last call."""
+        for release in self._releases[self._read :]:
+            if self.observers & release.audience:
+                self._reach(release)
+        self._read = len(self._releases)
+        return self
+
+    def preview(self, added: Sequence[Release]) -> "View":
+        """The view as it would be if `added` were appended next; this one does not change."""
+        future = View(ChainedReleases(self._releases, added), self.observers)
+        future._read = self._read
+        future._charges = self._charges.copy()
+        future._joint = self._joint.copy()
+        future._before = self.reached
+        return future.update()
+
+    def _reach(self, release: Release) -> None:
+        waiting = [release]
+        while waiting:
+            found = waiting.pop()
+            if found.id not in self.reached and found.id not in self._before:
+                self.reached.add(found.id)
+                self._charge(found)
+                waiting += [self._releases[earlier] for earlier in found.inputs]
+
+    def _charge(self, release: Release) -> None:
+        known = bool(self.observers & release.coins_known_to)
+        event = with_known_coins(release.event) if known else release.event
+        key = (release.joint, release.subjects, event)
+        if release.subjects and not (release.joint and key in self._joint):
+            self._joint.add(key)
+            self._charges[release.subjects, event] += 1
+
+    def composition(self, subject: str) -> Composition:
+        """The events that `subject` has to answer for in this view, with their counts."""
+        total: Composition = Counter()
+        for (subjects, event), times in self._charges.items():
+            if subject in subjects:
+                total[event] += times
+        return total
+
+    def compositions(self) -> dict[frozenset[tuple[Event, int]], str]:
+        """Every different composition that some subject has in this view, with one such subject."""
+        charged: dict[Parties, list[tuple[Event, int]]] = defaultdict(list)
+        for (subjects, event), times in self._charges.items():
+            charged[subjects].append((event, times))
+        found: dict[frozenset[tuple[Event, int]], str] = {}
+        for holders, subject in _atoms(charged):
+            total: Composition = Counter()
+            for subjects in holders:
+                for event, times in charged[subjects]:
+                    total[event] += times
+            found.setdefault(frozenset(total.items()), subject)
+        return found
+
+
+def _atoms(groups: Iterable[Parties]) -> list[tuple[tuple[Parties, ...], str]]:
+    """Subjects that are in exactly the same sets are one atom: (the sets, one member)."""
+    groups = list(groups)
+    if len(groups) == 1:
+        return [((groups[0],), min(groups[0]))]
+    membership: dict[str, list[Parties]] = defaultdict(list)
+    for group in groups:
+        for name in group:
+            membership[name].append(group)
+    atoms: dict[tuple[Parties, ...], str] = {}
+    for name, holders in membership.items():
+        atoms.setdefault(tuple(holders), name)
+    return list(atoms.items())

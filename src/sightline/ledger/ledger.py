@@ -1,0 +1,122 @@
+"""The ledger: append-only, in memory for plans and on disk for runs; epsilon of any subject against any observer."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.errors import Refused
+from sightline.events import scaled
+from sightline.ledger.flow import Composition, View
+from sightline.ledger.parties import Parties, parties
+from sightline.ledger.release import Release
+
+
+class Store(Protocol):
+    """Where releases are kept so that they survive a crash."""
+
+    def append(self, releases: Sequence[Release]) -> None:
+        """Make the releases durable in one transaction, or raise and keep none."""
+
+
+class Ledger:
+    """Every release of a run, in order.
+
+    Guarantees: `append` returns only after the store has made the releases durable; a release that would mix units or
+    adjacencies is refused; nothing is ever changed or removed.
+    """
+
+    def __init__(self, releases: Iterable[Release] = (), *, store: Store | None = None) -> None:
+        self._releases: list[Release] = []
+        self._views: dict[Parties, View] = {}
+        self._store = store
+        for release in releases:
+            self._admit(release)
+            self._releases.append(release.numbered(len(self._releases)))
+
+    def __len__(self) -> int:
+        return len(self._releases)
+
+    def __iter__(self) -> Iterator[Release]:
+        return iter(self._releases)
+
+    def __getitem__(self, id: int) -> Release:
+        return self._releases[id]
+
+    def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
+        """Record releases, durably, before their values are used; returns them with their ids."""
+        for release in releases:
+            self._admit(release)
+        numbered = tuple(release.numbered(len(self) + place) for place, release in enumerate(releases))
+        if self._store is not None:
+            self._store.append(numbered)
+        self._releases.extend(numbered)
+        return numbered
+
+    def _admit(self, release: Release) -> None:
+        first = self._releases[0] if self._releases else release
+        if (release.unit, release.adjacency) != (first.unit, first.adjacency):
+            raise Refused(
+                f"release={release.unit}/{release.adjacency}: this ledger is {first.unit}/{first.adjacency}; "
+                "events of different units or adjacencies do not add up, keep one ledger for each"
+            )
+
+    def view(self, observer: str | Iterable[str]) -> View:
+        """What reaches an observer, or a coalition given as a set."""
+        observers = parties(observer)
+        return self._views.setdefault(observers, View(self._releases, observers)).update()
+
+    def composition(self, subject: str, observer: str | Iterable[str]) -> Composition:
+        """The events by which `observer` can learn of `subject`."""
+        return self.view(observer).composition(subject)
+
+    def epsilon(
+        self,
+        subject: str,
+        observer: str | Iterable[str],
+        delta: float,
+        *,
+        accountant: Accountant = Accountant.PLD,
+    ) -> float:
+        """Upper bound on what `observer` can learn of `subject`, at `delta`; infinite where something went in clear."""
+        return accounting.epsilon(self.composition(subject, observer), delta, accountant=accountant)
+
+    def worst_epsilon(
+        self,
+        observer: str | Iterable[str],
+        delta: float,
+        *,
+        accountant: Accountant = Accountant.PLD,
+        planned: Sequence[Release] = (),
+    ) -> float:
+        """The largest epsilon over all subjects against `observer`; 0 when nothing of anybody reaches it.
+
+        With `planned`, what it would be if those releases were appended next.
+        """
+        view = self.view(observer)
+        if planned:
+            view = view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
+        found = view.compositions()
+        return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
+
+    def frontier(self, ids: Iterable[int]) -> frozenset[int]:
+        """The ids without those that others of them were computed from: they say the same in fewer numbers."""
+        ids = frozenset(ids)
+        lowest = min(ids, default=0)
+        covered: set[int] = set()
+        for id in ids:
+            waiting = list(self[id].inputs)
+            while waiting:
+                earlier = waiting.pop()
+                if earlier >= lowest and earlier not in covered:
+                    covered.add(earlier)
+                    waiting += self[earlier].inputs
+        return ids - covered
+
+    def scaled(self, factor: float) -> "Ledger":
+        """The same releases with every Gaussian noise multiplied: what calibration searches over."""
+        if not (factor > 0 and math.isfinite(factor)):
+            raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
+        return Ledger(replace(release, event=scaled(release.event, factor)) for release in self)

@@ -1,0 +1,77 @@
+"""Sets of participants, and their short written form: `client-0..23, server`."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+
+from sightline.errors import invalid
+
+Parties = frozenset[str]
+NOBODY: Parties = frozenset()
+
+_NUMBERED = re.compile(r"(.+)-(\d+)")
+_RANGE = re.compile(r"(.+)-(\d+)\.\.(\d+)")
+
+
+@lru_cache(maxsize=4096)
+def written(parties: Parties) -> str:
+    """The short form of a set: sorted, runs of numbers as ranges.
+
+    >>> written(frozenset({"client-0", "client-1", "client-2", "client-7", "server"}))
+    'client-0..2, client-7, server'
+    """
+    numbers: dict[str, list[int]] = defaultdict(list)
+    words = []
+    for name in parties:
+        match = _NUMBERED.fullmatch(name)
+        if match and str(int(match[2])) == match[2]:
+            numbers[match[1]].append(int(match[2]))
+        else:
+            words.append(name)
+    for kind, found in numbers.items():
+        words += [_range_word(kind, low, high) for low, high in _runs(sorted(found))]
+    return ", ".join(sorted(words, key=_natural))
+
+
+@lru_cache(maxsize=4096)
+def read_parties(text: str) -> Parties:
+    """The set that `written` wrote."""
+    names: set[str] = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            names.add(word)
+            continue
+        low, high = int(match[2]), int(match[3])
+        if not low <= high <= low + 10**8:
+            invalid("parties", word, "a range runs upwards over at most 100 million members")
+        names.update(f"{match[1]}-{number}" for number in range(low, high + 1))
+    return frozenset(names)
+
+
+def parties(*names: str | Iterable[str]) -> Parties:
+    """A set from names and collections of names."""
+    found: set[str] = set()
+    for name in names:
+        found.update([name] if isinstance(name, str) else name)
+    return frozenset(found)
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def _range_word(kind: str, low: int, high: int) -> str:
+    return f"{kind}-{low}" if low == high else f"{kind}-{low}..{high}"
+
+
+def _natural(word: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.+)-(\d+)(?:\.\.\d+)?", word)
+    return (match[1], int(match[2])) if match else (word, -1)

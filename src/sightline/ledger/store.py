@@ -1,0 +1,80 @@
+"""Releases in SQLite: write-ahead log, full synchronisation, every row hashed over the one before."""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from sightline.errors import SightlineError
+from sightline.ledger.release import Release, release_from
+
+GENESIS = "0" * 64
+"""What stands before the first row of the chain."""
+
+
+class LedgerDamaged(SightlineError):
+    """The ledger on disk was cut, edited or reordered."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection whose committed rows survive a crash of the process, the system or the power."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
+
+
+class SqliteStore:
+    """The table `release` of a run's database: id, time, body, hash."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS release (id INTEGER PRIMARY KEY, time INTEGER NOT NULL, "
+            "body TEXT NOT NULL, hash TEXT NOT NULL)"
+        )
+
+    def append(self, releases: Sequence[Release]) -> None:
+        """Write the releases and their hashes in one transaction."""
+        head = self.head()
+        rows = []
+        for release in releases:
+            head = chained(head, release.body())
+            rows.append((release.id, release.time, release.body(), head))
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.executemany("INSERT INTO release VALUES (?, ?, ?, ?)", rows)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def head(self) -> str:
+        """The hash of the last row: it vouches for every row before it."""
+        row = self._connection.execute("SELECT hash FROM release ORDER BY id DESC LIMIT 1").fetchone()
+        return row[0] if row else GENESIS
+
+    def read(self) -> list[Release]:
+        """All releases, after checking the whole chain."""
+        releases: list[Release] = []
+        head = GENESIS
+        for id, body, claimed in self._connection.execute("SELECT id, body, hash FROM release ORDER BY id"):
+            head = chained(head, body)
+            if id != len(releases) or head != claimed:
+                raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
+            releases.append(release_from(json.loads(body), id))
+        return releases
+
+    def vouches_for(self, count: int, head: str) -> bool:
+        """Whether the first `count` rows end in the hash `head`, as a checkpoint remembers it."""
+        if count == 0:
+            return head == GENESIS
+        row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (count - 1,)).fetchone()
+        return row is not None and row[0] == head
+
+
+def chained(head: str, body: str) -> str:
+    """The hash of a row over the row before it."""
+    return hashlib.sha256((head + "\n" + body).encode()).hexdigest()

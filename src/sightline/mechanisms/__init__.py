@@ -1,0 +1,44 @@
+"""Updates become bounded, sums carry their sensitivity, noise is added where trust ends."""
+
+from sightline.mechanisms.central import CentralMean
+from sightline.mechanisms.choose import MECHANISMS, build_mechanism
+from sightline.mechanisms.clip import Aggregate, Bounded, clip, clipped_sum, sensitivity
+from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.local import LocalMean
+from sightline.mechanisms.mechanism import Mechanism, Outcome, Scene
+from sightline.mechanisms.open import Open
+from sightline.mechanisms.public import Public, combined
+from sightline.mechanisms.samplers import SAMPLERS, Cohort, CohortSampler, build_sampler
+from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
+from sightline.mechanisms.worker import Block, Occasion, PrivateSteps, Updates, Worker
+
+__all__ = [
+    "MECHANISMS",
+    "SAMPLERS",
+    "Aggregate",
+    "Block",
+    "Bounded",
+    "CentralMean",
+    "Cohort",
+    "CohortSampler",
+    "LocalMean",
+    "Mechanism",
+    "Occasion",
+    "Open",
+    "Outcome",
+    "PrivateSteps",
+    "Public",
+    "SampleAtClient",
+    "SampleAtServer",
+    "Scene",
+    "Updates",
+    "Worker",
+    "build_mechanism",
+    "build_sampler",
+    "clip",
+    "clipped_sum",
+    "combined",
+    "event_of",
+    "sensitivity",
+    "with_gaussian_noise",
+]

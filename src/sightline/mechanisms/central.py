@@ -1,0 +1,68 @@
+"""Central privacy of clients: a trusted server clips, sums, noises once, and publishes the mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sightline.events import Gaussian
+from sightline.ledger import Release
+from sightline.mechanisms.clip import clipped_sum
+from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import SERVER
+
+
+@dataclass(frozen=True)
+class CentralMean:
+    r"""(sum of clipped updates + N(0, (z S)^2)) / expected cohort.
+
+    Guarantees: for every client, the event that the sampler makes of `Gaussian(z)`, against everyone but the server.
+    The denominator is public, so an empty or a large cohort reveals nothing beyond that event.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "CentralMean":
+        """The same mechanism with the largest noise that any client needs."""
+        return CentralMean(self.clip_norm, max(multipliers.values()))
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """The hand-over to the server, and the noisy mean that everybody sees."""
+        published = scene.release(
+            source=SERVER,
+            event=scene.sampler.hidden_event(Gaussian(self.noise_multiplier)),
+            audience=scene.topology.everyone,
+            what="noisy mean of clipped updates",
+            inputs=updates.sources,
+            coins_known_to=frozenset({SERVER}),
+        )
+        return scene.handed_over(updates), published
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """Clip, sum, noise once, divide by the expected cohort."""
+        aggregate = clipped_sum(
+            (update for _, update in updates.trained()),
+            dimension=updates.worker.dimension,
+            clip_norm=self.clip_norm,
+            adjacency=scene.adjacency,
+        )
+        noisy = with_gaussian_noise(aggregate, noise_multiplier=self.noise_multiplier, rng=scene.noise(EVERYONE))
+        return Outcome({EVERYONE: noisy / scene.sampler.expected}, aggregate.rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """Refused: a trusted server protects sums, not single clients."""
+        only_sums()
+        return ()
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Refused, as `claims_each` is."""
+        only_sums()
+        return Outcome({})
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The expected cohort: the true one is a secret."""
+        return scene.sampler.expected

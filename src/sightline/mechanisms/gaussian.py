@@ -1,0 +1,23 @@
+"""Gaussian noise. It accepts only values that carry their sensitivity."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.errors import invalid
+from sightline.mechanisms.clip import Aggregate
+
+
+def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
+    r"""value + N(0, (z S)^2 I), in float32.
+
+    Guarantees: the release is `Gaussian(noise_multiplier)` for every subject whose presence moves the value by at most
+    `aggregate.sensitivity`, up to the floating-point limits stated in the docs.
+    """
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        invalid("noise_multiplier", noise_multiplier, "noise is positive and finite")
+    noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
+    noise *= noise_multiplier * aggregate.sensitivity
+    return (noise.view_as(aggregate.value) + aggregate.value).to(torch.float32)

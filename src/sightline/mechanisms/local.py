@@ -1,0 +1,81 @@
+"""Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sightline.events import Gaussian
+from sightline.ledger import Release
+from sightline.mechanisms.clip import Aggregate, clip, sensitivity
+from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import SERVER, client_name
+
+
+@dataclass(frozen=True)
+class LocalMean:
+    """Each member sends clip(update) + N(0, (z S)^2); the server averages what it receives.
+
+    Guarantees: `Gaussian(z)` for every client in every round that it took part in, against everyone, the server
+    included. Participation is no secret of the client's data and is not claimed to hide anything: a member's own noise
+    comes and goes with it, which is why Poisson's amplification does not hold here.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "LocalMean":
+        """The same mechanism with the largest noise that any client needs."""
+        return LocalMean(self.clip_norm, max(multipliers.values()))
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        sent = self._sent(updates, scene, frozenset({SERVER}))
+        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
+        return *sent, scene.published_mean(inputs, "mean of noisy updates")
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The average of the members' noisy updates; zero when nobody took part."""
+        outcome = self.each(updates, scene)
+        total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
+        for value in outcome.values.values():
+            total += value
+        return Outcome({EVERYONE: (total / max(1, len(outcome.values))).float()}, outcome.rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to everyone."""
+        return self._sent(updates, scene, scene.topology.everyone)
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's clipped and noised update."""
+        bound = sensitivity(self.clip_norm, scene.adjacency)
+        values, rejected = {}, 0
+        for member, update in updates.trained():
+            bounded = clip(update, clip_norm=self.clip_norm)
+            rejected += bounded.rejected
+            values[member] = with_gaussian_noise(
+                Aggregate(bounded.value, bound), noise_multiplier=self.noise_multiplier, rng=scene.noise(member)
+            )
+        return Outcome(values, rejected)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))
+
+    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+        return tuple(
+            scene.release(
+                source=client_name(member),
+                event=Gaussian(self.noise_multiplier),
+                audience=audience,
+                what="own clipped and noised update",
+                subjects=of(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )

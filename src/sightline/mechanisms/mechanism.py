@@ -1,0 +1,95 @@
+"""The contract of a mechanism: first the facts for the ledger, then the values, never the other way round."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from sightline.errors import refuse
+from sightline.events import Adjacency, Clear, Event, Unit
+from sightline.ledger import POST_PROCESSING, Parties, Release
+from sightline.mechanisms.samplers import Cohort, CohortSampler
+from sightline.mechanisms.worker import Updates
+from sightline.topology import SERVER, Star, client_name
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Public facts of the round, and the streams of whoever adds the noise."""
+
+    time: int
+    unit: Unit
+    adjacency: Adjacency
+    topology: Star
+    sampler: CohortSampler
+    next_id: int
+    """The ledger number that the next release will get."""
+    noise: Callable[[int], np.random.Generator]
+    """participant -> the stream of its noise in this release call, used once."""
+
+    def release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
+        """A release of this round; about all clients unless `subjects` says otherwise."""
+        subjects = more.pop("subjects", frozenset(self.topology.names))
+        return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
+
+    def handed_over(self, updates: Updates) -> Release:
+        """The un-noised updates that the trusted server receives: in the ledger, not hidden."""
+        what = "updates handed to the trusted server"
+        audience = frozenset({SERVER})
+        return self.release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
+
+    def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
+        """A mean of values that are already private: everybody sees it, nobody is charged for it again."""
+        audience = self.topology.everyone
+        nobody: Parties = frozenset()
+        return self.release(
+            source=SERVER, event=POST_PROCESSING, audience=audience, what=what, subjects=nobody, inputs=inputs
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Values that become public once their releases are safe in the ledger."""
+
+    values: Mapping[int, Tensor]
+    """By client, or one value under `EVERYONE`."""
+    rejected: int = 0
+    """Updates that were not finite and counted as zero."""
+
+
+class Mechanism(Protocol):
+    """How updates become public."""
+
+    own_noise: bool
+    """Whether every client has a noise multiplier of its own."""
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
+        """The same mechanism with the noise multipliers that the clients need."""
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The public mean of the updates."""
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """The releases that `each` is about to make: one per member, in order."""
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's own public update."""
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """How many clients send a vector; the expected number where the true one is a secret."""
+
+
+def only_sums(algorithm: str = "an algorithm of personal models") -> None:
+    """Refuse personal models where only a noisy sum over clients is ever published."""
+    law = f'{algorithm} publishes one model per client, where = "server" protects sums only'
+    refuse("privacy.where", "server", law, 'use where = "client"')
+
+
+def of(client: int) -> Parties:
+    """The set of one client."""
+    return frozenset({client_name(client)})

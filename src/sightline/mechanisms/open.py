@@ -1,0 +1,81 @@
+"""No privacy: updates are averaged by data size and published as they are. The ledger says so."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sightline.events import Clear
+from sightline.ledger import Release
+from sightline.mechanisms.clip import FiniteOnly
+from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import SERVER, client_name
+
+
+def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, int], dimension: int) -> Tensor:
+    """Mean of the clients' values by their weights; zero when there are none."""
+    total = torch.zeros(dimension, dtype=torch.float64)
+    mass = 0.0
+    for client, value in values:
+        total.add_(value, alpha=float(weights[client]))
+        mass += weights[client]
+    return (total / mass if mass else total).float()
+
+
+@dataclass(frozen=True)
+class Open:
+    """Ordinary federated averaging: every release is `Clear()`, so every epsilon is infinite."""
+
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "Open":
+        """Nothing to set."""
+        return self
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release in the clear, of the members, to everyone."""
+        members = frozenset(client_name(member) for member in updates.cohort.members)
+        return (
+            scene.release(
+                source=SERVER,
+                event=Clear(),
+                audience=scene.topology.everyone,
+                what="mean of updates, in the clear",
+                subjects=members,
+                inputs=updates.sources,
+            ),
+        )
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The mean by data size of the finite updates."""
+        finite = FiniteOnly()
+        value = weighted_mean(finite(updates.trained()), updates.sizes(), updates.worker.dimension)
+        return Outcome({EVERYONE: value}, finite.rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release in the clear per member."""
+        return tuple(
+            scene.release(
+                source=client_name(member),
+                event=Clear(),
+                audience=scene.topology.everyone,
+                what="own update, in the clear",
+                subjects=of(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's update; one that is not finite counts as zero."""
+        finite = FiniteOnly()
+        values = dict(finite(updates.trained()))
+        return Outcome(values, finite.rejected)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))

@@ -1,0 +1,35 @@
+"""Values that have been released, and their memory of the releases they were computed from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """A vector computed from released values only; `sources` are the ids of those releases.
+
+    Arithmetic keeps the memory: the result of combining two public values comes from the releases of both. What is
+    made from a `Public` therefore gets its `inputs` in the ledger without anybody writing them down.
+    """
+
+    value: Tensor
+    sources: frozenset[int] = frozenset()
+
+    def __add__(self, other: "Public") -> "Public":
+        return combined(lambda a, b: a + b, self, other)
+
+    def __sub__(self, other: "Public") -> "Public":
+        return combined(lambda a, b: a - b, self, other)
+
+    def __mul__(self, factor: float) -> "Public":
+        return combined(lambda a: a * factor, self)
+
+    __rmul__ = __mul__
+
+
+def combined(function: Callable[..., Tensor], *values: Public) -> Public:
+    """Post-processing: any function of public values is public and comes from all their releases."""
+    sources = frozenset().union(*(value.sources for value in values))
+    return Public(function(*(value.value for value in values)), sources)

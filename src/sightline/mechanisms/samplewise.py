@@ -1,0 +1,163 @@
+"""Privacy of single examples: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from sightline.events import Event, Gaussian, Poisson, Repeat
+from sightline.ledger import Release
+from sightline.mechanisms.clip import Aggregate, FiniteOnly
+from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
+from sightline.mechanisms.open import weighted_mean
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import SERVER, client_name
+
+
+def event_of(plan: PrivateSteps) -> Event:
+    """What one client's round reveals of any one of its examples: its steps, each a sampled Gaussian."""
+    step: Event = Gaussian(plan.noise_multiplier)
+    if plan.rate < 1:
+        step = Poisson(plan.rate, step)
+    return step if plan.steps == 1 else Repeat(plan.steps, step)
+
+
+def steps_for(
+    examples: int, *, batch_size: int | None, epochs: int | None, steps: int | None, clip_norm: float
+) -> PrivateSteps:
+    """Poisson batches of rate b / N_i and ceil(N_i / b) steps an epoch; no batch size means the full batch.
+
+    The noise multiplier is 1 until the engine has set or calibrated it.
+    """
+    batch = examples if batch_size is None else min(batch_size, examples)
+    count = steps if steps is not None else (epochs or 1) * math.ceil(examples / batch)
+    return PrivateSteps(clip_norm, 1.0, batch / examples, count, float(batch))
+
+
+@dataclass(frozen=True)
+class SampleAtClient:
+    """Every client trains with DP-SGD and sends the result; the server averages by data size.
+
+    Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
+    client took part in, against everyone. Sizes are public.
+    """
+
+    plans: Mapping[int, PrivateSteps]
+    own_noise = True
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtClient":
+        """The same steps with each client's own noise."""
+        plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
+        return SampleAtClient(plans)
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        sent = self._sent(updates, scene, frozenset({SERVER}))
+        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
+        return *sent, scene.published_mean(inputs, "mean of privately trained models")
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The members' models averaged by their data sizes."""
+        finite = FiniteOnly()
+        models = finite(updates.trained_privately(self._plans(updates)))
+        return Outcome({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to everyone."""
+        return self._sent(updates, scene, scene.topology.everyone)
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
+        finite = FiniteOnly()
+        values = dict(finite(updates.trained_privately(self._plans(updates))))
+        return Outcome(values, finite.rejected)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))
+
+    def _plans(self, updates: Updates) -> list[PrivateSteps]:
+        return [self.plans[member] for member in updates.cohort.members]
+
+    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+        return tuple(
+            scene.release(
+                source=client_name(member),
+                event=event_of(self.plans[member]),
+                audience=audience,
+                what="own model after private local steps",
+                subjects=of(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )
+
+
+@dataclass(frozen=True)
+class SampleAtServer:
+    r"""One step for all: -eta (sum of clipped per-example gradients + N(0, (z C)^2)) / expected batch.
+
+    Guarantees: for every example of a member, `Poisson(max_i b / N_i, Gaussian(z))` against everyone but the server.
+    Which clients took part is not claimed to hide anything: their other examples would give it away.
+    """
+
+    plans: Mapping[int, PrivateSteps]
+    learning_rate: float
+    own_noise = False
+
+    @property
+    def plan(self) -> PrivateSteps:
+        """The plan of the client whose examples are drawn most often: it bounds the others'."""
+        return max(self.plans.values(), key=lambda plan: plan.rate)
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtServer":
+        """The same step with the one noise that the server adds."""
+        noise = max(multipliers.values())
+        plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
+        return SampleAtServer(plans, self.learning_rate)
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """The hand-over to the server, and the noisy gradient that everybody sees."""
+        members = frozenset(client_name(member) for member in updates.cohort.members)
+        published = scene.release(
+            source=SERVER,
+            event=event_of(self.plan),
+            audience=scene.topology.everyone,
+            what="noisy mean of clipped gradients",
+            subjects=members,
+            inputs=updates.sources,
+            coins_known_to=frozenset({SERVER}),
+        )
+        return scene.handed_over(updates), published
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """Sum the clients' clipped gradient sums, noise once, take one step."""
+        total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
+        for gradient in updates.gradient_sums([self.plans[member] for member in updates.cohort.members]):
+            total += gradient
+        noisy = with_gaussian_noise(
+            Aggregate(total, self.plan.clip_norm),
+            noise_multiplier=self.plan.noise_multiplier,
+            rng=scene.noise(EVERYONE),
+        )
+        share = scene.sampler.expected / scene.sampler.population
+        expected = share * sum(plan.expected_batch for plan in self.plans.values())
+        return Outcome({EVERYONE: noisy * (-self.learning_rate / expected)})
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """Refused: a trusted server protects sums, not single clients."""
+        only_sums()
+        return ()
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Refused, as `claims_each` is."""
+        only_sums()
+        return Outcome({})
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))

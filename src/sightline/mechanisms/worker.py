@@ -1,0 +1,110 @@
+"""What a mechanism may ask of whoever holds the clients' data: the simulator here, real nodes elsewhere."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sightline.mechanisms.public import Public
+from sightline.mechanisms.samplers import Cohort
+
+Block = tuple[Sequence[int], Tensor]
+"""Some members of a cohort, and one row per member."""
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """How one client runs DP-SGD in one round: the settings of its steps, from which the event follows."""
+
+    clip_norm: float
+    noise_multiplier: float
+    rate: float
+    steps: int
+    expected_batch: float
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """The round and the number of the release call in it: together they name the random streams of the call."""
+
+    round: int
+    use: int
+
+
+class Worker(Protocol):
+    """Trains clients. Results are private until a mechanism has released them."""
+
+    dimension: int
+    sizes: Sequence[int]
+
+    def train(
+        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any]
+    ) -> Iterator[Block]:
+        """End vectors of local training."""
+
+    def dp_sgd(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        plans: Sequence[PrivateSteps],
+        at: Occasion,
+        terms: Mapping[str, Any],
+    ) -> Iterator[Block]:
+        """End vectors of local training in which every step is clipped per example and noised by the client."""
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+    ) -> Iterator[Block]:
+        """Each client's sum of clipped per-example gradients over one drawn batch, not yet noised."""
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """What a cohort would send, computed only when a mechanism asks for it: never an algorithm's to look at."""
+
+    cohort: Cohort
+    starts: Mapping[int, Public]
+    """The public model that each member starts from."""
+    worker: Worker
+    at: Occasion
+    terms: Mapping[str, Any]
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The releases that the members' starting points were computed from."""
+        return tuple(sorted(frozenset().union(*(start.sources for start in self.starts.values()))))
+
+    def sizes(self) -> dict[int, int]:
+        """Training examples of each member (public)."""
+        return {member: self.worker.sizes[member] for member in self.cohort.members}
+
+    def start_rows(self) -> Tensor:
+        """One shared start as (d,), or one row per member as (n, d)."""
+        values = [self.starts[member].value for member in self.cohort.members]
+        if all(value is values[0] for value in values):
+            return values[0] if values else torch.zeros(self.worker.dimension)
+        return torch.stack(values)
+
+    def trained(self) -> Iterator[tuple[int, Tensor]]:
+        """(client, end - start) by ordinary local training."""
+        blocks = self.worker.train(self.cohort.members, self.start_rows(), at=self.at, terms=self.terms)
+        yield from self._moved(blocks)
+
+    def trained_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
+        """(client, end - start) by DP-SGD at the client."""
+        rows = self.start_rows()
+        yield from self._moved(self.worker.dp_sgd(self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms))
+
+    def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
+        """Each member's un-noised sum of clipped gradients."""
+        rows = self.start_rows()
+        for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
+            yield from sums
+
+    def _moved(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
+        for members, ends in blocks:
+            for member, end in zip(members, ends, strict=True):
+                yield member, end - self.starts[member].value

@@ -1,0 +1,5 @@
+"""Where clients are trained: in the simulator on this machine."""
+
+from sightline.runtimes.simulator import Simulator
+
+__all__ = ["Simulator"]
