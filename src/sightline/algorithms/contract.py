@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sightline.mechanisms import Cohort, Public, Updates
+from sightline.topology import Channel
 
 State = Mapping[str, Public]
 """Everything an algorithm remembers between rounds: named public vectors, checkpointed as they are."""
@@ -16,8 +17,12 @@ class Round(Protocol):
     time: int
     clients: range
 
-    def sample(self) -> Cohort:
-        """Draw who takes part, as the experiment's sampler says."""
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Who gathers updates: a star's server, a tree's edges, the groups' masters."""
+
+    def sample(self, channel: Channel | None = None) -> Cohort:
+        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of the first."""
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
@@ -25,11 +30,11 @@ class Round(Protocol):
     def train(self, cohort: Cohort, start: Public | Mapping[int, Public], **terms: Any) -> Updates:
         """Local training of the cohort from one model or from one model each; private until released."""
 
-    def release_mean(self, updates: Updates) -> Public:
-        """The cohort's mean update, made public by the experiment's mechanism."""
+    def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
+        """The cohort's mean update, made public to the channel's audience by the experiment's mechanism."""
 
-    def release_each(self, updates: Updates) -> dict[int, Public]:
-        """Each member's own update, made public by the experiment's mechanism."""
+    def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
+        """Each member's own update, made public to the channel's audience by the experiment's mechanism."""
 
 
 class InitFunction(Protocol):

@@ -10,6 +10,7 @@ from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger, LedgerDamaged, Release
 from sightline.mechanisms import Cohort, Occasion, Outcome, Public, Scene, Updates, Worker
 from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.topology import Channel
 
 
 class LiveRound:
@@ -31,15 +32,22 @@ class LiveRound:
         self._uses = 0
         self._made_before = _tail_of(ledger, time)
 
-    def sample(self) -> Cohort:
-        """Draw who takes part."""
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels of the topology."""
+        return self._setting.topology.channels
+
+    def sample(self, channel: Channel | None = None) -> Cohort:
+        """Draw who of the channel's members takes part."""
+        channel = channel or self.channels[0]
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        return Cohort(self._setting.sampler.draw(rng=rng), hidden=bool(self._setting.topology.trusted))
+        drawn = self._setting.samplers[channel.name].draw(rng=rng)
+        return Cohort(tuple(channel.members[place] for place in drawn))
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
-        return Cohort(tuple(self.clients), hidden=False)
+        return Cohort(tuple(self.clients))
 
     def train(self, cohort: Cohort, start: Public | Mapping[int, Public], **terms: Any) -> Updates:
         """Nothing is computed yet: a mechanism will ask for it."""
@@ -48,26 +56,27 @@ class LiveRound:
         self._uses += 1
         return Updates(cohort, {member: starts[member] for member in cohort.members}, self._worker, at, terms)
 
-    def release_mean(self, updates: Updates) -> Public:
+    def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over."""
         mechanism = self._setting.mechanism
-        made, outcome = self._release(updates, mechanism.claims, mechanism.mean)
+        made, outcome = self._release(updates, channel, mechanism.claims, mechanism.mean)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
-    def release_each(self, updates: Updates) -> dict[int, Public]:
+    def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Claim, record, compute, hand over: one release per member."""
         mechanism = self._setting.mechanism
-        made, outcome = self._release(updates, mechanism.claims_each, mechanism.each)
+        made, outcome = self._release(updates, channel, mechanism.claims_each, mechanism.each)
         ids = {member: release.id for member, release in zip(updates.cohort.members, made, strict=True)}
         return {member: Public(value, frozenset({ids[member]})) for member, value in outcome.values.items()}
 
     def _release(
         self,
         updates: Updates,
+        channel: Channel | None,
         claim: Callable[[Updates, Scene], tuple[Release, ...]],
         compute: Callable[[Updates, Scene], Outcome],
     ) -> tuple[Sequence[Release], Outcome]:
-        scene = self._scene(updates)
+        scene = self._scene(updates, channel or self.channels[0])
         made = self._record(claim(updates, scene))
         outcome = self._computed(updates, scene, compute)
         self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
@@ -82,14 +91,14 @@ class LiveRound:
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         return compute(updates, scene)
 
-    def _scene(self, updates: Updates) -> Scene:
+    def _scene(self, updates: Updates, channel: Channel) -> Scene:
         at = updates.at
         return Scene(
             time=self.time,
             unit=self._setting.unit,
             adjacency=self._setting.adjacency,
-            topology=self._setting.topology,
-            sampler=self._setting.sampler,
+            channel=channel,
+            sampler=self._setting.samplers[channel.name],
             next_id=self._made_before[0].id if self._made_before else len(self._ledger),
             noise=lambda participant: self._secret.rng(
                 Purpose.NOISE, round=at.round, participant=participant, use=at.use
@@ -127,9 +136,9 @@ class LiveRound:
 class PlannedRound(LiveRound):
     """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
 
-    def sample(self) -> Cohort:
+    def sample(self, channel: Channel | None = None) -> Cohort:
         """Everybody: calibration must hold for the busiest client."""
-        return Cohort(tuple(self.clients), hidden=bool(self._setting.topology.trusted))
+        return Cohort((channel or self.channels[0]).members)
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         nothing = torch.zeros(1)

@@ -1,5 +1,6 @@
 """From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sightline.mechanisms import CohortSampler, Mechanism, build_mechanism, buil
 from sightline.mechanisms.mechanism import only_sums
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
-from sightline.topology import Star
+from sightline.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,9 @@ class Setting:
     federation: Federation
     model: FlatModel
     start: Tensor
-    topology: Star
-    sampler: CohortSampler
+    topology: Topology
+    samplers: Mapping[str, CohortSampler]
+    """Each channel's own."""
     mechanism: Mechanism
     algorithm: algorithms.Algorithm
     settings: Any
@@ -70,21 +72,31 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
         invalid("resources.model", experiment.resources.model, "not in this version", "remove the [resources] table")
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
-    star = topology.build(
+    place = topology.build(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
         server_trusted=privacy.unit != "none" and privacy.place == "server",
     )
-    sampler = build_sampler(
-        experiment.sampling.clients, population=experiment.data.clients, adjacency=Adjacency(privacy.adjacency)
-    )
+    adjacency = Adjacency(privacy.adjacency)
+    samplers = {
+        channel.name: build_sampler(experiment.sampling.clients, population=len(channel.members), adjacency=adjacency)
+        for channel in place.channels
+    }
     streams = Streams.from_seed(experiment.seed)
     federation = data.load(experiment.data, streams=streams, root=data_root)
     mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist())
     model = _model(experiment, federation)
     return Setting(
-        experiment, federation, model, _start(experiment, model, streams), star, sampler, mechanism, algorithm, settings
+        experiment,
+        federation,
+        model,
+        _start(experiment, model, streams),
+        place,
+        samplers,
+        mechanism,
+        algorithm,
+        settings,
     )
 
 

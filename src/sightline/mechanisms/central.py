@@ -11,7 +11,6 @@ from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
 from sightline.randomness import EVERYONE
-from sightline.topology import SERVER
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class CentralMean:
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
         published = scene.release(
-            source=SERVER,
+            source=scene.channel.name,
             event=scene.sampler.hidden_event(Gaussian(self.noise_multiplier)),
-            audience=scene.topology.everyone,
+            audience=scene.channel.audience,
             what="noisy mean of clipped updates",
             inputs=updates.sources,
-            coins_known_to=frozenset({SERVER}),
+            coins_known_to=frozenset({scene.channel.name}),
         )
         return scene.handed_over(updates), published
 

@@ -13,7 +13,7 @@ from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
 from sightline.randomness import EVERYONE
-from sightline.topology import SERVER, client_name
+from sightline.topology import client_name
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LocalMean:
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({SERVER}))
+        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noisy updates")
 
@@ -49,7 +49,7 @@ class LocalMean:
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.topology.everyone)
+        return self._sent(updates, scene, scene.channel.audience)
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's clipped and noised update."""

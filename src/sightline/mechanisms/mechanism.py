@@ -9,10 +9,10 @@ from torch import Tensor
 
 from sightline.errors import refuse
 from sightline.events import Adjacency, Clear, Event, Unit
-from sightline.ledger import POST_PROCESSING, Parties, Release
+from sightline.ledger import NOBODY, POST_PROCESSING, Parties, Release
 from sightline.mechanisms.samplers import Cohort, CohortSampler
 from sightline.mechanisms.worker import Updates
-from sightline.topology import SERVER, Star, client_name
+from sightline.topology import Channel, client_name
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Scene:
     time: int
     unit: Unit
     adjacency: Adjacency
-    topology: Star
+    channel: Channel
     sampler: CohortSampler
     next_id: int
     """The ledger number that the next release will get."""
@@ -30,22 +30,25 @@ class Scene:
     """participant -> the stream of its noise in this release call, used once."""
 
     def release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
-        """A release of this round; about all clients unless `subjects` says otherwise."""
-        subjects = more.pop("subjects", frozenset(self.topology.names))
+        """A release of this round; about all members of the channel unless `subjects` says otherwise."""
+        subjects = more.pop("subjects", self.channel.subjects)
         return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
 
     def handed_over(self, updates: Updates) -> Release:
-        """The un-noised updates that the trusted server receives: in the ledger, not hidden."""
-        what = "updates handed to the trusted server"
-        audience = frozenset({SERVER})
+        """The un-noised updates that the channel's trusted owner receives: in the ledger, not hidden."""
+        what = f"updates handed to the trusted {self.channel.name}"
+        audience = frozenset({self.channel.name})
         return self.release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
-        """A mean of values that are already private: everybody sees it, nobody is charged for it again."""
-        audience = self.topology.everyone
-        nobody: Parties = frozenset()
+        """A mean of values that are already private: the audience sees it, nobody is charged for it again."""
         return self.release(
-            source=SERVER, event=POST_PROCESSING, audience=audience, what=what, subjects=nobody, inputs=inputs
+            source=self.channel.name,
+            event=POST_PROCESSING,
+            audience=self.channel.audience,
+            what=what,
+            subjects=NOBODY,
+            inputs=inputs,
         )
 
 

@@ -13,7 +13,7 @@ from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
 from sightline.randomness import EVERYONE
-from sightline.topology import SERVER, client_name
+from sightline.topology import client_name
 
 
 def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, int], dimension: int) -> Tensor:
@@ -41,9 +41,9 @@ class Open:
         members = frozenset(client_name(member) for member in updates.cohort.members)
         return (
             scene.release(
-                source=SERVER,
+                source=scene.channel.name,
                 event=Clear(),
-                audience=scene.topology.everyone,
+                audience=scene.channel.audience,
                 what="mean of updates, in the clear",
                 subjects=members,
                 inputs=updates.sources,
@@ -62,7 +62,7 @@ class Open:
             scene.release(
                 source=client_name(member),
                 event=Clear(),
-                audience=scene.topology.everyone,
+                audience=scene.channel.audience,
                 what="own update, in the clear",
                 subjects=of(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),

@@ -16,8 +16,6 @@ class Cohort:
     """The clients that take part in a round: a secret wherever amplification is claimed."""
 
     members: tuple[int, ...]
-    hidden: bool
-    """Whether nobody but a trusted party knows who was drawn."""
 
 
 class CohortSampler(Protocol):
@@ -32,7 +30,7 @@ class CohortSampler(Protocol):
         """The expected size of a cohort: the public denominator of every mean."""
 
     def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
-        """The members of one round's cohort, in increasing order."""
+        """The places of one round's cohort among the members, in increasing order."""
 
     def hidden_event(self, event: Event) -> Event:
         """What `event` becomes against an observer who does not see the coins; all clients are its subjects."""

@@ -15,7 +15,7 @@ from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import PrivateSteps, Updates
 from sightline.randomness import EVERYONE
-from sightline.topology import SERVER, client_name
+from sightline.topology import client_name
 
 
 def event_of(plan: PrivateSteps) -> Event:
@@ -56,7 +56,7 @@ class SampleAtClient:
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({SERVER}))
+        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of privately trained models")
 
@@ -68,7 +68,7 @@ class SampleAtClient:
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.topology.everyone)
+        return self._sent(updates, scene, scene.channel.audience)
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
@@ -124,13 +124,13 @@ class SampleAtServer:
         """The hand-over to the server, and the noisy gradient that everybody sees."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         published = scene.release(
-            source=SERVER,
+            source=scene.channel.name,
             event=event_of(self.plan),
-            audience=scene.topology.everyone,
+            audience=scene.channel.audience,
             what="noisy mean of clipped gradients",
             subjects=members,
             inputs=updates.sources,
-            coins_known_to=frozenset({SERVER}),
+            coins_known_to=frozenset({scene.channel.name}),
         )
         return scene.handed_over(updates), published
 
@@ -145,7 +145,7 @@ class SampleAtServer:
             rng=scene.noise(EVERYONE),
         )
         share = scene.sampler.expected / scene.sampler.population
-        expected = share * sum(plan.expected_batch for plan in self.plans.values())
+        expected = share * sum(self.plans[member].expected_batch for member in scene.channel.members)
         return Outcome({EVERYONE: noisy * (-self.learning_rate / expected)})
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
-from sightline.topology.star import PUBLIC, SERVER, Star, client_name
+from sightline.topology.channel import Channel, Topology, client_name
+from sightline.topology.star import PUBLIC, SERVER, Star
 
 PLANNED = ("tree", "groups", "clusters")
 """Kinds that the experiment file names and that later versions build."""
@@ -17,10 +18,10 @@ def build_star(settings: Mapping[str, Any], *, clients: int, server_trusted: boo
     return Star(clients, server_trusted)
 
 
-REGISTRY: dict[str, Callable[..., Star]] = {"star": build_star}
+REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star}
 
 
-def build(kind: str, settings: Mapping[str, Any], *, clients: int, server_trusted: bool) -> Star:
+def build(kind: str, settings: Mapping[str, Any], *, clients: int, server_trusted: bool) -> Topology:
     """The topology of an experiment file, by its name."""
     if kind in PLANNED:
         invalid("topology.kind", kind, "not in this version", f"available: {', '.join(REGISTRY)}")
@@ -29,4 +30,4 @@ def build(kind: str, settings: Mapping[str, Any], *, clients: int, server_truste
     return REGISTRY[kind](settings, clients=clients, server_trusted=server_trusted)
 
 
-__all__ = ["PLANNED", "PUBLIC", "REGISTRY", "SERVER", "Star", "build", "client_name"]
+__all__ = ["PLANNED", "PUBLIC", "REGISTRY", "SERVER", "Channel", "Star", "Topology", "build", "client_name"]

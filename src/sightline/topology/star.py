@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 
+from sightline.topology.channel import Channel, client_name
+
 SERVER = "server"
 PUBLIC = "public"
-
-
-def client_name(number: int) -> str:
-    """The name by which a client stands in the ledger."""
-    return f"client-{number}"
 
 
 @dataclass(frozen=True)
@@ -19,14 +16,10 @@ class Star:
     server_trusted: bool
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The clients' names, by number."""
-        return tuple(client_name(number) for number in range(self.clients))
-
-    @property
-    def everyone(self) -> frozenset[str]:
-        """Who sees a published model: every client, the public, and the server."""
-        return frozenset((*self.names, PUBLIC, SERVER))
+    def channels(self) -> tuple[Channel, ...]:
+        """One: the server, whose models are seen by every client, the public, and itself."""
+        members = tuple(range(self.clients))
+        return (Channel(SERVER, members, frozenset((*map(client_name, members), PUBLIC, SERVER))),)
 
     @property
     def trusted(self) -> tuple[str, ...]:

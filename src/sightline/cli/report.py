@@ -1,0 +1,83 @@
+"""`sightline report`: rebuild the page of a run, and export its ledger."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sightline.report import Run
+
+EXAMPLES = """
+\b
+Examples:
+  sightline report runs/quickstart
+  sightline report runs/quickstart --open
+  sightline report runs/quickstart --ledger ledger.json
+  sightline report runs/quickstart --json | jq .epsilon
+"""
+
+
+@click.command("report", epilog=EXAMPLES)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+@click.option("--ledger", "ledger_file", type=click.Path(path_type=Path), help="Export the ledger to this JSON file.")
+@click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
+def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
+    """Write report.html of the run in RUN_DIR anew, from its own records."""
+    from sightline.report import Run, write_page
+
+    run = Run.read(run_dir)
+    if ledger_file is not None:
+        export_ledger(run, ledger_file)
+    page = write_page(run)
+    if as_json:
+        click.echo(json.dumps(summary(run, page, ledger_file), allow_nan=False))
+    else:
+        click.echo(str(page))
+        if ledger_file is not None:
+            click.echo(str(ledger_file))
+    if show:
+        click.launch(page.resolve().as_uri())
+
+
+def export_ledger(run: "Run", path: Path) -> None:
+    """Write the ledger as one JSON file, whole or not at all."""
+    from sightline.errors import invalid
+    from sightline.ledger import export
+    from sightline.report.disk import write_whole
+
+    text = json.dumps(export(run.ledger), allow_nan=False)
+    try:
+        write_whole(path, text + "\n")
+    except OSError as error:
+        invalid("--ledger", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
+
+
+def summary(run: "Run", page: Path, ledger_file: Path | None) -> dict[str, Any]:
+    """The facts of a run for scripts: the names of `sightline run --json`; null is infinite or unknown."""
+    from sightline.engine.record import finite
+
+    found: dict[str, Any] = {
+        "run_dir": str(run.directory),
+        "report": str(page),
+        "name": run.name,
+        "status": run.fact("status"),
+        "rounds_done": run.rounds_done,
+        "test_accuracy": run.last("test_accuracy"),
+        "test_loss": run.last("test_loss"),
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "unit": str(run.unit),
+        "observers": run.spent,
+        "trusted": run.trusted,
+        "releases": len(run.ledger),
+        "seconds": run.fact("seconds"),
+        "uplink_floats": run.total("uplink_floats"),
+        "ledger_head": run.head,
+    }
+    if ledger_file is not None:
+        found["ledger"] = str(ledger_file)
+    plain: dict[str, Any] = finite(found)
+    return plain

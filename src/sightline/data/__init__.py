@@ -1,0 +1,7 @@
+"""Data sets, ways to deal them to clients, and the federation that results."""
+
+from sightline.data.federation import Client, Federation, Kind, Shard
+from sightline.data.load import load
+from sightline.data.status import DatasetStatus, available
+
+__all__ = ["Client", "DatasetStatus", "Federation", "Kind", "Shard", "available", "load"]

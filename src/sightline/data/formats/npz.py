@@ -1,0 +1,73 @@
+"""NumPy archives, member by member: each header is checked before a value is unpacked, and nothing is unpickled."""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from sightline.data.formats.broken import broken
+
+MOST_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a member must be: its dtype, and its shape with None where any size will do."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether an array is of this kind."""
+        sizes = len(shape) == len(self.shape) and all(w in (None, s) for w, s in zip(self.shape, shape, strict=True))
+        return dtype == np.dtype(self.dtype) and sizes
+
+    def __str__(self) -> str:
+        return f"{self.dtype} ({', '.join('any' if size is None else str(size) for size in self.shape)})"
+
+
+def read_npz(path: Path, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+    """The named arrays of an .npz file.
+
+    Guarantees: no pickle is ever opened; a member is unpacked only when its header says the expected dtype and shape,
+    and at most to the size that follows from them (never above 1 GiB).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name: _member(path, archive, name, field) for name, field in fields.items()}
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        broken(path, f"is not a readable .npz archive ({type(error).__name__})")
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str, field: Field) -> NDArray[Any]:
+    if f"{name}.npy" not in archive.namelist():
+        broken(path, f'has no array "{name}"')
+    with archive.open(f"{name}.npy") as stream:
+        shape, columns_first, dtype = _header(path, stream, name)
+        if columns_first or not field.fits(dtype, shape):
+            broken(path, f'array "{name}" is {dtype} {shape}, expected {field} in C order')
+        size = math.prod(shape) * dtype.itemsize
+        if size > MOST_BYTES:
+            broken(path, f'array "{name}" claims {size:,} bytes, at most {MOST_BYTES:,} are read')
+        content = stream.read(size)
+        surplus = stream.read(1)
+    if len(content) != size or surplus:
+        broken(path, f'array "{name}" is not of the {size:,} bytes that its header states')
+    return np.frombuffer(content, dtype=dtype).reshape(shape)
+
+
+def _header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, columns_first, dtype = read(stream)
+    except ValueError:
+        broken(path, f'array "{name}" has no valid .npy header')
+    return shape, columns_first, dtype

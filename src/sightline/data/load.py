@@ -1,0 +1,153 @@
+"""The one door of the room: settings in, a federation out."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.config import Data
+from sightline.data import partition as ways
+from sightline.data.deal import deal, lay_out
+from sightline.data.federation import Federation, Kind, Shard
+from sightline.data.folder import data_root, folder_of
+from sightline.data.own import load_own
+from sightline.data.source import Partition, Request, Shift, Source
+from sightline.data.sources import find
+from sightline.data.subsample import fewer
+from sightline.data.table import Index, Table
+from sightline.errors import invalid
+from sightline.randomness import Purpose, Streams
+
+TRAIN, TEST = 0, 1
+"""Which of the two sub-samples a stream is for (its `round`)."""
+SHIFTS = {Partition.ROTATION: Shift.ROTATION, Partition.LABEL_SHIFT: Shift.LABELS}
+
+
+def load(settings: Data, *, streams: Streams, root: Path | None = None) -> Federation:
+    """Read the source that `settings` name and deal it to clients.
+
+    `root` is the folder of the data sets; without it the folder that SIGHTLINE_DATA names, else `data/` in the
+    working folder. A source `package.module:function` is the user's own function (docs/data.md).
+
+    Guarantees: equal settings and streams give equal shards; no client is without a training example; every shard has
+    finite inputs and labels 0 .. classes - 1.
+    """
+    if ":" in settings.source:
+        return load_own(settings, streams=streams)
+    source = find(settings.source)
+    _check_partition(source, settings)
+    options = source.checked_options(settings.options)
+    folder = folder_of(source, data_root(root)) if source.files else Path()
+    table = source.read(Request(settings, streams, folder, options))
+    return _federation(table, settings, options.get("users", ""), streams)
+
+
+def _federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:
+    rng = streams.rng(Purpose.SUBSAMPLE, round=TRAIN)
+    _enough_examples(settings, len(table) if settings.train_samples is None else settings.train_samples)
+    partition = Partition(settings.partition)
+    natural, shift = partition is Partition.NATURAL, SHIFTS.get(partition, Shift.NONE)
+    table = fewer(table, name="data.train_samples", keep=settings.train_samples, rng=rng, every_owner=natural)
+    _check_shift(table, settings, shift)
+    parts = _parts(table, settings, users, streams.rng(Purpose.PARTITION))
+    clusters = ways.cluster_of(settings.clusters) if settings.clusters is not None else None
+    clients, union = deal(
+        table, parts, test_fraction=settings.test_fraction, streams=streams, cluster=clusters, shift=shift
+    )
+    test = _common_test(table, settings, union, shift, streams)
+    notes = (*table.notes, *_notes(table, parts, settings, shift))
+    return Federation(settings.source, clients, test, table.classes, table.kind, table.vocabulary, notes)
+
+
+def _parts(table: Table, settings: Data, users: str, rng: np.random.Generator) -> list[Index]:
+    clients = settings.clients
+    match Partition(settings.partition):
+        case Partition.IID:
+            return ways.iid(len(table), clients=clients, rng=rng)
+        case Partition.DIRICHLET:
+            return ways.dirichlet(table.y, clients=clients, concentration=settings.concentration, rng=rng)
+        case Partition.LABEL_SHARDS:
+            each = settings.labels_per_client
+            return ways.label_shards(table.y, clients=clients, labels_per_client=each, rng=rng)
+        case Partition.ROTATION | Partition.LABEL_SHIFT:
+            return ways.deal_clusters(len(table), clusters=settings.clusters or (), reuse=settings.reuse, rng=rng)
+        case Partition.BY_USER if users == "grouped":
+            return ways.grouped_users(_owner(table), clients=clients, rng=rng)
+        case Partition.BY_USER:
+            return ways.one_user_each(_owner(table), clients=clients)
+        case Partition.NATURAL:
+            return ways.by_owner(_owner(table), clients=clients)
+
+
+def _owner(table: Table) -> NDArray[np.int64]:
+    if table.owner is None:
+        invalid("data.partition", "by_user", "the source does not say whose examples they are", 'use "iid"')
+    return table.owner
+
+
+def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, streams: Streams) -> Shard:
+    """The source's own test split, seen as the clusters see it; else the union of the clients' test shards."""
+    rng = streams.rng(Purpose.SUBSAMPLE, round=TEST)
+    if table.test is None:
+        if not len(union):
+            law = "this source has no test set of its own, and no client keeps examples for testing"
+            invalid("data.test_fraction", settings.test_fraction, law, "use 0.2 and two examples a client")
+        return _fewer_of(union, settings.test_samples, rng)
+    test = fewer(table.test, name="data.test_samples", keep=settings.test_samples, rng=rng)
+    clusters = settings.clusters or (1,)
+    if len(clusters) == 1:
+        return test.shard(np.arange(len(test)))
+    rng = streams.rng(Purpose.PARTITION, round=TEST)
+    shares = ways.share_by_cluster(len(test), clusters=clusters, rng=rng)
+    return lay_out(test, shares, range(len(clusters)), shift=shift)[1]
+
+
+def _fewer_of(shard: Shard, keep: int | None, rng: np.random.Generator) -> Shard:
+    if keep is None or keep == len(shard):
+        return shard
+    if keep > len(shard):
+        invalid("data.test_samples", keep, f"the clients keep {len(shard):,} test examples", f"at most {len(shard)}")
+    return shard.take(np.sort(rng.permutation(len(shard))[:keep]))
+
+
+def _check_partition(source: Source, settings: Data) -> None:
+    if settings.partition not in source.partitions:
+        law = f"does not fit the source {source.name}"
+        invalid("data.partition", settings.partition, law, "use " + " or ".join(f'"{p}"' for p in source.partitions))
+    if settings.reuse and settings.clusters is None:
+        law = "only clusters are dealt the whole data set anew"
+        invalid("data.reuse", "true", law, 'use partition = "rotation" or "label_shift", or reuse = false')
+
+
+def _check_shift(table: Table, settings: Data, shift: Shift) -> None:
+    count = len(settings.clusters or ())
+    if shift is Shift.ROTATION and count > 4:
+        invalid("data.clusters", settings.clusters, "there are only 4 quarter turns", "use at most 4 clusters")
+    if shift is Shift.ROTATION and (table.kind is not Kind.IMAGE or table.x.shape[-1] != table.x.shape[-2]):
+        invalid("data.partition", "rotation", "only square images can be turned", 'use "label_shift"')
+    if shift is Shift.LABELS and count > table.classes:
+        law = f"with {table.classes} classes there are only {table.classes} shifts"
+        invalid("data.clusters", settings.clusters, law, f"use at most {table.classes} clusters")
+
+
+def _enough_examples(settings: Data, examples: int) -> None:
+    needed = max(settings.clusters or (1,)) if settings.reuse else settings.clients
+    if examples < needed:
+        way_out = f"use at most {examples}" if settings.train_samples is None else "give more train_samples"
+        invalid("data.clients", settings.clients, f"more clients than the {examples:,} examples", way_out)
+
+
+def _notes(table: Table, parts: list[Index], settings: Data, shift: Shift) -> list[str]:
+    notes = []
+    dealt = sum(len(part) for part in parts)
+    if shift is Shift.ROTATION:
+        notes.append("rotation: the images of cluster k are turned by k x 90 degrees, counter-clockwise")
+    if shift is Shift.LABELS:
+        notes.append(f"label_shift: in cluster k the label y is (y + k) mod {table.classes}")
+    if Partition(settings.partition) is Partition.BY_USER and dealt < len(table):
+        notes.append("by_user: the users with most examples; that they have most is treated as public")
+    if settings.reuse:
+        notes.append("reuse: every cluster is dealt the whole data set anew; epsilon protects one copy of an example")
+    elif dealt < len(table):
+        notes.append(f"{settings.partition}: {dealt:,} of {len(table):,} examples are dealt, the rest is not used")
+    return notes

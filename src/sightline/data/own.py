@@ -1,0 +1,196 @@
+"""The user's own data: a Python function that yields one client's shards after the other."""
+
+import contextlib
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.config import FACTORY, Data
+from sightline.data.federation import Client, Federation, Kind, Shard
+from sightline.data.subsample import subsample
+from sightline.errors import SightlineError, invalid
+from sightline.randomness import Purpose, Streams
+
+KINDS = {("f", 2): Kind.VECTOR, ("f", 4): Kind.IMAGE, ("i", 2): Kind.TEXT}
+"""What an array of inputs is, by the kind of its numbers and its number of axes."""
+
+
+def load_own(settings: Data, *, streams: Streams) -> Federation:
+    """Call `package.module:function` with clients, rng and the options, and check every shard it yields.
+
+    Guarantees: `data.clients` clients, each with a training example; inputs of one shape and finite; labels whole
+    numbers from 0 to data.classes - 1. Every mistake is one line.
+    """
+    if settings.partition != "natural":
+        law = "your own function deals the examples itself"
+        invalid("data.partition", settings.partition, law, 'use partition = "natural"')
+    function = import_function(settings.source)
+    given = _collect(function, settings, streams.rng(Purpose.SYNTHETIC))
+    clients = tuple(_client(f"client {number}", client, settings) for number, client in enumerate(given))
+    kind = _same_kind(settings, clients)
+    clients, notes = _fewer(clients, settings, streams)
+    test = _union(clients, settings, streams)
+    vocabulary = _vocabulary(settings, clients) if kind is Kind.TEXT else 0
+    return Federation(settings.source, clients, test, settings.classes, kind, vocabulary, notes)
+
+
+def import_function(source: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names; modules in the working folder are found too."""
+    if not FACTORY.fullmatch(source):
+        invalid("data.source", source, "your own function is named package.module:function", 'e.g. "mydata:clients"')
+    module_name, name = source.split(":")
+    try:
+        with _working_folder():
+            function = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:
+        law = f"cannot import {module_name} ({_told(error)})"
+        invalid("data.source", source, law, "run from the folder that holds it, or install it")
+    if not callable(function):
+        invalid("data.source", source, f"{module_name} has no function {name}", "check the spelling")
+    return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _working_folder() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.append(str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _collect(function: Callable[..., Any], settings: Data, rng: np.random.Generator) -> list[Any]:
+    try:
+        with _working_folder():
+            yielded = function(clients=settings.clients, rng=rng, **settings.options)
+            given = list(itertools.islice(iter(yielded), settings.clients + 1))
+    except SightlineError:
+        raise
+    except Exception as error:
+        law = f"the function failed ({_told(error)})"
+        invalid("data.source", settings.source, law, "it is called as function(clients=..., rng=..., **data.options)")
+    if len(given) != settings.clients:
+        law = f"the function yields {'more' if len(given) > settings.clients else len(given)} clients"
+        invalid("data.clients", settings.clients, law, "let both agree")
+    return given
+
+
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def _client(who: str, given: Any, settings: Data) -> Client:
+    if isinstance(given, Client):
+        arrays: tuple[Any, ...] = (given.train.x, given.train.y, given.test.x, given.test.y)
+    elif isinstance(given, tuple | list) and len(given) == 4:
+        arrays = tuple(given)
+    else:
+        law = f"{who} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
+        invalid("data.source", settings.source, law)
+    train = _shard(f"{who}, train", arrays[0], arrays[1], settings)
+    if not len(train):
+        invalid("data.source", settings.source, f"{who} has no training example")
+    empty = np.size(arrays[3]) == 0 and np.size(arrays[2]) == 0
+    test = train.take(slice(0, 0)) if empty else _shard(f"{who}, test", arrays[2], arrays[3], settings)
+    return Client(train, test, given.cluster if isinstance(given, Client) else None)
+
+
+def _shard(who: str, x: Any, y: Any, settings: Data) -> Shard:
+    try:
+        inputs, labels = np.asarray(x), np.asarray(y)
+    except Exception as error:
+        invalid("data.source", settings.source, f"{who}: not arrays ({_told(error)})")
+    _check_labels(who, labels, settings)
+    if inputs.ndim < 1 or len(inputs) != len(labels):
+        invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(labels)} labels")
+    return Shard(_inputs(who, inputs, settings), labels.astype(np.int64, copy=False))
+
+
+def _check_labels(who: str, labels: NDArray[Any], settings: Data) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        law = f"{who}: labels are {labels.dtype} {labels.shape}, expected whole numbers (n,)"
+        invalid("data.source", settings.source, law)
+    if labels.size and labels.min() < 0:
+        invalid("data.source", settings.source, f"{who}: label {labels.min()}, labels count from 0")
+    if labels.size and labels.max() >= settings.classes:
+        law = f"{who}: label {labels.max()} with data.classes={settings.classes}"
+        invalid("data.source", settings.source, law, "set data.classes to the number of classes")
+
+
+def _inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float32] | NDArray[np.int64]:
+    kind = KINDS.get((x.dtype.kind.replace("u", "i"), x.ndim))
+    if kind is None:
+        law = f"{who}: inputs are {x.dtype} {x.shape}"
+        way_out = "give float (n, features), float (n, channels, height, width) or whole-number (n, tokens)"
+        invalid("data.source", settings.source, law, way_out)
+    if kind is Kind.TEXT:
+        return x.astype(np.int64, copy=False)
+    with np.errstate(over="ignore"):
+        inputs = x.astype(np.float32, copy=False)
+    if not np.isfinite(inputs).all():
+        invalid("data.source", settings.source, f"{who}: inputs hold NaN or infinity", "clean them first")
+    return inputs
+
+
+def _same_kind(settings: Data, clients: tuple[Client, ...]) -> Kind:
+    first = clients[0].train.x
+    for number, client in enumerate(clients):
+        for shard in (client.train, client.test):
+            if shard.x.shape[1:] != first.shape[1:] or shard.x.dtype != first.dtype:
+                law = f"client {number} has inputs {_looks(shard.x)}, client 0 {_looks(first)}"
+                invalid("data.source", settings.source, law, "all inputs have one shape and type")
+    return KINDS[first.dtype.kind, first.ndim]
+
+
+def _looks(x: NDArray[Any]) -> str:
+    return f"{x.dtype} {x.shape[1:]}"
+
+
+def _fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tuple[tuple[Client, ...], tuple[str, ...]]:
+    total = sum(len(client.train) for client in clients)
+    keep = settings.train_samples
+    if keep is None or keep == total:
+        return clients, ()
+    if not len(clients) <= keep <= total:
+        law = f"{len(clients)} clients have {total} training examples and keep one each"
+        invalid("data.train_samples", keep, law)
+    owner = np.repeat(np.arange(len(clients)), [len(client.train) for client in clients])
+    kept = subsample(total, keep=keep, rng=streams.rng(Purpose.SUBSAMPLE), owner=owner)
+    starts = np.searchsorted(owner, np.arange(len(clients)))
+    fewer = tuple(
+        Client(client.train.take(kept[owner[kept] == number] - starts[number]), client.test, client.cluster)
+        for number, client in enumerate(clients)
+    )
+    return fewer, (f"data.train_samples: {keep:,} of {total:,} examples, chosen at random",)
+
+
+def _union(clients: tuple[Client, ...], settings: Data, streams: Streams) -> Shard:
+    tests = [client.test for client in clients]
+    union = Shard(np.concatenate([test.x for test in tests]), np.concatenate([test.y for test in tests]))
+    keep = len(union) if settings.test_samples is None else settings.test_samples
+    if not len(union):
+        invalid("data.source", settings.source, "no client has a test example", "give at least one client some")
+    if keep > len(union):
+        invalid("data.test_samples", keep, f"the clients have {len(union):,} test examples")
+    return union.take(subsample(len(union), keep=keep, rng=streams.rng(Purpose.SUBSAMPLE, round=1)))
+
+
+def _vocabulary(settings: Data, clients: tuple[Client, ...]) -> int:
+    vocabulary = settings.options.get("vocabulary")
+    if not isinstance(vocabulary, int) or vocabulary < 2:
+        law = "inputs are tokens, and their number must not be learned from private data"
+        invalid("data.options.vocabulary", vocabulary, law, "give it, e.g. options = {vocabulary = 5000}")
+    for number, client in enumerate(clients):
+        for shard in (client.train, client.test):
+            if shard.x.size and (shard.x.min() < 0 or shard.x.max() >= vocabulary):
+                law = f"client {number} has tokens outside 0 .. vocabulary - 1"
+                invalid("data.options.vocabulary", vocabulary, law)
+    return vocabulary

@@ -1,0 +1,36 @@
+"""The registered sources, by name."""
+
+from sightline.data.source import Source
+from sightline.data.sources.cifar import CIFAR10
+from sightline.data.sources.digits import DIGITS
+from sightline.data.sources.letters import EMNIST_LETTERS, OCR_LETTERS
+from sightline.data.sources.mnist import FASHION_MNIST, MNIST
+from sightline.data.sources.synthetic import SYNTHETIC
+from sightline.data.sources.tweets import AIRLINE_TWEETS, SENTIMENT140_USERS
+from sightline.errors import did_you_mean, invalid
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        DIGITS,
+        SYNTHETIC,
+        MNIST,
+        FASHION_MNIST,
+        CIFAR10,
+        EMNIST_LETTERS,
+        OCR_LETTERS,
+        SENTIMENT140_USERS,
+        AIRLINE_TWEETS,
+    )
+}
+
+
+def find(name: str) -> Source:
+    """The source of that name."""
+    if name not in SOURCES:
+        law = "a source is a known name, or your own function as package.module:function"
+        invalid("data.source", name, law, did_you_mean(name, list(SOURCES)))
+    return SOURCES[name]
+
+
+__all__ = ["SOURCES", "find"]

@@ -1,0 +1,102 @@
+"""Tweets with their authors: a sample of Sentiment140, and the airline tweets."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.data.federation import Kind
+from sightline.data.formats import read_csv
+from sightline.data.formats.broken import broken
+from sightline.data.source import TEXTS, Option, Request, Source
+from sightline.data.table import Table
+from sightline.data.tokens import encode
+from sightline.errors import invalid
+
+LARGEST = 2**62
+OPTIONS = {
+    "tokens": Option(default=25, lowest=1, highest=1000),
+    "vocabulary": Option(default=5000, lowest=2, highest=10_000_000),
+    "users": Option(default="one", words=("one", "grouped")),
+}
+
+
+def read_tweets(path: Path, *, classes: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Texts, labels and authors of a CSV with the columns `text`, `label` and `user`."""
+    rows = read_csv(path, ("text", "label", "user"))
+    if not rows:
+        broken(path, "has no rows")
+    texts, labels, users = zip(*rows, strict=True)
+    label = whole_numbers(path, "label", labels, below=classes)
+    return list(texts), label, whole_numbers(path, "user", users, below=LARGEST)
+
+
+def whole_numbers(path: Path, column: str, values: tuple[str, ...], *, below: int) -> NDArray[np.int64]:
+    """A column of whole numbers from 0 to `below` - 1."""
+    try:
+        numbers = [int(value) for value in values]
+    except ValueError as error:
+        broken(path, f'column "{column}": {str(error)[:60]}')
+    if min(numbers) < 0 or max(numbers) >= below:
+        broken(path, f'column "{column}" holds {min(numbers)} .. {max(numbers)}, expected 0 .. {below - 1}')
+    return np.array(numbers, dtype=np.int64)
+
+
+def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: NDArray[np.int64], classes: int) -> Table:
+    """Texts as hashed tokens."""
+    tokens, vocabulary = int(request.options["tokens"]), int(request.options["vocabulary"])
+    if len(texts) * tokens > 2**29:
+        invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit", "use 25")
+    x = encode(texts, tokens=tokens, vocabulary=vocabulary)
+    how = f"the first {tokens} words, hashed into {vocabulary:,} numbers (no vocabulary is learned)"
+    return Table(
+        x, y, classes, Kind.TEXT, owner=owner, vocabulary=vocabulary, notes=(f"{request.settings.source}: {how}",)
+    )
+
+
+def read_sentiment140(request: Request) -> Table:
+    """Label 0 negative, 1 positive."""
+    texts, y, owner = read_tweets(request.folder / "sentiment140_users.csv.gz", classes=2)
+    return table_of(request, texts, y, owner, 2)
+
+
+def read_airline(request: Request) -> Table:
+    """Label 0 negative, 1 neutral, 2 positive; with options.classes = 2 the neutral tweets are left out."""
+    texts, y, owner = read_tweets(request.folder / "airline_tweets.csv.gz", classes=3)
+    if request.options["classes"] == 2:
+        kept = np.flatnonzero(y != 1)
+        texts, y, owner = [texts[row] for row in kept], y[kept] // 2, owner[kept]
+    table = table_of(request, texts, y, owner, int(request.options["classes"]))
+    note = "airline_tweets: about a hundred tweets are there twice; an example is one row"
+    return dataclasses.replace(table, notes=(*table.notes, note))
+
+
+SENTIMENT140_USERS = Source(
+    name="sentiment140_users",
+    kind=Kind.TEXT,
+    examples="51,654 of 2 classes by 45,779 users",
+    read=read_sentiment140,
+    partitions=TEXTS,
+    files=(("sentiment140_users.csv.gz",),),
+    options=OPTIONS,
+    how_to_get=(
+        "Sentiment140 (Go, Bhayani, Huang 2009) as sentiment140_users.csv.gz with the columns user (a number), "
+        "label (0 negative, 1 positive) and text"
+    ),
+    licence="none stated; offered for research",
+)
+AIRLINE_TWEETS = Source(
+    name="airline_tweets",
+    kind=Kind.TEXT,
+    examples="14,604 of 3 classes by 7,701 users",
+    read=read_airline,
+    partitions=TEXTS,
+    files=(("airline_tweets.csv.gz",),),
+    options=OPTIONS | {"classes": Option(default=3, lowest=2, highest=3)},
+    how_to_get=(
+        "Twitter US Airline Sentiment (Crowdflower 2015) as airline_tweets.csv.gz with the columns user (a number), "
+        "label (0 negative, 1 neutral, 2 positive) and text"
+    ),
+    licence="CC BY-NC-SA 4.0",
+)

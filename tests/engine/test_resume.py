@@ -1,0 +1,208 @@
+"""Interrupted anywhere and resumed, a run ends with the bits and the ledger of an unbroken one."""
+
+import fcntl
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+import sightline
+from sightline.config import to_toml
+from sightline.engine import checkpoint, directory, loop
+from sightline.engine.record import RunRecord
+from sightline.errors import InvalidInput, SightlineError
+from sightline.ledger import LedgerDamaged
+
+KINDS = {
+    "central": {},
+    "os entropy": {"privacy.noise_source": "os"},
+    "at the clients": {"privacy.where": "client"},
+    "samples": {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}},
+    "local": {"algorithm.name": "local", "privacy.unit": "sample"},
+    "momentum": {"local.momentum": 0.5, "local.stragglers": 0.5, "local.epochs": 3},
+}
+
+
+class Crash(BaseException):
+    """Stands for the power cut: nothing catches it."""
+
+
+def left_behind(path):
+    """Everything a run leaves that must not depend on interruptions."""
+    record = RunRecord.open(path)
+    rounds = [{key: value for key, value in row.items() if key != "seconds"} for row in record.rounds()]
+    bodies = [release.body() for release in record.ledger()]
+    record.close()
+    return (path / "model.safetensors").read_bytes(), bodies, rounds
+
+
+def crash_in(monkeypatch, module, name, call, *, before):
+    """Let the `call`-th call of module.name crash, before or after doing its work."""
+    real, calls = getattr(module, name), iter(range(1, 10**6))
+
+    def crashing(*args, **kwargs):
+        now = next(calls) == call
+        if now and before:
+            raise Crash
+        result = real(*args, **kwargs)
+        if now:
+            raise Crash
+        return result
+
+    monkeypatch.setattr(module, name, crashing)
+
+
+PLACES = [
+    (loop, "save_checkpoint", True),
+    (loop, "save_checkpoint", False),
+    (loop.RunRecord, "add_round", True),
+    (loop.RunRecord, "add_round", False),
+    (loop.Ledger, "append", True),
+    (loop.Ledger, "append", False),
+    (loop, "evaluated", True),
+    (checkpoint, "replace_durably", True),
+    (loop, "save_tensors", True),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", range(len(PLACES)))
+def test_a_crash_changes_nothing(tiny, tmp_path, monkeypatch, kind, place):
+    experiment = tiny(**KINDS[kind])
+    module, name, before = PLACES[place]
+    with monkeypatch.context() as patch:
+        call = 1 if name == "save_tensors" else 3
+        crash_in(patch, module, name, call, before=before)
+        with pytest.raises(Crash):
+            sightline.run(experiment, out=tmp_path / "broken")
+    if kind == "os entropy":
+        unbroken = tmp_path / "whole"
+        unbroken.mkdir()
+        (unbroken / directory.SECRET).write_bytes((tmp_path / "broken" / directory.SECRET).read_bytes())
+        (unbroken / directory.SECRET).chmod(0o600)
+        setting = sightline.engine.calibrated(sightline.engine.build(experiment))
+        sightline.engine.run(setting, unbroken, sightline.api.Simulator, resume=False)
+    else:
+        sightline.run(experiment, out=tmp_path / "whole")
+    sightline.run(experiment, out=tmp_path / "broken", resume=True)
+    assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny, tmp_path):
+    sightline.run(tiny(), out=tmp_path / "run")
+    before = left_behind(tmp_path / "run")
+    again = sightline.run(tiny(), out=tmp_path / "run", resume=True)
+    assert left_behind(tmp_path / "run") == before
+    assert again.summary["status"] == "finished"
+
+
+def test_a_crash_before_anything_was_released_leaves_no_directory(tiny, tmp_path, monkeypatch):
+    crash_in(monkeypatch, loop.Ledger, "append", 1, before=True)
+    with pytest.raises(Crash):
+        sightline.run(tiny(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_settings_are_not_resumed(tiny, tmp_path):
+    sightline.run(tiny(), out=tmp_path / "run")
+    with pytest.raises(InvalidInput, match="other settings"):
+        sightline.run(tiny(rounds=5), out=tmp_path / "run", resume=True)
+
+
+def test_a_full_directory_is_not_overwritten(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("x")
+    with pytest.raises(InvalidInput, match="not empty"):
+        sightline.run(tiny(), out=tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def test_a_second_process_is_refused(tiny, tmp_path):
+    sightline.run(tiny(), out=tmp_path / "run")
+    with open(tmp_path / "run" / directory.LOCK, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(directory.RunBusy):
+            sightline.run(tiny(), out=tmp_path / "run", resume=True)
+
+
+def test_default_directories_are_numbered_and_resumed(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = [sightline.run(tiny()).directory.as_posix() for _ in range(3)]
+    assert made == ["runs/tiny", "runs/tiny-2", "runs/tiny-3"]
+    assert sightline.run(tiny(), resume=True).directory.as_posix() == "runs/tiny-3"
+
+
+def test_harm_to_ledger_or_checkpoint_is_said(tiny, tmp_path):
+    sightline.run(tiny(), out=tmp_path / "run")
+    database = sqlite3.connect(tmp_path / "run" / "run.sqlite")
+    database.execute("DELETE FROM release WHERE id = (SELECT max(id) FROM release)")
+    database.commit()
+    with pytest.raises(checkpoint.CheckpointDamaged, match="cut"):
+        sightline.run(tiny(), out=tmp_path / "run", resume=True)
+    database.execute("UPDATE release SET body = replace(body, '0.8', '8.0') WHERE id = 1")
+    database.commit()
+    database.close()
+    with pytest.raises(LedgerDamaged):
+        sightline.run(tiny(), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("harm", [b"", b"\x80\x04K\x01.", b"\xff" * 100])
+def test_a_hostile_checkpoint_is_refused(tiny, tmp_path, harm):
+    sightline.run(tiny(), out=tmp_path / "run")
+    (tmp_path / "run" / checkpoint.CHECKPOINT).write_bytes(harm)
+    with pytest.raises(checkpoint.CheckpointDamaged):
+        sightline.run(tiny(), out=tmp_path / "run", resume=True)
+
+
+def test_the_budget_is_never_overshot(tiny, tmp_path):
+    whole = sightline.run(tiny(rounds=6), out=tmp_path / "whole")
+    spent = [row["epsilon"]["public"] for row in whole.rounds]
+    limit = (spent[2] + spent[3]) / 2
+    stopped = sightline.run(tiny(rounds=6, **{"privacy.stop_at_epsilon": limit}), out=tmp_path / "stopped")
+    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary["rounds_done"] == 3
+    assert stopped.epsilon == spent[2] <= limit
+    assert len(stopped.ledger) == 6
+    again = sightline.run(tiny(rounds=6, **{"privacy.stop_at_epsilon": limit}), out=tmp_path / "stopped", resume=True)
+    assert again.epsilon == spent[2]
+    assert len(again.ledger) == 6
+
+
+def test_a_budget_below_one_round_releases_nothing(tiny, tmp_path):
+    run = sightline.run(tiny(**{"privacy.stop_at_epsilon": 1e-3}), out=tmp_path / "run")
+    assert run.summary["rounds_done"] == 0
+    assert run.epsilon == 0.0
+    assert run.report.exists()
+
+
+@pytest.mark.slow
+def test_kill_nine_at_random_moments(tiny, tmp_path):
+    experiment = tiny(rounds=60)
+    (tmp_path / "tiny.toml").write_text(to_toml(experiment))
+    sightline.run(experiment, out=tmp_path / "whole")
+    command = [sys.executable, "-m", "sightline", "run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "broken")]
+    dice = random.Random(0)
+    kills = 0
+    for attempt in range(40):
+        resume = ["--resume"] if (tmp_path / "broken" / "run.sqlite").exists() else []
+        process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(dice.uniform(1.5, 5.0))
+        if process.poll() is None and attempt < 12:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        _, error = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -9, error
+    assert kills >= 3
+    assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
+
+
+def test_every_failure_of_a_run_is_a_sightline_error():
+    for error in (directory.RunBusy, checkpoint.CheckpointDamaged, LedgerDamaged):
+        assert issubclass(error, SightlineError)

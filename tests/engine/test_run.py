@@ -1,0 +1,191 @@
+"""One complete path: what a run does, against a naive loop, against its own ledger, and across every mechanism."""
+
+import json
+import math
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sightline
+from sightline import accounting, engine
+from sightline.config import parse, to_toml
+from sightline.errors import InvalidInput, Refused
+from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
+from sightline.mechanisms import MECHANISMS, SAMPLERS
+from tests.oracle.fedavg_naive import central_fedavg
+
+
+def final_model(run):
+    tensors = load_file(run.directory / "model.safetensors")
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()]).numpy()
+
+
+def test_it_equals_the_naive_loop(tiny, tmp_path):
+    experiment = tiny()
+    setting = engine.build(experiment)
+    expected = central_fedavg(
+        setting.federation, setting.start.numpy(), rounds=4, rate=0.6, clip_norm=0.5, noise_multiplier=0.8, seed=0,
+        epochs=2, batch_size=4, learning_rate=0.2,
+    )  # fmt: skip
+    run = sightline.run(experiment, out=tmp_path / "run")
+    found = load_file(run.directory / "model.safetensors")
+    vector = np.concatenate([found["output.weight"].numpy().ravel(), found["output.bias"].numpy()])
+    np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_directory_holds_what_is_promised(tiny, tmp_path):
+    experiment = tiny()
+    run = sightline.run(experiment, out=tmp_path / "run")
+    assert {"config.toml", "run.sqlite", "model.safetensors", "report.html"} <= {
+        p.name for p in run.directory.iterdir()
+    }
+    assert parse(tomllib.loads((run.directory / "config.toml").read_text())) == experiment
+    assert (run.directory / "config.toml").read_text() == to_toml(experiment)
+    needed = {"run_dir", "rounds_done", "test_accuracy", "test_loss", "epsilon", "delta", "unit", "releases", "seconds",
+              "uplink_floats", "observers", "trusted"}  # fmt: skip
+    assert needed <= set(run.summary)
+    json.dumps(run.summary, allow_nan=False)
+    assert run.summary["rounds_done"] == len(run.rounds) == 4
+
+
+def test_same_seed_same_bits_other_seed_other_model(tiny, tmp_path):
+    models = [final_model(sightline.run(tiny(seed=s), out=tmp_path / n)) for n, s in (("a", 3), ("b", 3), ("c", 4))]
+    assert np.array_equal(models[0], models[1])
+    assert not np.array_equal(models[0], models[2])
+
+
+def test_epsilon_is_that_of_what_ran(tiny, tmp_path):
+    run = sightline.run(tiny(), out=tmp_path / "run")
+    event = Poisson(0.6, Gaussian(0.8))
+    assert run.ledger.composition("client-2", "public") == {event: 4}
+    assert run.ledger.composition("client-2", "server")[Clear()] == 4
+    assert run.epsilon == accounting.epsilon({event: 4}, 1e-5)
+    assert [row["epsilon"]["public"] for row in run.rounds] == sorted(row["epsilon"]["public"] for row in run.rounds)
+    assert run.summary["trusted"] == ["server"]
+
+
+def test_fixed_cohorts_are_accounted_as_fixed(tiny, tmp_path):
+    fixed = {"sampling.clients": {"scheme": "fixed", "rate": 0.5}}
+    replace = sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "replace")
+    assert set(replace.ledger.composition("client-0", "public")) == {WithoutReplacement(3, 6, Gaussian(0.8))}
+    zeroed = sightline.run(tiny(**fixed), out=tmp_path / "zeroed")
+    assert set(zeroed.ledger.composition("client-0", "public")) == {Gaussian(0.8)}
+
+
+def test_noise_at_the_clients_trusts_nobody(tiny, tmp_path):
+    run = sightline.run(tiny(**{"privacy.where": "client"}), out=tmp_path / "run")
+    took_part = [run.ledger.composition(f"client-{n}", "server").total() for n in range(6)]
+    assert max(took_part) <= 4
+    assert run.summary["trusted"] == []
+    assert run.summary["observers"]["server"] == run.summary["observers"]["public"]
+    assert run.epsilon == accounting.epsilon({Gaussian(0.8): max(took_part)}, 1e-5)
+    assert Clear() not in run.ledger.composition("client-0", {"server", "public", "client-1"})
+
+
+def test_sample_unit_charges_every_client_its_own_steps(tiny, tmp_path):
+    changes = {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}, "privacy.noise_multiplier": 1.5}
+    experiment = tiny(**changes)
+    run = sightline.run(experiment, out=tmp_path / "run")
+    sizes = engine.build(experiment).federation.sizes
+    for client, size in enumerate(sizes):
+        step = Poisson(min(1.0, 4 / size), Gaussian(1.5))
+        steps = 2 * math.ceil(size / 4)
+        assert run.ledger.composition(f"client-{client}", "public") == {Repeat(steps, step): 4}
+
+
+def test_epsilon_calibrates_the_whole_run(tiny, tmp_path):
+    target = {"privacy.noise_multiplier": None, "privacy.epsilon": 3.0}
+    run = sightline.run(tiny(**target), out=tmp_path / "central")
+    assert 2.99 < run.epsilon <= 3.0
+    sample = {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}}
+    own = sightline.run(tiny(**target, **sample), out=tmp_path / "sample")
+    for client in range(6):
+        assert 2.99 < own.ledger.epsilon(f"client-{client}", "public", 1e-5) <= 3.0
+    assert own.summary["noise_multiplier"]["min"] < own.summary["noise_multiplier"]["max"]
+
+
+def test_calibration_covers_the_busiest_client(tiny, tmp_path):
+    changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 3.0, "privacy.where": "client"}
+    assert sightline.run(tiny(**changes), out=tmp_path / "run").epsilon <= 3.0
+
+
+def test_no_privacy_is_said_to_be_none(tiny, tmp_path):
+    run = sightline.run(tiny(**{"privacy": {"unit": "none"}}), out=tmp_path / "run")
+    assert run.summary["epsilon"] is None
+    assert run.epsilon == math.inf
+    assert "no guarantee" in run.report.read_text().lower()
+
+
+def test_local_training_gives_everybody_a_model(tiny, tmp_path):
+    changes = {"algorithm.name": "local", "privacy.unit": "sample", "sampling.clients": {"scheme": "full"}}
+    run = sightline.run(tiny(**changes), out=tmp_path / "run")
+    names = load_file(run.directory / "model.safetensors")
+    assert {name.split("/")[0] for name in names} == {f"client-{n}" for n in range(6)}
+    observed = run.ledger.composition("client-1", "client-2")
+    assert observed == run.ledger.composition("client-1", "public")
+    assert observed.total() == 4
+
+
+def test_an_empty_cohort_is_a_round_of_noise(tiny, tmp_path):
+    run = sightline.run(tiny(**{"sampling.clients": {"scheme": "poisson", "rate": 1e-9}}), out=tmp_path / "run")
+    assert run.summary["rounds_done"] == 4
+    local = {"sampling.clients": {"scheme": "poisson", "rate": 1e-9}, "privacy.where": "client"}
+    silent = sightline.run(tiny(**local), out=tmp_path / "local")
+    assert silent.epsilon == 0.0
+
+
+def broken_client(*, clients, rng):
+    for number in range(clients):
+        scale = 1e30 if number == 1 else 1.0
+        x = (rng.standard_normal((12, 4)) * scale).astype(np.float32)
+        yield x, rng.integers(0, 2, 12), x[:2] / scale, rng.integers(0, 2, 2)
+
+
+def test_a_broken_client_counts_as_zero_and_is_counted(tiny, tmp_path):
+    changes = {
+        "data": {"source": "tests.engine.test_run:broken_client", "clients": 5, "partition": "natural"},
+        "sampling.clients": {"scheme": "full"},
+        "local.learning_rate": 1e6,
+    }
+    run = sightline.run(tiny(**changes), out=tmp_path / "run")
+    assert run.summary["rejected_updates"] >= 1
+    assert np.isfinite(final_model(run)).all()
+
+
+def test_private_personal_models_need_noise_at_the_client(tiny):
+    with pytest.raises(Refused, match="where"):
+        engine.build(tiny(**{"algorithm.name": "local"}))
+
+
+def test_mechanisms_are_exactly_the_known_ones():
+    assert set(MECHANISMS) == {(u, w) for u in ("client", "sample", "none") for w in ("server", "client")}
+
+
+@pytest.mark.parametrize("unit", ["client", "sample", "none"])
+@pytest.mark.parametrize("where", ["server", "client"])
+@pytest.mark.parametrize("scheme", sorted(SAMPLERS))
+@pytest.mark.parametrize("algorithm", ["fedavg", "local"])
+def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_path, unit, where, scheme, algorithm):
+    rate = {"rate": 0.5} if scheme in ("poisson", "fixed") else {"uses": 2} if scheme == "balanced" else {}
+    changes = {
+        "rounds": 2,
+        "algorithm.name": algorithm,
+        "sampling.clients": {"scheme": scheme, **rate},
+        "privacy": {"unit": unit, "where": where} | ({} if unit == "none" else {"noise_multiplier": 1.0}),
+    }
+    if (unit, where) == ("sample", "server"):
+        changes |= {"local.epochs": None, "local.steps": 1}
+    try:
+        run = sightline.run(tiny(**changes), out=tmp_path / "run")
+    except InvalidInput:
+        assert scheme == "balanced" or (algorithm == "local" and where == "server")
+        assert not (tmp_path / "run").exists()
+        return
+    again = accounting.epsilon(dict(max(
+        (run.ledger.composition(f"client-{n}", "public") for n in range(6)),
+        key=lambda c: accounting.epsilon(dict(c), 1e-5),
+    )), 1e-5)  # fmt: skip
+    assert run.epsilon == again

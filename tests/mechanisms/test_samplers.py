@@ -1,0 +1,75 @@
+"""Every sampler draws what its event says."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sightline.config import ClientSampler
+from sightline.errors import Refused
+from sightline.events import Adjacency, Gaussian, Poisson, WithoutReplacement
+from sightline.mechanisms import SAMPLERS, build_sampler
+from sightline.randomness import Purpose, Streams
+
+EVENT = Gaussian(1.3)
+N, ROUNDS = 12, 4000
+SETTINGS = {
+    "full": ClientSampler(scheme="full"),
+    "poisson": ClientSampler(scheme="poisson", rate=0.3),
+    "fixed": ClientSampler(scheme="fixed", rate=0.25),
+}
+
+
+def sampler(name, adjacency=Adjacency.ADD_REMOVE):
+    return build_sampler(SETTINGS[name], population=N, adjacency=adjacency)
+
+
+def drawn(name):
+    streams = Streams.from_seed(5)
+    chosen = sampler(name)
+    rows = np.zeros((ROUNDS, N), dtype=int)
+    for time in range(ROUNDS):
+        rows[time, list(chosen.draw(rng=streams.rng(Purpose.COHORT, round=time)))] = 1
+    return rows
+
+
+def test_every_scheme_is_tested_or_refused():
+    assert set(SETTINGS) | {"balanced"} == set(SAMPLERS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_expected_cohort_is_what_is_drawn(name):
+    rows = drawn(name)
+    assert abs(rows.sum(1).mean() - sampler(name).expected) <= 5 * rows.sum(1).std() / np.sqrt(ROUNDS)
+
+
+def test_poisson_coins_are_independent_with_the_claimed_rate():
+    rows = drawn("poisson")
+    assert stats.binomtest(int(rows.sum()), rows.size, 0.3).pvalue > 1e-4
+    sizes = np.bincount(rows.sum(1), minlength=N + 1)
+    expected = stats.binom.pmf(np.arange(N + 1), N, 0.3) * ROUNDS
+    keep = expected > 5
+    found = np.append(sizes[keep], sizes[~keep].sum())
+    wanted = np.append(expected[keep], expected[~keep].sum())
+    assert stats.chisquare(found, wanted).pvalue > 1e-4
+    assert np.abs(np.corrcoef(rows.T)[~np.eye(N, dtype=bool)]).max() < 5 / np.sqrt(ROUNDS)
+
+
+def test_fixed_cohorts_have_one_size_and_no_favourites():
+    rows = drawn("fixed")
+    assert set(rows.sum(1)) == {3}
+    assert stats.chisquare(rows.sum(0)).pvalue > 1e-4
+
+
+def test_each_sampler_states_its_own_event():
+    assert sampler("full").hidden_event(EVENT) == EVENT
+    assert sampler("poisson").hidden_event(EVENT) == Poisson(0.3, EVENT)
+    assert sampler("fixed", Adjacency.REPLACE).hidden_event(EVENT) == WithoutReplacement(3, N, EVENT)
+
+
+def test_fixed_cohorts_never_get_poissons_numbers():
+    assert sampler("fixed").hidden_event(EVENT) == EVENT
+
+
+def test_balanced_is_refused_until_it_is_built():
+    with pytest.raises(Refused, match="balanced"):
+        build_sampler(ClientSampler(scheme="balanced", uses=2), population=N, adjacency=Adjacency.ADD_REMOVE)
