@@ -1,0 +1,127 @@
+"""The command line as a person meets it: real processes, exit codes, one line on stderr, nothing left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "examples" / "quickstart.toml")
+SHORT = ["--set", "rounds=2"]
+
+
+def sightline(*words, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "sightline", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1", **environment},
+        check=False,
+    )
+
+
+def test_run_prints_a_summary_and_the_report(tmp_path):
+    done = sightline("run", QUICKSTART, *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("test accuracy", "epsilon", "trusted", "server", "report.html"):
+        assert word in done.stdout
+    assert "round 2/2" in done.stderr
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path):
+    done = sightline("run", QUICKSTART, *SHORT, "--json", "--seed", "3", "--out", "here", cwd=tmp_path)
+    summary = json.loads(done.stdout)
+    assert summary["run_dir"] == "here"
+    assert summary["rounds_done"] == 2
+    assert "seed = 3" in (tmp_path / "here" / "config.toml").read_text()
+
+
+def test_resume_goes_on_and_the_budget_has_its_own_exit_code(tmp_path):
+    words = ("run", QUICKSTART, *SHORT, "--set", "privacy.noise_multiplier=1.0", "--set", "privacy.stop_at_epsilon=2.5")
+    first = sightline(*words, "--json", cwd=tmp_path)
+    assert first.returncode == 3
+    assert "stop_at_epsilon=2.5" in first.stderr
+    assert json.loads(first.stdout)["epsilon"] <= 2.5
+    again = sightline(*words, "--resume", "--json", cwd=tmp_path)
+    assert again.returncode == 3
+    assert json.loads(again.stdout)["epsilon"] == json.loads(first.stdout)["epsilon"]
+
+
+MISTAKES = [
+    (["run", "nowhere.toml"], "no such file"),
+    (["run", QUICKSTART, "--set", "algorithm.name=fedavgg"], 'did you mean "fedavg"'),
+    (["run", QUICKSTART, "--set", "algorithm.server_learning_rat=1"], "server_learning_rate"),
+    (["run", QUICKSTART, "--set", "topology.kind=moon"], "no such topology"),
+    (["run", QUICKSTART, "--set", "model.name=mpl"], 'did you mean "mlp"'),
+    (["run", QUICKSTART, "--set", "model.hiden=[3]"], 'did you mean "hidden"'),
+    (["run", QUICKSTART, "--set", "model.name=no.such:factory"], "cannot be imported"),
+    (["run", QUICKSTART, "--set", "model.init=nowhere.safetensors"], "no such file"),
+    (["run", QUICKSTART, "--set", "data.source=mnist"], "SIGHTLINE_DATA"),
+    (["run", QUICKSTART, "--set", "data.source=digit"], 'did you mean "digits"'),
+    (["run", QUICKSTART, "--set", "data.clients=5000"], "data.clients=5000"),
+    (["run", QUICKSTART, "--set", "privacy.epsilon=nan"], "privacy.epsilon=nan"),
+    (["run", QUICKSTART, "--set", "sampling.clients={scheme='balanced', uses=3}"], "balanced"),
+    (["run", QUICKSTART, "--runtime", "flour"], "flour"),
+    (["run", QUICKSTART, "--nosuch"], "nosuch"),
+    (["run"], "CONFIG"),
+    (["rum", QUICKSTART], 'did you mean "run"'),
+    (["report", "nowhere"], "no run.sqlite"),
+    (["run", QUICKSTART, "--resume"], "no such run"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), MISTAKES)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, words, part):
+    done = sightline(*words, cwd=tmp_path, SIGHTLINE_DATA=str(tmp_path / "nothing"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_users_own_model_and_data(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "from torch import nn\n"
+        "def model(input_shape, classes, width=4):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))\n"
+        "def shards(clients, rng):\n"
+        "    for _ in range(clients):\n"
+        "        x = rng.standard_normal((30, 3)).astype(np.float32)\n"
+        "        y = (x[:, 0] > 0).astype(np.int64)\n"
+        "        yield x[:20], y[:20], x[20:], y[20:]\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'rounds = 2\n[data]\nsource = "mine:shards"\nclients = 4\npartition = "natural"\nclasses = 2\n'
+        '[model]\nname = "mine:model"\nwidth = 5\n'
+    )
+    done = sightline("run", "mine.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["unit"] == "none"
+
+
+def test_help_is_quick_to_load_nothing_heavy():
+    heavy = "torch scipy sklearn dp_accounting matplotlib pydantic"
+    script = f"""
+import sys
+from sightline.cli.main import outcome
+outcome(["--help"])
+sys.exit(", ".join(name for name in "{heavy}".split() if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "run" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "report", "datasets"])
+def test_every_command_explains_itself(command, tmp_path):
+    done = sightline(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--json" in done.stdout

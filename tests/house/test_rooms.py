@@ -1,0 +1,95 @@
+"""The house keeps its own rules: who imports whom, who may use torch, that everything public says what it does."""
+
+import ast
+import inspect
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import sightline
+
+SOURCE = Path(sightline.__file__).parent
+ROOMS = (
+    "config events data models topology accounting ledger training mechanisms resources algorithms engine runtimes "
+    "audit report api cli"
+).split()
+"""In the order that data walks through them; `api` is the Python door beside the command line's."""
+FOUNDATION = {"errors", "randomness"}
+
+
+def room_of(path):
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path):
+    """(module, what) of every import statement, also the ones inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, "") for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", name.name) for name in node.names)
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if room_of(path) not in {"__init__", "__main__"})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_from_rooms_above_it(path):
+    room = room_of(path)
+    for module, name in imports(path):
+        if module == "sightline" and name not in ROOMS:
+            continue
+        parts = (f"{module}.{name}" if module == "sightline" else module).split(".")
+        if parts[0] != "sightline" or len(parts) < 2 or parts[1] in FOUNDATION:
+            continue
+        assert room not in FOUNDATION, f"{room} imports {module}"
+        allowed = ROOMS[: ROOMS.index(room) + 1]
+        assert parts[1] in allowed, f"{room} may not import {parts[1]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_heavy_libraries_stay_in_their_rooms(path):
+    room = room_of(path)
+    for module, name in imports(path):
+        top = module.split(".")[0]
+        if room in {"events", "ledger", "accounting", "config", "topology"}:
+            assert top != "torch", f"{room} imports torch"
+        if top == "torch" and ("nn" in (name, *module.split(".")) or "autograd" in module or name == "autograd"):
+            assert room in {"models", "training"}, f"{room} imports {module}.{name}"
+        if top == "flwr":
+            assert "flower" in path.parts, "only runtimes/flower imports flwr"
+
+
+def test_every_room_says_what_it_is():
+    for room in {room_of(path) for path in FILES} & set(ROOMS) - {"api"}:
+        readme = SOURCE / room / "README.md"
+        assert readme.is_file(), f"{room} has no README.md"
+        assert len(readme.read_text().splitlines()) >= 5
+
+
+def public_things():
+    for info in pkgutil.walk_packages([str(SOURCE)], "sightline."):
+        if info.name.endswith("__main__"):
+            continue
+        module = import_module(info.name)
+        for name, thing in vars(module).items():
+            ours = getattr(thing, "__module__", None) == info.name
+            if ours and not name.startswith("_") and (inspect.isfunction(thing) or inspect.isclass(thing)):
+                yield f"{info.name}.{name}", thing
+
+
+def test_everything_public_has_a_docstring():
+    silent = [name for name, thing in public_things() if not (thing.__doc__ or "").strip()]
+    assert silent == []
+
+
+def test_no_names_that_say_nothing():
+    assert not [path for path in FILES if path.stem in {"utils", "helpers", "common", "misc"}]
+
+
+def test_no_assert_outside_the_tests():
+    for path in FILES:
+        assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)], path
