@@ -1,0 +1,18 @@
+"""The examples in the docstrings are run."""
+
+import doctest
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import sightline
+
+MODULES = [
+    info.name for info in pkgutil.walk_packages(sightline.__path__, "sightline.") if not info.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_tell_the_truth(name):
+    assert doctest.testmod(import_module(name)).failed == 0
