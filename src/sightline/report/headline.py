@@ -1,0 +1,169 @@
+"""The top of the page: what came out, and what the guarantee means in plain words."""
+
+import math
+from datetime import datetime
+
+from sightline.events import Adjacency, Unit
+from sightline.report.numbers import NONE, count, duration, number, percent, plural, short, upper
+from sightline.report.run import Run
+from sightline.report.section import Content, Section
+
+FALSE_ALARMS = 0.05
+"""The share of false alarms at which the guarantee is put into words."""
+
+
+def content(run: Run) -> Content:
+    """Name, status, figures, promise and its limits."""
+    return {
+        "name": run.name,
+        "status": str(run.fact("status", "unknown")),
+        "reason": str(run.fact("status_reason", "")),
+        "about": about(run),
+        "figures": figures(run),
+        "promise": promise(run),
+        "limits": limits(run),
+        "unfinished": unfinished(run),
+        "guarantee": list(run.fact("guarantee", [])) if run.unit is not Unit.NONE else [],
+        "caveats": list(run.fact("caveats", [])),
+    }
+
+
+SECTION = Section("headline", "Result", content)
+
+
+def about(run: Run) -> list[str]:
+    """Short facts for the line under the name."""
+    parameters = run.fact("parameters")
+    model = run.fact("model", "") and f"{run.fact('model')}" + (
+        f", {count(parameters)} parameters" if parameters else ""
+    )
+    source = run.fact("source")
+    words = [run.fact("algorithm", ""), f"{source} data" if source else "", model, run.fact("topology", "")]
+    words += [_moment(run.fact("created")), duration(run.fact("seconds")) if run.fact("seconds") else ""]
+    return [str(word) for word in words if word]
+
+
+def _moment(created: str | None) -> str:
+    try:
+        moment = datetime.fromisoformat(str(created))
+    except ValueError:
+        return ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}" + (" UTC" if moment.tzname() == "UTC" else "")
+
+
+def figures(run: Run) -> list[dict[str, str]]:
+    """The numbers that a reader looks for first, each with its name and what it is of."""
+    planned = run.fact("rounds_planned")
+    worst, loss = run.last("client_accuracy_worst"), run.last("test_loss")
+    found = [
+        ("Test accuracy", percent(run.last("test_accuracy")), f"loss {number(loss)}" if loss is not None else ""),
+        ("Epsilon", epsilon_words(run), _epsilon_note(run)),
+        ("Protected", protected(run), _adjacency(run)),
+        ("Clients", count(run.fact("clients")), f"worst at {percent(worst)}" if worst is not None else ""),
+        ("Rounds", count(run.rounds_done), f"of {count(planned)} planned" if planned else ""),
+        ("Releases", count(len(run.ledger)), "written to the ledger"),
+    ]
+    return [{"name": name, "value": value, "note": note} for name, value, note in found]
+
+
+def epsilon_words(run: Run) -> str:
+    """The headline's epsilon: rounded up, or the plain word that there is none."""
+    if run.unit is Unit.NONE:
+        return "none"
+    return NONE if run.epsilon is None else upper(run.epsilon)
+
+
+def _epsilon_note(run: Run) -> str:
+    if run.unit is Unit.NONE or (run.epsilon is not None and math.isinf(run.epsilon)):
+        return "no guarantee"
+    target = run.fact("target_epsilon")
+    words = f"at δ = {short(run.delta)}" if run.delta else ""
+    return words + (f", target {short(target)}" if target else "")
+
+
+def protected(run: Run) -> str:
+    """Whom the guarantee is for."""
+    return {Unit.CLIENT: "each client", Unit.SAMPLE: "each example", Unit.NONE: "nobody"}[run.unit]
+
+
+def _adjacency(run: Run) -> str:
+    if run.unit is Unit.NONE:
+        return "no noise was added"
+    return {Adjacency.ADD_REMOVE: "in or out", Adjacency.REPLACE: "exchanged for any other"}.get(
+        run.fact("adjacency"), ""
+    )
+
+
+def promise(run: Run) -> list[str]:
+    """What the guarantee means, in two sentences; the first is set larger."""
+    if run.unit is Unit.NONE:
+        return [
+            "There is no privacy guarantee.",
+            "The models were published without noise: whoever sees them may learn anything that they reveal.",
+        ]
+    if run.epsilon is None:
+        return ["The run has not yet stated an epsilon, so nothing is promised here."]
+    if math.isinf(run.epsilon):
+        against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
+        return [f"There is no privacy guarantee against {against}.", "Something reached them in the clear."]
+    return [_strength(run.epsilon, question(run)), odds(run.epsilon, run.delta or 0.0)]
+
+
+def question(run: Run) -> str:
+    """What an observer must not find out."""
+    if run.fact("adjacency") == Adjacency.REPLACE:
+        return (
+            f"which of two sets of data any one {run.who} held" if run.who == "client" else "what any one example was"
+        )
+    return "whether any one client took part" if run.who == "client" else "whether any one example was used"
+
+
+def _strength(epsilon: float, question: str) -> str:
+    if epsilon <= 1:
+        return f"Whoever sees every published model can hardly tell {question}."
+    if epsilon <= 4:
+        return f"Whoever sees every published model gets only limited evidence of {question}."
+    return f"What the published models can tell about {question} is bounded, but at this epsilon the bound is loose."
+
+
+def odds(epsilon: float, delta: float) -> str:
+    """The guarantee as the power of the best test, rounded up."""
+    power, blind = upper(100 * power_at_most(epsilon, delta), digits=4), f"{100 * FALSE_ALARMS:g} %"
+    return (
+        f"In numbers: a test with {blind} false alarms finds the true cases at most {power} % of the time; "
+        f"a blind guess finds {blind}."
+    )
+
+
+def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
+    """The best power of a test between two neighbours: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
+
+    Reference: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", Theorem 2.1.
+    """
+    grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
+
+
+def limits(run: Run) -> list[str]:
+    """What the guarantee does not say."""
+    if run.unit is Unit.NONE or run.epsilon is None or math.isinf(run.epsilon):
+        return []
+    found = ["It does not hide what is true of the whole population: a model may tell of people who never took part."]
+    if run.unit is Unit.CLIENT:
+        found.append("A person whose data are held by several clients is protected by less than this epsilon says.")
+    else:
+        found.append("A person with several examples is protected by less than this epsilon says.")
+    if run.trusted:
+        found.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
+    return found
+
+
+def unfinished(run: Run) -> str:
+    """A word about releases of a round that has no metrics, or that the rounds' epsilon does not cover."""
+    if not run.unfinished:
+        more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
+        return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
+    return (
+        f"The ledger holds {plural(run.unfinished, 'release')} of a round that is not finished or was broken off; "
+        "epsilon counts them."
+    )

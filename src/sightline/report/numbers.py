@@ -1,0 +1,106 @@
+"""Numbers in words: one way to show each kind of quantity on every page."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+
+NONE = "–"
+"""What stands where there is no number."""
+
+INFINITE = "∞"
+
+
+def upper(value: float | None, digits: int = 3) -> str:
+    """An upper bound, rounded up: what is printed is never smaller than what was computed. None is infinite.
+
+    >>> upper(7.9932), upper(8.0), upper(0.12341), upper(389.2), upper(None)
+    ('8.00', '8.00', '0.124', '390', '∞')
+    """
+    if value is None or not math.isfinite(value):
+        return INFINITE
+    if value == 0:
+        return "0"
+    return _to_digits(value, digits, ROUND_CEILING)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A measured number to a few significant digits.
+
+    >>> number(0.53219), number(12.0), number(None), number(1.5e9), number(0.00001234)
+    ('0.532', '12.0', '–', '1.5e9', '1.23e-5')
+    """
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return short(float(f"{value:.{digits}g}"))
+    return _to_digits(value, digits, ROUND_HALF_EVEN) if value else "0"
+
+
+def _to_digits(value: float, digits: int, rounding: str) -> str:
+    exact = Decimal(repr(float(value)))
+    if abs(exact.adjusted()) > 6:
+        quantum = Decimal((0, (1,), exact.adjusted() - digits + 1))
+        return short(float(exact.quantize(quantum, rounding=rounding)))
+    places = max(0, digits - 1 - exact.adjusted())
+    return f"{exact.quantize(Decimal((0, (1,), -places)), rounding=rounding):,}"
+
+
+def short(value: float, digits: int = 6) -> str:
+    """A setting as a person would type it: no trailing zeros, no padded exponent.
+
+    >>> short(1e-05), short(0.5), short(1.0), short(1234567.0)
+    ('1e-5', '0.5', '1', '1.23457e6')
+    """
+    text = f"{value:.{digits}g}"
+    mantissa, mark, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if mark else mantissa
+
+
+def percent(share: float | None) -> str:
+    """A share of one.
+
+    >>> percent(0.91234), percent(1.0), percent(None)
+    ('91.2 %', '100.0 %', '–')
+    """
+    return NONE if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number with its thousands set apart."""
+    return NONE if value is None or not math.isfinite(value) else f"{round(value):,}"
+
+
+def floats_as_bytes(floats: float) -> str:
+    """The volume of that many 32-bit floats.
+
+    >>> floats_as_bytes(4810), floats_as_bytes(250_000_000)
+    ('19.2 kB', '1.00 GB')
+    """
+    volume = 4.0 * floats
+    for name in ("B", "kB", "MB", "GB", "TB"):
+        if volume < 1000 or name == "TB":
+            break
+        volume /= 1000
+    return f"{count(volume)} B" if name == "B" else f"{number(volume)} {name}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in the two units that matter.
+
+    >>> duration(0.5), duration(12.34), duration(754), duration(7400), duration(None)
+    ('500 ms', '12.3 s', '12 min 34 s', '2 h 3 min', '–')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 59.95:
+        return f"{1000 * seconds:.0f} ms" if seconds < 0.95 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(number_of: int, noun: str) -> str:
+    """A counted noun.
+
+    >>> plural(1, "release"), plural(3000, "release")
+    ('1 release', '3,000 releases')
+    """
+    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")

@@ -1,0 +1,88 @@
+"""The page: sections in their order, drawn by templates into one file that needs nothing else."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sightline.errors import invalid
+from sightline.report import clients, curves, headline, settings, sight, traffic
+from sightline.report.disk import write_whole
+from sightline.report.run import Run
+from sightline.report.section import Section
+
+REPORT = "report.html"
+
+SECTIONS: tuple[Section, ...] = (
+    headline.SECTION,
+    curves.SECTION,
+    sight.SECTION,
+    clients.SECTION,
+    traffic.SECTION,
+    settings.SECTION,
+)
+"""To add a section: a module with its `content`, a template of the same name, and a line here."""
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write `report.html` into a run directory, from its own records, and return its path.
+
+    Guarantees: the page loads nothing from anywhere and says so in its Content-Security-Policy; whatever a run's names
+    and words hold is shown as text; the file is replaced whole.
+    """
+    return write_page(Run.read(Path(run_dir)))
+
+
+def write_page(run: Run) -> Path:
+    """Write the page of a run that was read before."""
+    path = run.directory / REPORT
+    try:
+        write_whole(path, render(run))
+    except OSError as error:
+        invalid("report", path, f"cannot be written ({error.strerror})", "make the run directory writable")
+    return path
+
+
+def render(run: Run, sections: Sequence[Section] = SECTIONS) -> str:
+    """The page of a run as text."""
+    found = [(section, section.content(run)) for section in sections]
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_sealed(style)}; script-src {_sealed(script)}; base-uri 'none'"
+    )
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=run.name,
+            sections=[(section, content) for section, content in found if content is not None],
+            style=Markup(style),  # our own files: no user's words in them
+            script=Markup(script),
+            policy=policy,
+            version=run.fact("sightline_version", ""),
+        )
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("sightline", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("sightline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _sealed(text: str) -> str:
+    """The source expression that allows exactly this text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,23 @@
+"""A section of the page: a title, a template of its name, and a function that says what the template shows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sightline.report.run import Run
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """`content` answers None when the run has nothing to say here; the section is then left out."""
+
+    name: str
+    title: str
+    content: Callable[[Run], Content | None]
+
+    @property
+    def template(self) -> str:
+        """The file that draws it."""
+        return f"{self.name}.html"

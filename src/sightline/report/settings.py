@@ -1,0 +1,90 @@
+"""What was run: settings, versions, randomness and the seal of the ledger."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sightline.report.numbers import count, short
+from sightline.report.run import Run
+from sightline.report.section import Content, Section
+
+NOISE_SOURCES = {
+    "seed": "derived from the seed: reproducible, for simulation only",
+    "os": "entropy of the operating system",
+}
+
+
+def content(run: Run) -> Content:
+    """Two lists of facts, the resolved file, the versions, and the head of the hash chain."""
+    return {
+        "lists": [
+            ("Training", _shown(training(run))),
+            ("Privacy", _shown(privacy(run))),
+            ("Machine", _shown(machine(run))),
+        ],
+        "settings": run.settings,
+        "head": run.head,
+    }
+
+
+SECTION = Section("settings", "Settings", content)
+
+
+def training(run: Run) -> dict[str, Any]:
+    """What was trained, on what, by which algorithm."""
+    return {
+        "data": run.fact("source"),
+        "examples are": run.fact("kind"),
+        "classes": run.fact("classes"),
+        "model": run.fact("model"),
+        "parameters": run.fact("parameters"),
+        "algorithm": run.fact("algorithm"),
+        **{f"algorithm.{name}": value for name, value in run.fact("algorithm_settings", {}).items()},
+        "topology": run.fact("topology"),
+        **{f"sampling.{name}": value for name, value in run.fact("sampling", {}).items()},
+    }
+
+
+def privacy(run: Run) -> dict[str, Any]:
+    """What was promised and by which noise."""
+    names = ("unit", "adjacency", "where", "clip_norm", "noise_multiplier", "noise_std", "target_epsilon", "delta")
+    source = run.fact("noise_source")
+    return {
+        **{name: run.fact(name) for name in names},
+        "accountant": run.fact("accountant"),
+        "noise": NOISE_SOURCES.get(source, source),
+    }
+
+
+def machine(run: Run) -> dict[str, Any]:
+    """What it ran on."""
+    versions = run.fact("versions", {})
+    return {
+        "seed": None if run.fact("seed") is None else str(run.fact("seed")),
+        "threads": run.fact("threads"),
+        "sightline": run.fact("sightline_version"),
+        **{name: version for name, version in versions.items() if name != "sightline"},
+    }
+
+
+def _shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, shown(value)) for name, value in facts.items() if value is not None and value != {}]
+
+
+def shown(value: Any) -> str:
+    """A setting as text.
+
+    >>> shown({"min": 0.5, "max": 1.25}), shown({"scheme": "poisson", "rate": 0.5}), shown([1, 2]), shown(4810)
+    ('0.5 to 1.25', 'poisson, rate 0.5', '1, 2', '4,810')
+    """
+    if isinstance(value, Mapping):
+        if set(value) == {"min", "max"}:
+            return f"{shown(value['min'])} to {shown(value['max'])}"
+        parts = [shown(part) if name == "scheme" else f"{name} {shown(part)}" for name, part in value.items()]
+        return ", ".join(parts)
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(part) for part in value)
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return count(value)
+    return short(value) if isinstance(value, float) else str(value)

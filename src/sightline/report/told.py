@@ -1,0 +1,144 @@
+"""The ledger told in few rows: releases that differ only in time, numbers or sender become one."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sightline.events import Clear, Event, Product, Unit
+from sightline.ledger import NOBODY, Parties, Release, written
+from sightline.report.explain import explain, shape, told_as_one
+from sightline.report.numbers import count
+
+Key = tuple[str, str, str, Parties, int, Parties]
+
+
+@dataclass
+class Told:
+    """Releases of one kind: from whom, what, of whom, how hidden, to whom, when, how often."""
+
+    what: str
+    audience: Parties
+    peers: int
+    coins_known_to: Parties
+    clear: bool
+    of_itself: bool
+    first: int
+    last: int
+    sources: set[str] = field(default_factory=set)
+    subjects: set[Parties] = field(default_factory=set)
+    explanations: set[str] = field(default_factory=set)
+    count: int = 0
+
+    @property
+    def source(self) -> str:
+        """Who published."""
+        return written(frozenset(self.sources))
+
+    @property
+    def about(self) -> str:
+        """Whose data it depends on."""
+        if self.of_itself:
+            return "itself" if len(self.sources) == 1 else "each of itself"
+        everyone = written(NOBODY.union(*self.subjects)) or "nobody"
+        sizes = sorted(len(some) for some in self.subjects)
+        span = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
+        return everyone if len(self.subjects) == 1 else f"{everyone}, {span} at a time"
+
+    @property
+    def seen_by(self) -> str:
+        """Who saw it; peers are others of the senders' own kind."""
+        peers = "the others" if self.peers == len(self.sources) - 1 else f"{count(self.peers)} of the others"
+        words = [peers] if self.peers and self.of_itself else []
+        return ", ".join(filter(None, [*words, written(self.audience)])) or "nobody"
+
+    @property
+    def how(self) -> str:
+        """How it was hidden; when somebody knows the coins, that too."""
+        words = told_as_one(self.explanations)
+        return words + (f"; coins known to {written(self.coins_known_to)}" if self.coins_known_to else "")
+
+    @property
+    def when(self) -> str:
+        """The rounds it was made in."""
+        return count(self.first) if self.first == self.last else f"{count(self.first)}–{count(self.last)}"
+
+    def take(self, release: Release, words: str) -> None:
+        """One more release of this kind."""
+        self.count += 1
+        self.first, self.last = min(self.first, release.time), max(self.last, release.time)
+        self.sources.add(release.source)
+        self.explanations.add(words)
+        if not self.of_itself:
+            self.subjects.add(release.subjects)
+
+
+class _Teller:
+    """Gathers releases; what is costly is done once per different event and audience."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.who = "example" if unit is Unit.SAMPLE else "client"
+        self.rows: dict[Key, Told] = {}
+        self._words: dict[Event, tuple[str, str]] = {}
+        self._audiences: dict[tuple[str, Parties], tuple[Parties, int]] = {}
+
+    def add(self, release: Release) -> None:
+        """Put a release into the row of its kind."""
+        words, form = self._words.get(release.event) or self._explained(release.event)
+        of_itself = release.subjects == {release.source}
+        source = kind_of(release.source) if of_itself else release.source
+        rest, peers = self._parted(source, release) if of_itself else (release.audience, 0)
+        key = (source, release.what, form, rest, peers, release.coins_known_to)
+        if key not in self.rows:
+            self.rows[key] = _started(release, rest, peers, of_itself)
+        self.rows[key].take(release, words)
+
+    def _explained(self, event: Event) -> tuple[str, str]:
+        words = explain(event, self.who)
+        return self._words.setdefault(event, (words, shape(words)))
+
+    def _parted(self, kind: str, release: Release) -> tuple[Parties, int]:
+        """An audience as its members of other kinds, and how many of the sender's own kind besides the sender."""
+        key = (kind, release.audience)
+        if key not in self._audiences:
+            rest = frozenset(name for name in release.audience if kind_of(name) != kind)
+            self._audiences[key] = (rest, len(release.audience) - len(rest))
+        rest, peers = self._audiences[key]
+        return rest, peers - (release.source in release.audience)
+
+
+def _started(release: Release, audience: Parties, peers: int, of_itself: bool) -> Told:
+    return Told(
+        what=release.what,
+        audience=audience,
+        peers=peers,
+        coins_known_to=release.coins_known_to,
+        clear=holds_clear(release.event),
+        of_itself=of_itself,
+        first=release.time,
+        last=release.time,
+    )
+
+
+def tell(releases: Iterable[Release], unit: Unit) -> list[Told]:
+    """The rows, in the order in which their kinds first appeared."""
+    teller = _Teller(unit)
+    for release in releases:
+        teller.add(release)
+    return list(teller.rows.values())
+
+
+def holds_clear(event: Event) -> bool:
+    """Whether anything in the event goes without noise."""
+    if isinstance(event, Product):
+        return any(holds_clear(part) for part in event.events)
+    inner = getattr(event, "event", None)
+    return holds_clear(inner) if isinstance(inner, Event) else isinstance(event, Clear)
+
+
+def kind_of(name: str) -> str:
+    """The kind in a participant's name.
+
+    >>> kind_of("client-12"), kind_of("server")
+    ('client', 'server')
+    """
+    return re.sub(r"-\d+$", "", name)

@@ -1,0 +1,61 @@
+"""Every event has words of its own."""
+
+import pytest
+
+from sightline.events import (
+    Allocation,
+    Clear,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+)
+from sightline.report import explain
+from sightline.report.explain import shape, told_as_one
+
+NOISE = Gaussian(1.25)
+WORDS = {
+    NOISE: ["Gaussian noise", "z = 1.25"],
+    Clear(): ["in the clear"],
+    Pure(0.5): ["pure", "0.5"],
+    Exponential(0.125): ["exponential mechanism", "0.125"],
+    Poisson(0.3, NOISE): ["z = 1.25", "each client", "hidden coin of probability 0.3"],
+    WithoutReplacement(5, 2000, NOISE): ["z = 1.25", "exactly 5 of 2,000 clients"],
+    Split(3, NOISE): ["z = 1.25", "one of 3 parts"],
+    Allocation(100, 7, NOISE): ["z = 1.25", "exactly 7 of 100 steps"],
+    Repeat(4, NOISE): ["4 times", "z = 1.25"],
+    Product((NOISE, Pure(0.5))): ["together", "z = 1.25", "0.5"],
+    Product(()): ["nothing new"],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(Event.registry))
+def test_every_registered_event_has_words_and_is_under_test(kind: str) -> None:
+    cls = Event.registry[kind]
+    assert explain.dispatch(cls) is not explain.dispatch(Event), f"explain has no words for {kind}"
+    assert any(type(event) is cls for event in WORDS)
+
+
+@pytest.mark.parametrize(("event", "words"), WORDS.items(), ids=lambda value: type(value).__name__)
+def test_the_words_hold_every_setting(event: Event, words: list[str]) -> None:
+    told = explain(event, who="client")
+    assert [word for word in words if word not in told] == []
+
+
+def test_the_sentence_of_the_quickstart() -> None:
+    told = explain(Poisson(0.5, Gaussian(1.2)), who="client")
+    assert told == "Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5"
+
+
+def test_words_of_one_shape_are_told_as_one_with_ranges() -> None:
+    texts = [explain(Repeat(3 * n, Poisson(0.1 * n, Gaussian(2.0))), who="example") for n in (2, 1, 4)]
+    assert len({shape(text) for text in texts}) == 1
+    assert told_as_one(texts) == (
+        "3 to 12 times: Gaussian noise, z = 2, each example by a hidden coin of probability 0.1 to 0.4"
+    )
+    assert shape(texts[0]) != shape(explain(Gaussian(2.0)))
