@@ -1,0 +1,40 @@
+"""A recurrent classifier of token sequences."""
+
+from torch import Tensor, nn
+
+from sightline.data.federation import Kind
+from sightline.errors import invalid
+from sightline.models.dense import positive
+
+
+class BiLSTM(nn.Module):
+    """Embedding, LSTM in both directions, mean over the tokens, output layer."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True, bidirectional=True)
+        self.output = nn.Linear(2 * hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of a batch of token sequences (n, tokens)."""
+        states, _ = self.lstm(self.embedding(tokens))
+        logits: Tensor = self.output(states.mean(1))
+        return logits
+
+
+def bilstm(
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    kind: Kind,
+    vocabulary: int,
+    embedding: int = 300,
+    hidden: int = 256,
+) -> nn.Module:
+    """Bi-directional LSTM of the Sent140 experiments (embedding 300, 256 each way by default)."""
+    if kind is not Kind.TEXT or len(input_shape) != 1:
+        invalid("model.name", "bilstm", f"takes token sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
+    if vocabulary < 1:
+        invalid("vocabulary", vocabulary, "the data state how many tokens there are")
+    return BiLSTM(vocabulary, positive("embedding", embedding), positive("hidden", hidden), classes)

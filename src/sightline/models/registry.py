@@ -1,0 +1,143 @@
+"""Models by name, and the user's own as "package.module:factory"."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.data.federation import Kind
+from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.models.convolutional import cnn, cnn_3x3, cnn_mcmahan, cnn_small
+from sightline.models.dense import linear, mlp
+from sightline.models.flat import FlatModel, layout_of, make
+from sightline.models.recurrent import bilstm
+from sightline.models.residual import resnet, resnet18, resnet101, wide_resnet_40_4
+
+Factory = Callable[..., nn.Module]
+
+MODELS: dict[str, Factory] = {
+    factory.__name__: factory
+    for factory in (
+        linear, mlp, cnn, cnn_mcmahan, cnn_small, cnn_3x3, resnet, resnet18, resnet101, wide_resnet_40_4, bilstm,
+    )
+}  # fmt: skip
+"""Every model Sightline brings, by the name used in the experiment file."""
+
+
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    kind: Kind,
+    vocabulary: int = 0,
+    settings: Mapping[str, Any],
+) -> FlatModel:
+    """The model of that name for these data, as a flat vector and a module factory.
+
+    Guarantees: an unknown model or setting, a factory that cannot be imported or called, and a module whose output is
+    not (batch, classes) raise `InvalidInput` in one line; torch's global random state is left alone.
+
+    >>> build("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
+    28938
+    """
+    factory = own_factory(name) if ":" in name else known_factory(name)
+    facts = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind, "vocabulary": vocabulary}
+    ready = partial(factory, **arguments_for(name, factory, facts, settings))
+    module = first_module(name, ready, own=":" in name)
+    model = FlatModel(name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings))
+    check_module(name, module, model)
+    return model
+
+
+def known_factory(name: str) -> Factory:
+    """The factory of a model that Sightline brings."""
+    if name not in MODELS:
+        way_out = did_you_mean(name, list(MODELS)) + ' (your own: "package.module:factory")'
+        invalid("model.name", name, "no such model", way_out)
+    return MODELS[name]
+
+
+def own_factory(name: str) -> Factory:
+    """The user's factory behind "package.module:factory"."""
+    place, _, attribute = name.partition(":")
+    try:
+        module = import_module(place)
+    except Exception as error:
+        cause = cause_of(error)
+        invalid("model.name", name, f"module {place!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        known = [word for word in vars(module) if not word.startswith("_")]
+        invalid("model.name", name, f"module {place!r} has no {attribute!r}", did_you_mean(attribute, known))
+    if not callable(factory):
+        invalid("model.name", name, "is not callable", "name a function or class that returns a torch.nn.Module")
+    return factory  # type: ignore[no-any-return]
+
+
+def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of the data that the factory asks for, and the settings, none of them unknown to it."""
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [word for word, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [word for word in named if word not in facts]
+    for word in settings:
+        if word in facts or (word not in known and not takes_any):
+            law = f"{name} has no such setting"
+            invalid(f"model.{word}", settings[word], law, did_you_mean(word, known) if known else "it has no settings")
+    return {word: fact for word, fact in facts.items() if takes_any or word in named} | dict(settings)
+
+
+def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.Module:
+    """The module, or one line that says why the factory did not give one."""
+    try:
+        module = make(ready, seed=0)
+    except SightlineError:
+        raise
+    except Exception as error:
+        if not own:
+            raise
+        cause = cause_of(error)
+        invalid(
+            "model.name", name, f"the factory failed ({cause})", "it is called with input_shape, classes and settings"
+        )
+    if not isinstance(module, nn.Module):
+        invalid("model.name", name, f"the factory gave a {type(module).__name__}", "return a torch.nn.Module")
+    return module
+
+
+def cause_of(error: Exception) -> str:
+    """The type and first words of an error in the user's code, on one line."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= 160 else words[:157] + "..."
+
+
+def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
+    """Raise unless the module has trainable float32 parameters and gives one logit per class and example."""
+    if not model.layout:
+        invalid("model.name", name, "the module has no parameters", "give it at least one layer")
+    for word, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
+    try:
+        with torch.no_grad():
+            output = module.eval()(probe_inputs(model, 2))
+    except Exception as error:
+        cause = cause_of(error)
+        invalid("model.name", name, f"fails on a batch of shape {(2, *model.input_shape)} ({cause})", "fix its forward")
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != (2, model.classes):
+        invalid("model.name", name, f"gives {shape} for 2 examples", f"return logits of shape (batch, {model.classes})")
+
+
+def probe_inputs(model: FlatModel, batch: int) -> Tensor:
+    """A batch of the model's input type and shape, different in every number, the same every time."""
+    size = (batch, *model.input_shape)
+    generator = torch.Generator().manual_seed(0)
+    if model.kind is Kind.TEXT:
+        return torch.randint(max(model.vocabulary, 1), size, generator=generator)
+    return torch.randn(size, generator=generator)
