@@ -1,11 +1,11 @@
 # make demo | make test: all a fresh clone needs. The rest is for the people who work here.
 PYTHON ?= python3
 BIN := .venv/bin
-# numba-free, two cores: one thread per test worker, two workers
+# two cores: one thread per test worker, two workers
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format constraints clean
+.PHONY: help demo test test-slow check format constraints bench bench-setup clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,20 @@ check: .venv/.ready  ## format, lint, types, then the fast tests
 format: .venv/.ready ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-setup: .bench/.ready ## install the peers that the benchmarks compare with, in environments of their own
+
+.bench/.ready: benchmarks/peers/requirements-pfl.txt benchmarks/peers/requirements-flwr.txt
+	@for peer in pfl flwr; do \
+	  test -x .bench/$$peer/bin/python || $(PYTHON) -m venv .bench/$$peer; \
+	  .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0; \
+	  .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -r benchmarks/peers/requirements-$$peer.txt || exit 1; \
+	done
+	@touch $@
+
+bench: .venv/.ready  ## run the benchmarks (quiet machine, please); fails when a goal is missed
+	$(BIN)/python -m benchmarks
 
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \

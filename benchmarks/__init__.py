@@ -1,0 +1,1 @@
+"""Ratios to peers and to the bare machine, measured in one run."""

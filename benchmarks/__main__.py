@@ -1,0 +1,65 @@
+"""`python -m benchmarks`: run the named benchmarks, or all; one line each; exit 1 when a goal is missed."""
+
+import argparse
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+from benchmarks.measure import Absent
+
+BENCHMARKS = {
+    "dpsgd_cnn": "private step / the fastest plain step, 28,938-parameter CNN",
+    "dpsgd_mlp": "private step / the fastest plain step, MLP 784-196-10",
+    "opacus_cnn": "Opacus' best mode / ours, CNN",
+    "opacus_mlp": "Opacus' best mode / ours, MLP",
+    "clients_linear": "loop over modules / stacked, 30 clients",
+    "round_pfl_small": "pfl / ours, a round of central-DP FedAvg, 26,010 parameters",
+    "round_pfl_cnn": "pfl / ours, a round of central-DP FedAvg, 1,626,442 parameters",
+    "round_flower_small": "Flower simulation / ours, the small round",
+    "round_limit": "our round / the bare matrix work of the same FLOPs",
+    "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
+    "accounting_allocation": "PLD_accounting / ours, random allocation",
+    "accounting_poisson": "dp_accounting PLD / ours, Poisson",
+}
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "growth"]))
+    parser.add_argument("--json", action="store_true", help="one JSON object per line and nothing else")
+    chosen = parser.parse_args()
+    for name in chosen.names:
+        if name not in BENCHMARKS and name != "growth":
+            parser.error(f"no benchmark {name!r}; known: {', '.join([*BENCHMARKS, 'growth'])}")
+    missed = False
+    for name in chosen.names or BENCHMARKS:
+        result = measured(name)
+        missed |= result.get("ok") is False
+        print(json.dumps(result) if chosen.json else told(result), flush=True)
+    return int(missed)
+
+
+def measured(name: str) -> dict[str, Any]:
+    """The result of one benchmark, or why there is none."""
+    try:
+        result: dict[str, Any] = import_module(f"benchmarks.{name}").run()
+        return result
+    except Absent as reason:
+        return {"name": name, "skipped": str(reason)}
+
+
+def told(result: dict[str, Any]) -> str:
+    """One line for a person."""
+    if "skipped" in result:
+        return f"{result['name']:24} skipped: {result['skipped']}"
+    verdict = "ok" if result.get("ok") else "MISSED"
+    rest = {key: value for key, value in result.items() if key not in ("name", "ratio", "goal", "ok")}
+    return (
+        f"{result['name']:24} {result.get('ratio', '-'):>8}  goal {result.get('goal', '-'):8} {verdict:7} {rest or ''}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

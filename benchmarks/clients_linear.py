@@ -1,0 +1,54 @@
+"""A loop over modules / stacked clients: 30 clients, logistic regression, 10 local epochs."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.measure import interleaved, line, medians
+from sightline.data import Kind, Shard
+from sightline.models import build
+from sightline.training import LocalWork, train
+
+CLIENTS, FEATURES, CLASSES, EPOCHS, BATCH = 30, 60, 10, 10, 10
+
+
+def shards() -> list[Shard]:
+    """Clients of uneven size, as the synthetic data sets have them."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(4.0, 1.0, CLIENTS).astype(int), 30, 400)
+    return [Shard(rng.standard_normal((n, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, n)) for n in sizes]
+
+
+def module_loop(data: list[Shard]) -> None:
+    """As people write it: a module, an optimiser and shuffled batches per client."""
+    for shard in data:
+        module = nn.Linear(FEATURES, CLASSES)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        x, y = torch.from_numpy(shard.x), torch.from_numpy(shard.y)
+        for _ in range(EPOCHS):
+            for index in torch.randperm(len(y)).split(BATCH):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(module(x[index]), y[index]).backward()
+                optimizer.step()
+
+
+def run() -> dict[str, Any]:
+    """One round of local training of all clients."""
+    torch.set_num_threads(1)
+    data = shards()
+    model = build("linear", input_shape=(FEATURES,), classes=CLASSES, kind=Kind.VECTOR, settings={})
+    start = torch.zeros(model.parameters)
+    work = LocalWork(learning_rate=0.05, batch_size=BATCH, epochs=EPOCHS)
+
+    def stacked() -> None:
+        rngs = [np.random.default_rng(n) for n in range(CLIENTS)]
+        for _ in train(model, start, data, work, rngs=rngs):
+            pass
+
+    found = medians(interleaved({"loop": lambda: module_loop(data), "stacked": stacked}, repeat=7, warm=1))
+    return line(
+        "clients_linear", found["loop"] / found["stacked"], 60, at_least=True,
+        milliseconds={name: round(1000 * seconds, 1) for name, seconds in found.items()},
+    )  # fmt: skip

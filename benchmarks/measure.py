@@ -1,0 +1,88 @@
+"""Medians of interleaved repetitions, and peers that wait in processes of their own."""
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PEERS = ROOT / ".bench"
+
+
+class Absent(Exception):
+    """A peer is not installed; the reason is for the user."""
+
+
+def interleaved(
+    work: Mapping[str, Callable[[], float | None]], *, repeat: int, warm: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each piece of work, one after the other, again and again; `warm` first turns are thrown away.
+
+    Work that times itself returns its seconds; otherwise the whole call is timed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(warm + repeat):
+        for name, call in work.items():
+            begun = time.perf_counter()
+            own = call()
+            spent = time.perf_counter() - begun if own is None else own
+            if turn >= warm:
+                seconds[name].append(spent)
+    return seconds
+
+
+def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of each."""
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def line(name: str, ratio: float, goal: float, *, at_least: bool, **more: Any) -> dict[str, Any]:
+    """The result of one benchmark."""
+    ok = ratio >= goal if at_least else ratio <= goal
+    sign = ">=" if at_least else "<="
+    return {"name": name, "ratio": round(ratio, 3), "goal": f"{sign} {goal:g}", "ok": ok} | more
+
+
+class Peer:
+    """A peer in its own virtual environment: a script that answers every line on stdin with one JSON line."""
+
+    def __init__(self, environment: str, script: str, *arguments: str) -> None:
+        python = PEERS / environment / "bin" / "python"
+        if not python.exists():
+            raise Absent(f"{environment} is not installed; run make bench-setup")
+        self._process = subprocess.Popen(
+            [str(python), str(ROOT / "benchmarks" / "peers" / script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def seconds(self) -> float:
+        """Let the peer do its work once; its own clock tells how long it took."""
+        return float(self.ask()["seconds"])
+
+    def ask(self) -> dict[str, Any]:
+        """The peer's next answer."""
+        if self._process.stdin is None or self._process.stdout is None:
+            raise Absent("the peer has no pipes")
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        for answer in self._process.stdout:
+            if answer.startswith("{"):
+                found: dict[str, Any] = json.loads(answer)
+                return found
+        raise Absent(f"the peer stopped with exit code {self._process.wait()}")
+
+    def close(self) -> None:
+        """Let it end."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()

@@ -1,0 +1,27 @@
+"""Peak memory of one round: 1,000 clients, 1.6 M parameters, cohort 50, in a process of its own."""
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.measure import ROOT, line
+
+GIGABYTE = 10**9
+
+
+def peak_of_a_round() -> None:
+    """Run two rounds and print the peak resident memory in bytes."""
+    from benchmarks.job import our_round
+
+    with our_round("cnn", workers=1) as call:
+        call()
+        call()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def run() -> dict[str, Any]:
+    """Everything counts: torch itself, the data (0.6 GB), the model, the updates."""
+    script = "from benchmarks.memory import peak_of_a_round; peak_of_a_round()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return line("memory", int(done.stdout.split()[-1]) / GIGABYTE, 2, at_least=False, unit="GB")
