@@ -1,0 +1,19 @@
+"""(start vectors, shards, work) -> end vectors: local SGD, DP-SGD with per-example clipping, evaluation."""
+
+from sightline.training.dispatch import clipping_note
+from sightline.training.evaluation import Evaluation, evaluate, evaluate_many
+from sightline.training.local import train
+from sightline.training.private import clipped_gradient_sum, dp_sgd
+from sightline.training.work import LocalTerms, LocalWork
+
+__all__ = [
+    "Evaluation",
+    "LocalTerms",
+    "LocalWork",
+    "clipped_gradient_sum",
+    "clipping_note",
+    "dp_sgd",
+    "evaluate",
+    "evaluate_many",
+    "train",
+]

@@ -1,0 +1,154 @@
+"""Which worker trains which model. Fast paths are chosen here and nowhere else."""
+
+import threading
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from sightline.models.flat import FlatModel, flatten
+from sightline.models.mixing import mixing_layer
+from sightline.models.registry import probe_inputs
+from sightline.training.chain import ChainWorker, chain_of
+from sightline.training.clipping import clipped_rows
+from sightline.training.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
+from sightline.training.dense_stack import DenseSlots, DenseStack, dense_slots
+from sightline.training.examples import one_by_one
+from sightline.training.hooked import HookedWorker, Unbookable
+from sightline.training.stacked import Builder
+from sightline.training.worker import Worker
+
+
+@dataclass(frozen=True, eq=False)
+class SmallConvolutional:
+    """A convolutional chain that can be stacked, and how many numbers an example's largest patches hold."""
+
+    parts: tuple[Part, ...]
+    floats: int
+
+
+class Bench(threading.local):
+    """The workers of this thread, one per model, kept as long as the model lives."""
+
+    def __init__(self) -> None:
+        self.workers: WeakKeyDictionary[FlatModel, Worker] = WeakKeyDictionary()
+        self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
+        self.stacks: WeakKeyDictionary[FlatModel, tuple[DenseSlots, ...] | None] = WeakKeyDictionary()
+
+
+BENCH = Bench()
+
+
+def worker_for(model: FlatModel) -> Worker:
+    """The fastest worker that can train this model; the same one every time in a thread."""
+    if model not in BENCH.workers:
+        BENCH.workers[model] = choose(model)
+    return BENCH.workers[model]
+
+
+def clipping_note(model: FlatModel) -> str | None:
+    """What a user should know when private training of this model takes the slow path; None when it does not."""
+    if type(worker_for(model)) is not Worker:
+        return None
+    return (
+        f"{model.name}: per-example gradients are computed without book-keeping, which is several times slower; "
+        "it knows Linear, Conv2d, GroupNorm, LayerNorm, Embedding and LSTM layers that are each used once"
+    )
+
+
+def dense_layers(model: FlatModel) -> tuple[DenseSlots, ...] | None:
+    """The layers of a fully connected network, whose clients are always trained side by side; else None."""
+    if model not in BENCH.stacks:
+        worker = worker_for(model)
+        BENCH.stacks[model] = dense_slots(model) if isinstance(worker, ChainWorker) else None
+    return BENCH.stacks[model]
+
+
+@dataclass(frozen=True, eq=False)
+class Stacking:
+    """How clients are stacked for plain steps."""
+
+    build: Builder
+    floats: int
+    """Numbers that one example's largest patches hold; 0 for fully connected networks."""
+
+    def takes(self, width: int) -> bool:
+        """Whether a client with batches of this width belongs on a stack: a matter of its own size only."""
+        return width * self.floats <= CLIENT_FLOATS
+
+    def most(self, width: int) -> int:
+        """How many clients of this width stand side by side."""
+        return max(2, GROUP_FLOATS // (width * self.floats)) if self.floats else 1 << 20
+
+
+def stacking_for(model: FlatModel) -> Stacking | None:
+    """How to stack clients of this model for plain steps; None: always in a loop."""
+    layers = dense_layers(model)
+    if layers is not None:
+        return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient), 0)
+    small = small_convolutional(model)
+    if small is None:
+        return None
+    return Stacking(lambda w, g: ConvStack(small.parts, w, g, model.input_shape), small.floats)
+
+
+def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
+    """The parts of a convolutional chain, when its worker has passed the probe as one."""
+    if model not in BENCH.small:
+        parts = conv_parts(model) if isinstance(worker_for(model), ChainWorker) else None
+        found = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
+        BENCH.small[model] = found
+    return BENCH.small[model]
+
+
+def choose(model: FlatModel) -> Worker:
+    """A chain of hand-written layers, else books on autograd, else autograd alone: the first that passes the probe."""
+    module = model.module()
+    nothing = torch.empty(model.parameters)
+    if mixing_layer(module) is None:
+        chained = chain_of(module, model.layout, nothing, nothing) is not None
+        for worker in (ChainWorker(model) if chained else None, None if chained else hooked(model)):
+            if worker is not None and agrees(worker):
+                return worker
+    return Worker(model)
+
+
+def hooked(model: FlatModel) -> HookedWorker | None:
+    """The book-keeping worker, when every layer has a scribe."""
+    try:
+        return HookedWorker(model)
+    except Unbookable:
+        return None
+
+
+def agrees(worker: Worker) -> bool:
+    """Whether gradient and clipped sum of a probe equal the definition, tensor by tensor: every example alone."""
+    model, worker.probing = worker.model, True
+    x, y = probe_inputs(model, 2), torch.arange(2) % model.classes
+    worker.weights.copy_(flatten(model.module()))
+    rows = one_by_one(model.module().eval(), model, worker.weights, x, y)
+    clip_norm = float(rows.norm(dim=1).median())
+    if not 0 < clip_norm < float("inf"):
+        return False
+    try:
+        clipped, mean = probe(worker, x, y, clip_norm)
+    except (Unbookable, RuntimeError):
+        return False
+    worker.probing = False
+    pairs = ((clipped, clipped_rows(rows, clip_norm)), (mean, rows.mean(0)))
+    return all(
+        float((got - expected)[slot.start : slot.stop].norm())
+        <= 1e-3 * float(expected[slot.start : slot.stop].norm()) + 1e-5 * clip_norm
+        for got, expected in pairs
+        for slot in model.layout
+    )
+
+
+def probe(worker: Worker, x: Tensor, y: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """The worker's clipped sum and mean gradient."""
+    inputs = worker.inputs(x.numpy())
+    worker.clipped_sum(inputs, y, clip_norm)
+    clipped = worker.gradient.clone()
+    worker.mean_gradient(inputs, y)
+    return clipped, worker.gradient.clone()

@@ -1,0 +1,107 @@
+"""DP-SGD inside clients: per-example clipping, Poisson batches, each client its own noise."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data.federation import Shard
+from sightline.errors import invalid
+from sightline.models.flat import FlatModel
+from sightline.training.batches import Index
+from sightline.training.descent import Descent
+from sightline.training.dispatch import dense_layers, worker_for
+from sightline.training.local import blocks, check_clients
+from sightline.training.privately import Privately
+from sightline.training.stacked import Block
+from sightline.training.stacked_private import private_stacked
+from sightline.training.work import LocalTerms, LocalWork, rows
+from sightline.training.worker import Worker, own_dropout
+
+
+def dp_sgd(
+    model: FlatModel,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    *,
+    clip_norm: float,
+    noise_std: Sequence[float],
+    sample_rates: Sequence[float],
+    steps: Sequence[int],
+    divisors: Sequence[float],
+    coin_rngs: Sequence[np.random.Generator],
+    noise_rngs: Sequence[np.random.Generator],
+    terms: LocalTerms | None = None,
+    batches: Sequence[Sequence[Index]] | None = None,
+) -> Iterator[Block]:
+    r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
+
+    `work` gives learning rate, momentum and weight decay; `steps`, not `work`, says how often. `batches[i]` lays down
+    the examples of each step of client i in place of its coins (balanced sampling).
+
+    Guarantees: one example changes the sum by at most C before the noise; every example tosses an independent coin at
+    every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and coins
+    come from the client's own generators, noise drawn afresh for all d coordinates at every step; rate 1 walks through
+    the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
+    """
+    terms = terms or LocalTerms()
+    how = Privately(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
+    per_client = {name: value for name, value in vars(how).items() if name != "clip_norm"}
+    check_clients(model, starts, terms, len(shards), **per_client)
+    layers = dense_layers(model)
+    if layers is not None:
+        return private_stacked(layers, model, starts, shards, work, terms, how)
+    return private_loop(model, starts, shards, work, terms, how)
+
+
+def private_loop(
+    model: FlatModel, starts: Tensor, shards: Sequence[Shard], work: LocalWork, terms: LocalTerms, how: Privately
+) -> Iterator[Block]:
+    """One client after the other on one worker."""
+    worker = worker_for(model)
+    for block in blocks(range(len(shards)), model.parameters):
+        ends = torch.empty(len(block), model.parameters)
+        for row, client in enumerate(block.tolist()):
+            worker.weights.copy_(rows(starts, client))
+            descent = Descent.begin(work, terms, worker.weights, client)
+            with own_dropout(worker, how.coin_rngs[client]):
+                descend_privately(worker, descent, shards[client], how, client)
+            ends[row] = worker.weights
+        yield block, ends
+
+
+def descend_privately(worker: Worker, descent: Descent, shard: Shard, how: Privately, client: int) -> None:
+    """One client's private steps on the worker's weights."""
+    x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
+    noises = how.noise_of(client, worker.gradient.numel())
+    for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
+        index = None if batch is None else torch.from_numpy(batch)
+        some_x, some_y = (x, y) if index is None else (x[index], y[index])
+        worker.clipped_sum(some_x, some_y, how.clip_norm)
+        if noise is not None:
+            worker.gradient.add_(noise, alpha=how.noise_std[client])
+        descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))
+
+
+def clipped_gradient_sum(
+    model: FlatModel,
+    vector: Tensor,
+    shard_x: NDArray[np.float32] | NDArray[np.int64],
+    shard_y: NDArray[np.int64],
+    *,
+    clip_norm: float,
+) -> Tensor:
+    r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the cross entropy of example j at `vector`.
+
+    Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero.
+    """
+    model.check(vector)
+    if not (np.isfinite(clip_norm) and clip_norm > 0):
+        invalid("clip_norm", clip_norm, "is a positive number")
+    worker = worker_for(model)
+    worker.weights.copy_(vector)
+    worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+    return worker.gradient.clone()
