@@ -1,0 +1,32 @@
+"""Events -> privacy loss -> epsilon(delta). Pure functions; upper bounds only; calibration."""
+
+from sightline.accounting.accountant import Accountant, delta, epsilon, epsilon_curve, interval
+from sightline.accounting.budget import Budget, Line, share
+from sightline.accounting.calibration import calibrate
+from sightline.accounting.canonical import Composition
+from sightline.accounting.interop import from_dp_event, to_dp_event
+from sightline.accounting.renyi import divergence
+from sightline.accounting.schemes import Scheme, balanced, check_ins, dropout, gaussian, poisson, split
+
+__all__ = [
+    "Accountant",
+    "Budget",
+    "Composition",
+    "Line",
+    "Scheme",
+    "balanced",
+    "calibrate",
+    "check_ins",
+    "delta",
+    "divergence",
+    "dropout",
+    "epsilon",
+    "epsilon_curve",
+    "from_dp_event",
+    "gaussian",
+    "interval",
+    "poisson",
+    "share",
+    "split",
+    "to_dp_event",
+]

@@ -1,0 +1,130 @@
+"""The mean of independent copies of a likelihood ratio: splitting into parts, and one use in a block of steps.
+
+On a logarithmic lattice the sum of points i and j depends on i - j only through a constant shift, so the law of a sum
+is a short loop over differences, each a vector operation on positive numbers: no transform, no spurious mass in the
+tails.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.accounting.law import Array, Law, on_step, trim
+
+FINENESS = 0.022
+"""Lattice step over the spread of the law, for one level of averaging; divided by the root of the number of levels."""
+MOST_POINTS = 6000
+"""Above this many lattice points a level of averaging becomes coarser instead of slower."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOf:
+    """The law of the mean of `copies` copies."""
+
+    copies: int
+    law: Law
+
+
+def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
+    """The law of (L_1 + ... + L_d) / d for independent copies, by doubling.
+
+    Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy.
+    """
+    fineness = FINENESS / math.sqrt(max(levels(copies), 5))
+    power = MeanOf(1, settled(law, fineness, tail))
+    total: MeanOf | None = None
+    rest = copies
+    while True:
+        if rest & 1:
+            total = power if total is None else weighted(total, power, fineness, tail)
+        rest >>= 1
+        if not rest:
+            return total.law if total else law
+        power = weighted(power, power, fineness, tail)
+
+
+def levels(copies: int) -> int:
+    """How many sums the doubling needs."""
+    return copies.bit_length() + copies.bit_count() - 2
+
+
+def settled(law: Law, fineness: float, tail: float) -> Law:
+    """Trimmed to its mass and put on the step that its spread asks for, never finer than it is."""
+    law = trim(law, tail)
+    return on_step(law, max(law.step, wanted_step(law, fineness)))
+
+
+def wanted_step(law: Law, fineness: float) -> float:
+    """The step that keeps the relative added variance small and the number of points bounded."""
+    return max(fineness * spread(law), law.step * len(law.mass) / MOST_POINTS)
+
+
+def spread(law: Law) -> float:
+    """Standard deviation of the loss under Q."""
+    return spread_of(law.loss, law.mass)
+
+
+def spread_of(loss: Array, mass: Array) -> float:
+    """Standard deviation of losses with the given masses."""
+    total = mass.sum()
+    mean = float((mass * loss).sum()) / total
+    return math.sqrt(max(float((mass * (loss - mean) ** 2).sum()) / total, 1e-300))
+
+
+def weighted(one: MeanOf, other: MeanOf, fineness: float, tail: float) -> MeanOf:
+    """The mean over the copies of both, on a lattice as fine as the result needs."""
+    copies = one.copies + other.copies
+    share = one.copies / copies
+    step = max(one.law.step, other.law.step)
+    first, second = on_step(one.law, step), on_step(other.law, step)
+    target = fineness * math.hypot(share * spread(first), (1 - share) * spread(second))
+    finer = max(1, math.floor(step / target + 1e-9))
+    law = weighted_sum(first, second, share, finer)
+    return MeanOf(copies, settled(law, fineness, tail))
+
+
+def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
+    """w A + (1 - w) B for independent A, B on lattices of one step; the result's step is `finer` times smaller."""
+    step = first.step / finer
+    log_share, log_rest = math.log(share), math.log1p(-share)
+    start = math.log(share * math.exp(first.start) + (1 - share) * math.exp(second.start))
+    if first.zero > 0 or second.zero > 0:
+        start = min(start, first.start + log_share, second.start + log_rest)
+    top = math.log(share * math.exp(first.loss[-1]) + (1 - share) * math.exp(second.loss[-1]))
+    out = np.zeros(math.ceil((top - start) / step) + 3)
+    ahead = np.arange(1 - len(second.mass), len(first.mass), dtype=np.float64)
+    shift = np.logaddexp(log_rest, log_share + first.start - second.start + first.step * ahead) + second.start - start
+    add_pairs(out, first.mass, second.mass, ahead, shift, step, finer)
+    add_shifted(out, first.mass * second.zero, first.start + log_share - start, step, finer)
+    add_shifted(out, second.mass * first.zero, second.start + log_rest - start, step, finer)
+    infinite = share * first.infinite + (1 - share) * second.infinite
+    return Law(start, step, out, first.zero * second.zero, infinite)
+
+
+def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Array, step: float, finer: int) -> None:
+    """Add the mass of every pair (i, j) at j * finer + shift[i - j] / step, split over the two points around it."""
+    base, upward = placed(np.maximum(shift / step, -finer * np.maximum(-ahead, 0.0)), step)
+    for difference, index, share in zip(ahead.astype(int).tolist(), base.tolist(), upward.tolist(), strict=True):
+        low, high = max(0, -difference), min(len(second), len(first) - difference)
+        pair = first[low + difference : high + difference] * second[low:high]
+        begin, end = index + finer * low, index + finer * (high - 1) + 1
+        raised = pair * share
+        out[begin:end:finer] += pair - raised
+        out[begin + 1 : end + 1 : finer] += raised
+
+
+def add_shifted(out: Array, mass: Array, shift: float, step: float, finer: int) -> None:
+    """Add a lattice of masses, shifted by a constant."""
+    if mass.any():
+        base, upward = placed(np.array([max(shift / step, 0.0)]), step)
+        begin, end = int(base[0]), int(base[0]) + finer * (len(mass) - 1) + 1
+        out[begin:end:finer] += mass * (1 - upward[0])
+        out[begin + 1 : end + 1 : finer] += mass * upward[0]
+
+
+def placed(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
+    """Lattice point below each place (in steps), and the mean-preserving part that goes to the point above it."""
+    below = np.floor(place)
+    return below.astype(np.int64), np.expm1((place - below) * step) / np.expm1(step)

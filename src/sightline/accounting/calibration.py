@@ -1,0 +1,89 @@
+"""The least noise that meets a budget, rounded to the private side."""
+
+import math
+from collections.abc import Callable
+
+from sightline.accounting.accountant import Accountant, check_delta
+from sightline.accounting.accountant import epsilon as epsilon_of
+from sightline.accounting.canonical import Composition
+from sightline.errors import invalid
+
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+DIGITS = 1e-6
+"""Relative width at which the search stops; the upper end is returned."""
+
+
+def calibrate(
+    composition_for: Callable[[float], Composition],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: Accountant = Accountant.PLD,
+) -> float:
+    """The smallest noise multiplier z whose composition costs at most (epsilon, delta).
+
+    Guarantees: the composition at the returned z was evaluated and costs at most epsilon.
+
+    >>> from sightline.events import Gaussian
+    >>> round(calibrate(lambda z: {Gaussian(z): 1}, epsilon=4.3772, delta=1e-5), 3)
+    1.0
+    """
+    check_delta(delta)
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        invalid("epsilon", epsilon, "a budget is positive and finite")
+
+    def excess(noise: float) -> float:
+        """log(cost / budget): negative when the noise is enough."""
+        cost = epsilon_of(composition_for(noise), delta, accountant=accountant)
+        return math.log(cost / epsilon) if 0 < cost < math.inf else (-30.0 if cost == 0 else 30.0)
+
+    low, high = bracket(excess, epsilon)
+    return narrowed(excess, low, high)
+
+
+Point = tuple[float, float]
+
+
+def bracket(excess: Callable[[float], float], epsilon: float) -> tuple[Point, Point]:
+    """Two noises, one too small and one large enough, near each other."""
+    noise = 1.0
+    here = (noise, excess(noise))
+    while here[1] > 0:
+        grow = min(max(2 ** (here[1] / math.log(2)), 1.3), 8.0) if here[1] < 3 else 4.0
+        noise *= grow
+        if noise > MOST_NOISE:
+            invalid(
+                "epsilon", epsilon, "no amount of noise reaches this budget", "raise it or drop releases without noise"
+            )
+        before, here = here, (noise, excess(noise))
+        if here[1] <= 0:
+            return before, here
+    while here[1] <= 0:
+        if noise <= LEAST_NOISE:
+            return here, here
+        noise = max(noise / (4.0 if here[1] < -2 else 1.6), LEAST_NOISE)
+        before, here = here, (noise, excess(noise))
+    return here, before
+
+
+def narrowed(excess: Callable[[float], float], low: Point, high: Point) -> float:
+    """Regula falsi in log-log coordinates with the Illinois rule; returns the end that is private enough."""
+    (x0, f0), (x1, f1) = (math.log(low[0]), low[1]), (math.log(high[0]), high[1])
+    if x0 == x1:
+        return high[0]
+    side = 0
+    for _ in range(20):
+        if x1 - x0 < DIGITS:
+            break
+        x = x1 - f1 * (x1 - x0) / (f1 - f0) if f1 != f0 else (x0 + x1) / 2
+        x = min(max(x + DIGITS / 4, x0 + (x1 - x0) * 0.01), x1 - (x1 - x0) * 1e-3)
+        f = excess(math.exp(x))
+        if f <= 0:
+            x1, f1 = x, f
+            f0 = f0 / 2 if side == 1 else f0
+            side = 1
+        else:
+            x0, f0 = x, f
+            f1 = f1 / 2 if side == -1 else f1
+            side = -1
+    return math.exp(x1)

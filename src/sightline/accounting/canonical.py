@@ -1,0 +1,124 @@
+"""One form for equal compositions: wrappers that do nothing vanish, repetitions and products become counts."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import singledispatch
+
+from sightline.errors import invalid, refuse
+from sightline.events import Allocation, Event, Gaussian, Poisson, Product, Repeat, Split, WithoutReplacement
+
+Composition = Mapping[Event, int]
+"""A multiset of events: what one observer saw of one subject."""
+
+STRONGEST = 12.0
+"""Gaussians are merged into copies whose 1 / noise_multiplier is at most this, so that masses stay representable."""
+
+
+def canonical(events: Composition) -> dict[Event, int]:
+    """The same composition with Repeat and Product resolved and all Gaussians merged (exactly: precisions add)."""
+    counts: Counter[Event] = Counter()
+    for event, times in events.items():
+        if times < 0 or int(times) != times:
+            invalid("times", times, "an event is counted a whole number of times")
+        if times:
+            for part, repeats in parts_of(event).items():
+                counts[part] += repeats * int(times)
+    check_adjacency(counts)
+    return merged_gaussians(counts)
+
+
+def merged_gaussians(counts: Mapping[Event, int]) -> dict[Event, int]:
+    """Gaussians composed are one Gaussian: 1/z^2 adds; it is divided again into copies of bounded strength."""
+    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, Gaussian))
+    others = {event: times for event, times in counts.items() if times and not isinstance(event, Gaussian)}
+    if precision == 0:
+        return others
+    copies = max(1, math.ceil(precision / STRONGEST**2))
+    return {Gaussian(math.sqrt(copies / precision)): copies} | others
+
+
+@singledispatch
+def parts_of(event: Event) -> dict[Event, int]:
+    """The independent releases an event consists of, with their counts."""
+    return {event: 1}
+
+
+@parts_of.register
+def _(event: Repeat) -> dict[Event, int]:
+    return {part: times * event.times for part, times in parts_of(event.event).items() if event.times}
+
+
+@parts_of.register
+def _(event: Product) -> dict[Event, int]:
+    counts: Counter[Event] = Counter()
+    for inner in event.events:
+        counts.update(parts_of(inner))
+    return dict(counts)
+
+
+@parts_of.register
+def _(event: Poisson) -> dict[Event, int]:
+    inner = simplified(event.event)
+    return parts_of(inner) if event.rate == 1 else wrapped(inner, Poisson(event.rate, inner))
+
+
+@parts_of.register
+def _(event: Split) -> dict[Event, int]:
+    inner = simplified(event.event)
+    return parts_of(inner) if event.parts == 1 else wrapped(inner, Split(event.parts, inner))
+
+
+@parts_of.register
+def _(event: WithoutReplacement) -> dict[Event, int]:
+    inner = simplified(event.event)
+    if event.cohort == event.population:
+        return parts_of(inner)
+    return wrapped(inner, WithoutReplacement(event.cohort, event.population, inner))
+
+
+@parts_of.register
+def _(event: Allocation) -> dict[Event, int]:
+    inner = simplified(event.event)
+    if event.uses == event.steps:
+        return {part: times * event.uses for part, times in parts_of(inner).items()}
+    return wrapped(inner, Allocation(event.steps, event.uses, inner))
+
+
+def wrapped(inner: Event, event: Event) -> dict[Event, int]:
+    """The wrapper, unless there is nothing inside it."""
+    return {} if inner == Product(()) else {event: 1}
+
+
+def simplified(event: Event) -> Event:
+    """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one coin."""
+    counts = merged_gaussians(parts_of(event))
+    listed = tuple(inner if times == 1 else Repeat(times, inner) for inner, times in counts.items())
+    ordered = tuple(sorted(listed, key=repr))
+    return ordered[0] if len(ordered) == 1 else Product(ordered)
+
+
+def inside(event: Event) -> tuple[Event, ...]:
+    """The events directly inside an event."""
+    if isinstance(event, Product):
+        return event.events
+    inner = getattr(event, "event", None)
+    return (inner,) if isinstance(inner, Event) else ()
+
+
+def kinds_in(event: Event) -> set[type[Event]]:
+    """The types of an event and of everything inside it."""
+    return {type(event)}.union(*(kinds_in(inner) for inner in inside(event)))
+
+
+def check_adjacency(counts: Mapping[Event, int]) -> None:
+    """Fixed cohorts are accounted under replace-one, hidden coins under add/remove; they do not mix."""
+    kinds = set().union(*(kinds_in(event) for event in counts)) if counts else set()
+    coins = kinds & {Poisson, Split, Allocation}
+    if WithoutReplacement in kinds and coins:
+        refuse(
+            "composition",
+            " and ".join(sorted(kind.kind for kind in coins | {WithoutReplacement})),
+            "a fixed cohort is accounted under replace-one adjacency, hidden coins under add/remove",
+            "use Poisson cohorts, or count the fixed cohort without amplification",
+        )

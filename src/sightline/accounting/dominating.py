@@ -1,0 +1,166 @@
+"""From events to the laws of their dominating pairs: one function per kind of event."""
+
+import math
+from functools import singledispatch
+
+import numpy as np
+
+from sightline.accounting.averaging import mean_of_copies, spread, spread_of
+from sightline.accounting.law import NOTHING, Law, on_step, product, resplit, sampled_points, trim
+from sightline.accounting.lognormal import gaussian_law
+from sightline.accounting.remember import Remembered
+from sightline.events import (
+    Allocation,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+)
+
+FINENESS = 0.01
+"""Native lattice step over the spread of a law that is processed further."""
+FARTHEST = 500.0
+"""Losses beyond this would need masses that cannot be represented."""
+MOST_POINTS = 8000
+"""Above this many points a native law becomes coarser instead of slower."""
+
+
+class NoLaw(Exception):
+    """The event has no law here: un-noised, or too strong for its masses to be represented."""
+
+
+@Remembered
+def lattice_law(event: Event, step: float, tail: float) -> Law:
+    """The law of one event on a given lattice: from closed forms where they exist, else from its native law."""
+    if isinstance(event, Gaussian):
+        return gaussian_law(checked(event), step, tail)
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        return gaussian_law(checked(event.event), step, tail, rate=event.rate)
+    if isinstance(event, Poisson):
+        loss, mass, infinite = sampled_points(native_law(event.event, tail), event.rate)
+        return resplit(loss, mass, step, infinite=infinite)
+    return on_step(native_law(event, tail), step)
+
+
+def checked(event: Gaussian) -> float:
+    """The noise multiplier, when the masses of its law can be represented at all."""
+    if event.noise_multiplier < 0.05:
+        raise NoLaw
+    return event.noise_multiplier
+
+
+@Remembered
+def native_law(event: Event, tail: float) -> Law:
+    """The law of one event on a lattice as fine as its own spread asks."""
+    return law_of(event, tail)
+
+
+@singledispatch
+def law_of(event: Event, tail: float) -> Law:
+    """The law of an event; registered per kind. Kinds without one raise `NoLaw`."""
+    raise NoLaw
+
+
+@law_of.register
+def _(event: Gaussian, tail: float) -> Law:
+    return gaussian_law(checked(event), FINENESS / event.noise_multiplier, tail)
+
+
+@law_of.register
+def _(event: Pure, tail: float) -> Law:
+    """Randomised response dominates every epsilon-DP release (Kairouz, Oh and Viswanath 2015)."""
+    if event.epsilon == 0:
+        return NOTHING
+    if event.epsilon > 300:
+        raise NoLaw
+    odds = 1 / (1 + math.exp(event.epsilon))
+    return Law(-event.epsilon, 2 * event.epsilon, np.array([1 - odds, odds]))
+
+
+@law_of.register
+def _(event: Exponential, tail: float) -> Law:
+    return law_of(Pure(event.epsilon), tail)
+
+
+@law_of.register
+def _(event: WithoutReplacement, tail: float) -> Law:
+    """Without amplification: valid for any hidden cohort by joint convexity."""
+    return native_law(event.event, tail)
+
+
+@law_of.register
+def _(event: Poisson, tail: float) -> Law:
+    loss, mass, infinite = sampled_points(native_law(event.event, tail), event.rate)
+    step = max(FINENESS * spread_of(loss, mass), float(loss[-1] - loss[0]) / MOST_POINTS)
+    return trim(resplit(loss, mass, step, infinite=infinite), tail)
+
+
+@law_of.register
+def _(event: Split, tail: float) -> Law:
+    return mean_of_copies(native_law(event.event, tail), event.parts, tail)
+
+
+@law_of.register
+def _(event: Allocation, tail: float) -> Law:
+    """Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once; they compose independently."""
+    law = NOTHING
+    for block, times in blocks(event):
+        law = joined(law, power(native_law(block, tail), times, tail), tail)
+    return law
+
+
+@law_of.register
+def _(event: Repeat, tail: float) -> Law:
+    return power(native_law(event.event, tail), event.times, tail)
+
+
+@law_of.register
+def _(event: Product, tail: float) -> Law:
+    law = NOTHING
+    for inner in event.events:
+        law = joined(law, native_law(inner, tail), tail)
+    return law
+
+
+def blocks(event: Allocation) -> list[tuple[Event, int]]:
+    """The blocks of an allocation as events with counts.
+
+    >>> blocks(Allocation(10, 4, Gaussian(2.0)))[0][1], blocks(Allocation(10, 4, Gaussian(2.0)))[1][1]
+    (2, 2)
+    """
+    size, longer = divmod(event.steps, event.uses)
+    listed = [(size + 1, longer), (size, event.uses - longer)]
+    return [(one_use(steps, event.event), times) for steps, times in listed if times]
+
+
+def one_use(steps: int, event: Event) -> Event:
+    """One use in a block of steps: the mean of as many copies."""
+    return event if steps == 1 else Split(steps, event)
+
+
+def joined(one: Law, other: Law, tail: float) -> Law:
+    """The product of two laws on a lattice as fine as the result asks."""
+    if one is NOTHING or other is NOTHING:
+        return other if one is NOTHING else one
+    if one.loss[-1] + other.loss[-1] > FARTHEST or one.start + other.start < -FARTHEST:
+        raise NoLaw
+    reach = one.step * len(one.mass) + other.step * len(other.mass)
+    step = max(FINENESS * math.hypot(spread(one), spread(other)) / math.sqrt(2), reach / MOST_POINTS)
+    return trim(product(on_step(one, step), on_step(other, step)), tail)
+
+
+def power(law: Law, times: int, tail: float) -> Law:
+    """The law of `times` independent releases, by repeated squaring."""
+    result = NOTHING
+    while times:
+        if times & 1:
+            result = joined(result, law, tail)
+        times >>= 1
+        if times:
+            law = joined(law, law, tail)
+    return result

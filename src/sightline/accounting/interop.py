@@ -1,0 +1,108 @@
+"""Our events as dp_accounting's `DpEvent`s and back, where both libraries have the kind.
+
+The noise of a Gaussian is relative to the sensitivity under the adjacency of the release. dp_accounting's accountants
+read their event differently under REPLACE_ONE; give them add/remove releases, or twice the noise.
+"""
+
+import math
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+from sightline.accounting.canonical import Composition
+from sightline.errors import invalid
+from sightline.events import Clear, Event, Gaussian, Poisson, Product, Pure, Repeat, WithoutReplacement
+
+
+def to_dp_event(events: Event | Composition) -> Any:
+    """The `DpEvent` of an event or of a composition; kinds that dp_accounting does not know are refused.
+
+    >>> to_dp_event(Poisson(0.1, Gaussian(2.0)))
+    PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0))
+    """
+    if isinstance(events, Event):
+        return convert(events)
+    dp = library()
+    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(convert(event), times) for event, times in events.items()])
+
+
+def from_dp_event(event: Any) -> Event:
+    """Our event of a `DpEvent`; what it does not state exactly (Laplace noise) becomes the pure release it is."""
+    readers: dict[str, Callable[[Any], Event]] = {
+        "NoOpDpEvent": lambda e: Product(()),
+        "NonPrivateDpEvent": lambda e: Clear(),
+        "GaussianDpEvent": lambda e: Gaussian(e.noise_multiplier) if e.noise_multiplier > 0 else Clear(),
+        "LaplaceDpEvent": lambda e: Pure(1 / e.noise_multiplier) if e.noise_multiplier > 0 else Clear(),
+        "RandomizedResponseDpEvent": lambda e: Pure(response_epsilon(e.noise_parameter, e.num_buckets)),
+        "SelfComposedDpEvent": lambda e: Repeat(e.count, from_dp_event(e.event)),
+        "ComposedDpEvent": lambda e: Product(tuple(from_dp_event(inner) for inner in e.events)),
+        "PoissonSampledDpEvent": lambda e: sampled(e.sampling_probability, from_dp_event(e.event)),
+        "SampledWithoutReplacementDpEvent": lambda e: WithoutReplacement(
+            e.sample_size, e.source_dataset_size, from_dp_event(e.event)
+        ),
+    }
+    name = type(event).__name__
+    if name not in readers:
+        invalid("dp_event", name, "no event of ours says the same", f"known: {', '.join(sorted(readers))}")
+    return readers[name](event)
+
+
+def sampled(rate: float, event: Event) -> Event:
+    """Poisson sampling; at rate zero nothing is released of the subject."""
+    return Poisson(rate, event) if rate > 0 else Product(())
+
+
+def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
+    """Epsilon of randomised response that answers at random with the given probability."""
+    if noise_parameter <= 0:
+        invalid("noise_parameter", noise_parameter, "without noise the answer is in the clear", "use Clear()")
+    return math.log1p(num_buckets * (1 - noise_parameter) / noise_parameter)
+
+
+@singledispatch
+def convert(event: Event) -> Any:
+    """One function per kind that dp_accounting knows."""
+    invalid("event", event.kind, "dp_accounting has no event that says the same", "account it with sightline")
+
+
+@convert.register
+def _(event: Gaussian) -> Any:
+    return library().GaussianDpEvent(event.noise_multiplier)
+
+
+@convert.register
+def _(event: Clear) -> Any:
+    return library().NonPrivateDpEvent()
+
+
+@convert.register
+def _(event: Pure) -> Any:
+    """Randomised response with two answers is the worst epsilon-DP release."""
+    return library().RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
+
+
+@convert.register
+def _(event: Poisson) -> Any:
+    return library().PoissonSampledDpEvent(event.rate, convert(event.event))
+
+
+@convert.register
+def _(event: WithoutReplacement) -> Any:
+    return library().SampledWithoutReplacementDpEvent(event.population, event.cohort, convert(event.event))
+
+
+@convert.register
+def _(event: Repeat) -> Any:
+    return library().SelfComposedDpEvent(convert(event.event), event.times)
+
+
+@convert.register
+def _(event: Product) -> Any:
+    return library().ComposedDpEvent([convert(inner) for inner in event.events])
+
+
+def library() -> Any:
+    """dp_accounting, imported when it is first needed."""
+    import dp_accounting
+
+    return dp_accounting

@@ -1,0 +1,117 @@
+"""The law of a likelihood ratio, kept on a logarithmic lattice and always rounded up in convex order.
+
+A release is dominated by a pair (P, Q): with the subject, without it. L = dP/dQ under Q has mean one, and both
+directions of the hockey-stick divergence are expectations of convex functions of L. So every operation here may move
+mass apart (which keeps the mean and only enlarges convex expectations) but never together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Q-masses of L at the points exp(start + step * j), at zero, and the P-mass at infinity.
+
+    Guarantees: sum(mass) + zero = 1 and sum(mass * exp(loss)) + infinite = 1, up to rounding.
+    """
+
+    start: float
+    step: float
+    mass: Array
+    zero: float = 0.0
+    infinite: float = 0.0
+
+    @property
+    def loss(self) -> Array:
+        """The logarithms of the lattice points, increasing."""
+        return np.asarray(self.start + self.step * np.arange(len(self.mass)))
+
+    @property
+    def log_second_moment(self) -> float:
+        """log E_Q[L^2] of the finite part: a measure of spread that is the variance of a Gaussian's loss."""
+        exponents = 2 * self.loss
+        top = float(exponents.max())
+        return max(float(np.log(np.dot(self.mass, np.exp(exponents - top))) + top), 0.0)
+
+
+NOTHING = Law(0.0, 1.0, np.ones(1))
+"""The law of a release that tells nothing: L = 1."""
+
+
+def resplit(loss: Array, mass: Array, step: float, *, zero: float = 0.0, infinite: float = 0.0) -> Law:
+    """Move atoms at increasing losses onto a lattice that starts at the lowest of them.
+
+    Each atom goes to the two lattice points around it, so that its mass and its mean in L are kept.
+    """
+    place = (loss - loss[0]) / step
+    below = np.floor(place)
+    upward = np.expm1((place - below) * step) / np.expm1(step)
+    index = below.astype(np.int64)
+    size = int(index[-1]) + 2
+    out = np.bincount(index, mass * (1 - upward), size).astype(np.float64)
+    out += np.bincount(index + 1, mass * upward, size)
+    return Law(float(loss[0]), step, out, zero, infinite)
+
+
+def on_step(law: Law, step: float) -> Law:
+    """The law on a lattice of another step."""
+    if step == law.step:
+        return law
+    return resplit(law.loss, law.mass, step, zero=law.zero, infinite=law.infinite)
+
+
+def trim(law: Law, tail: float) -> Law:
+    """Drop ends that hold at most `tail`: below to zero and the lowest point, above to the top point and infinity."""
+    ratio = np.exp(law.loss)
+    low = int(np.searchsorted(np.cumsum(law.mass), tail, side="right"))
+    from_top = np.cumsum((law.mass * ratio)[::-1])
+    high = len(law.mass) - int(np.searchsorted(from_top, tail, side="right"))
+    low, high = min(low, len(law.mass) - 1), max(high, 1)
+    if low >= high:
+        return law
+    mass = law.mass[low:high].copy()
+    at_low = float(np.dot(law.mass[:low], ratio[:low] / ratio[low]))
+    mass[0] += at_low
+    above = law.mass[high:]
+    mass[-1] += above.sum()
+    infinite = law.infinite + max(float(np.dot(above, ratio[high:] - ratio[high - 1])), 0.0)
+    zero = law.zero + max(float(law.mass[:low].sum()) - at_low, 0.0)
+    return Law(law.start + low * law.step, law.step, mass, zero, infinite)
+
+
+def product(one: Law, other: Law) -> Law:
+    """L1 * L2 for independent releases: the losses add. Direct sums, so that small masses keep all their digits."""
+    other = on_step(other, one.step)
+    return Law(
+        one.start + other.start,
+        one.step,
+        np.convolve(one.mass, other.mass),
+        either(one.zero, other.zero),
+        either(one.infinite, other.infinite),
+    )
+
+
+def either(one: float, other: float) -> float:
+    """The probability that at least one of two independent things happens."""
+    return one + other - one * other
+
+
+def sampled_points(law: Law, rate: float) -> tuple[Array, Array, float]:
+    """Losses, masses and infinite part of 1 - g + g L, before they are put on a lattice; the atom at zero sits at 1
+    - g."""
+    loss = np.log1p(rate * np.expm1(law.loss))
+    mass = law.mass
+    if law.zero > 0:
+        loss, mass = np.append(np.log1p(-rate), loss), np.append(law.zero, mass)
+    return loss, mass, rate * law.infinite
+
+
+def sampled(law: Law, rate: float, step: float) -> Law:
+    """The law of Poisson sampling, L -> 1 - g + g L, on a lattice of the given step."""
+    loss, mass, infinite = sampled_points(law, rate)
+    return resplit(loss, mass, step, infinite=infinite)

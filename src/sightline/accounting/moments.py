@@ -1,0 +1,117 @@
+"""Logarithms of integer moments E[L^a] for a = 0..MOST_ORDER, and what sampling, splitting and schedules do to them.
+
+Everything is a sum of positive terms, so logarithms lose nothing.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import gammaln
+
+from sightline.accounting.law import Array
+
+MOST_ORDER = 256
+ORDERS = np.arange(MOST_ORDER + 1, dtype=np.float64)
+LOG_FACTORIAL = gammaln(ORDERS + 1)
+
+
+def sampled_moments(inner: Array, rate: float) -> Array:
+    """Poisson sampling: log E[(1 - g + g L)^a] = log sum_j C(a, j) (1 - g)^(a - j) g^j E[L^j]."""
+    if rate == 1:
+        return inner
+    a, j = ORDERS[:, None], ORDERS[None, :]
+    terms = log_choose() + (a - j) * math.log1p(-rate) + j * math.log(rate) + inner[None, :]
+    return pinned(log_sum(np.where(j <= a, terms, -np.inf)))
+
+
+def mean_moments(inner: Array, copies: int) -> Array:
+    """Splitting: log E[((L_1 + ... + L_d) / d)^a] = log(a! [x^a] (sum_j x^j / j! E[L^j])^d / d^a)."""
+    series = inner - LOG_FACTORIAL
+    power = np.where(ORDERS == 0, 0.0, -np.inf)
+    rest = copies
+    while rest:
+        if rest & 1:
+            power = log_convolve(power, series)
+        rest >>= 1
+        if rest:
+            series = log_convolve(series, series)
+    return pinned(power + LOG_FACTORIAL - ORDERS * math.log(copies))
+
+
+def overlap_moments(steps: int, uses: int, noise_multiplier: float) -> Array:
+    """Eq. (3) of the partitioning paper, k of T: two random schedules overlap in l steps.
+
+    (a - 1) log sum_l C(k, l) C(T - k, k - l) / C(T, k) e^(a l / (2 z^2)): Corollary 3.14, forward direction only.
+    """
+    overlap = np.arange(max(0, 2 * uses - steps), uses + 1, dtype=np.float64)
+    log_chance = log_binomial(uses, overlap) + log_binomial(steps - uses, uses - overlap)
+    log_chance = log_chance - log_binomial(steps, np.array(float(uses)))
+    terms = log_chance[None, :] + ORDERS[:, None] * overlap[None, :] / (2 * noise_multiplier**2)
+    return pinned((ORDERS - 1) * log_sum(terms))
+
+
+def cohort_moments(inner: Array, rate: float, centred: Array | None = None) -> Array:
+    """Cohorts without replacement, replace-one (Wang, Balle and Kasiviswanathan 2019, Theorem 9 and its tight form).
+
+    log(1 + g^2 C(a, 2) min(4 (e^D2 - 1), 2 e^D2) + sum_{j >= 3} g^j C(a, j) B_j), with B_j the lesser of 2 e^((j -
+    1) D_j) and,
+    where the centred moments E|L - 1|^j are known, of 4 sqrt(E|L - 1|^(2 floor(j/2)) E|L - 1|^(2 ceil(j/2))).
+    """
+    second = float(inner[2])
+    small = math.log(4 * math.expm1(second)) if 0 < second < 1 else math.inf
+    factor = np.where(ORDERS == 2, min(small, math.log(2) + second), math.log(2) + inner)
+    if centred is not None:
+        even = 2 * (np.arange(len(ORDERS)) // 2), 2 * ((np.arange(len(ORDERS)) + 1) // 2)
+        sharp = math.log(4) + (centred[even[0]] + centred[even[1]]) / 2
+        factor = np.where(ORDERS >= 3, np.minimum(factor, sharp), factor)
+    a, j = ORDERS[:, None], ORDERS[None, :]
+    terms = np.where((j <= a) & (j >= 2), log_choose() + j * math.log(rate) + factor[None, :], -np.inf)
+    return pinned(np.logaddexp(0.0, log_sum(terms)))
+
+
+def centred_moments(noise_multiplier: float) -> Array:
+    """log E|X - 1|^j for X = exp(s N - s^2/2), j = 0..MOST_ORDER, by quadrature (every term is positive)."""
+    s = 1 / noise_multiplier
+    edges = np.arange(-14.0, MOST_ORDER * s + 14.0, 0.25)
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    u = (edges[:, None] + 0.125 * (1 + nodes)[None, :]).ravel()
+    log_weight = np.log(np.tile(0.125 * weights, len(edges))) - u * u / 2 - math.log(2 * math.pi) / 2
+    exponent = s * u - s * s / 2
+    with np.errstate(divide="ignore"):
+        near = np.log(np.abs(np.expm1(np.minimum(exponent, 30.0))))
+    distance = np.where(exponent < 30, near, exponent)
+    moments = [log_sum((log_weight + j * distance)[None, :])[0] if j else 0.0 for j in ORDERS]
+    return np.asarray(moments) + 1e-9
+
+
+def log_choose() -> Array:
+    """log C(a, j) for all pairs of orders (meaningful where j <= a)."""
+    a, j = ORDERS[:, None], ORDERS[None, :]
+    return np.asarray(LOG_FACTORIAL[:, None] - LOG_FACTORIAL[None, :] - gammaln(np.maximum(a - j, 0) + 1))
+
+
+def log_binomial(total: float, chosen: Array) -> Array:
+    """log C(n, k)."""
+    return np.asarray(gammaln(total + 1) - gammaln(chosen + 1) - gammaln(total - chosen + 1))
+
+
+def log_sum(terms: Array) -> Array:
+    """log of the sum of exponentials along rows; a row of minus infinities stays one."""
+    top = terms.max(axis=1)
+    finite = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        summed = np.log(np.exp(terms - finite[:, None]).sum(axis=1)) + finite
+    return np.asarray(np.where(top == np.inf, np.inf, summed))
+
+
+def log_convolve(one: Array, other: Array) -> Array:
+    """Coefficients of the product of two power series, all in logarithms."""
+    columns = np.arange(len(ORDERS))
+    index = columns[:, None] - columns[None, :]
+    terms = np.where(index >= 0, one[None, :] + other[np.maximum(index, 0)], -np.inf)
+    return log_sum(terms)
+
+
+def pinned(moments: Array) -> Array:
+    """Moments of order 0 and 1 are one; the others are not below it, and are rounded up."""
+    return np.asarray(np.where(ORDERS < 2, 0.0, np.maximum(moments, 0.0) * (1 + 1e-12) + 1e-13))

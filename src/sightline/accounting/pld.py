@@ -1,0 +1,246 @@
+"""Epsilon from the composed law of the likelihood ratio: the grid is chosen for the answer, then one transform per
+direction.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from scipy.special import ndtri
+
+from sightline.accounting.composed import compose
+from sightline.accounting.dominating import blocks, lattice_law, native_law
+from sightline.accounting.law import Law, on_step
+from sightline.accounting.lognormal import log_sampled
+from sightline.accounting.losses import (
+    Losses,
+    Sum,
+    backward,
+    forward,
+    order_for_delta,
+    order_for_epsilon,
+)
+from sightline.accounting.lower import lower_law
+from sightline.accounting.normal import gaussian_delta, gaussian_epsilon
+from sightline.accounting.remember import Remembered
+from sightline.events import Allocation, Event, Gaussian, Poisson
+
+TOLERANCE = 5e-5
+"""Relative discretisation error of epsilon that the grid is chosen for."""
+COARSE = 0.025
+"""First guess: lattice step over the spread of one release."""
+MOST_POINTS = 2**20
+"""No refinement beyond about this many points of one law."""
+FIRST_POINTS = 2**14
+THIN = 4096
+
+Kinds = list[tuple[Event, int]]
+
+
+def exploded(counts: Mapping[Event, int]) -> Kinds:
+    """The composition with allocations resolved into their blocks."""
+    kinds: Counter[Event] = Counter()
+    for event, times in counts.items():
+        for part, repeats in blocks(event) if isinstance(event, Allocation) else [(event, 1)]:
+            kinds[part] += times * repeats
+    return list(kinds.items())
+
+
+def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
+    """An upper bound on epsilon at delta for a canonical composition; raises NoLaw when an event has no law."""
+    strength = only_gaussian(counts)
+    if strength is not None:
+        return gaussian_epsilon(strength, delta)
+    kinds = exploded(counts)
+    fit = fitted(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    first = direction_epsilon(fit.side(forward_losses), delta, fit.order, 0.0)
+    order = order_for_delta(Sum(fit.side(thin_backward)), delta)
+    return direction_epsilon(fit.side(backward_losses), delta, order, first)
+
+
+def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
+    """An upper bound on delta at epsilon for a canonical composition."""
+    strength = only_gaussian(counts)
+    if strength is not None:
+        return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
+    kinds = exploded(counts)
+    fit = fitted(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
+    order = order_for_epsilon(Sum(fit.side(thin_backward)), epsilon)
+    return max(
+        compose(Sum(fit.side(forward_losses)), fit.order).delta(epsilon),
+        compose(Sum(fit.side(backward_losses)), order).delta(epsilon),
+    )
+
+
+def only_gaussian(counts: Mapping[Event, int]) -> float | None:
+    """The joint strength when nothing but Gaussians is composed."""
+    if all(isinstance(event, Gaussian) for event in counts):
+        return math.sqrt(math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, Gaussian)))
+    return None
+
+
+def tail_for(kinds: Kinds, delta: float) -> float:
+    """Mass per release that may go to infinite loss: a power of 1e-4, so that laws are shared between counts."""
+    wanted = 1e-6 * delta / sum(times for _, times in kinds)
+    return float(10.0 ** (4 * math.floor(math.log10(wanted) / 4)))
+
+
+def ladder(step: float) -> float:
+    """The next lower power of the square root of two."""
+    return float(2.0 ** (math.floor(2 * math.log2(step)) / 2))
+
+
+LawKey = tuple[Event, float, float]
+"""An event, the step of its lattice, the mass its ends may hold."""
+
+
+@Remembered
+def forward_losses(event: Event, step: float, tail: float) -> Losses:
+    """log L under P for one event on a lattice."""
+    return forward(lattice_law(event, step, tail))
+
+
+@Remembered
+def backward_losses(event: Event, step: float, tail: float) -> Losses:
+    """-log L under Q for one event on a lattice."""
+    return backward(lattice_law(event, step, tail))
+
+
+@Remembered
+def coarse_losses(event: Event, step: float, tail: float) -> Losses:
+    """The same on twice the step: the difference shows the discretisation error."""
+    return forward(on_step(lattice_law(event, step, tail), 2 * step))
+
+
+@Remembered
+def thin_law(event: Event, step: float, tail: float) -> Law:
+    """The law on a lattice of at most some thousand points: good enough to choose an order."""
+    law = lattice_law(event, step, tail)
+    return on_step(law, step * max(1, len(law.mass) // THIN))
+
+
+@Remembered
+def thin_forward(event: Event, step: float, tail: float) -> Losses:
+    """log L under P on a thin lattice."""
+    return forward(thin_law(event, step, tail))
+
+
+@Remembered
+def thin_backward(event: Event, step: float, tail: float) -> Losses:
+    """-log L under Q on a thin lattice."""
+    return backward(thin_law(event, step, tail))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The laws of a composition on one lattice, and the order around which the answer lies."""
+
+    laws: tuple[tuple[LawKey, int], ...]
+    order: float
+
+    def side(self, losses_of: Callable[[Event, float, float], Losses]) -> list[tuple[Losses, int]]:
+        """One direction of every law, with its count."""
+        return [(losses_of(*key), times) for key, times in self.laws]
+
+
+def fitted(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
+    """The coarsest lattice on which the error of epsilon is within tolerance (or the finest that fits)."""
+    step = first_step(kinds, tail)
+    for _ in range(12):
+        laws = tuple(((event, step, tail), times) for event, times in kinds)
+        fit = Fit(laws, order_of(Sum([(thin_forward(*key), times) for key, times in laws])))
+        total = Sum(fit.side(forward_losses))
+        centre = total.cumulants(fit.order)
+        error = discretisation_error(fit, total)
+        allowed = TOLERANCE * max(centre.mean, 0.1 * math.sqrt(centre.variance))
+        if error <= allowed or too_many(total, math.sqrt(centre.variance), step / 2):
+            break
+        step = ladder(step * max(1 / 16, min(0.71, 0.9 * math.sqrt(allowed / error))))
+    return fit
+
+
+def too_many(total: Sum, spread: float, step: float) -> bool:
+    """Whether a lattice of this step would have too many points."""
+    longest = max(len(losses.mass) * losses.step for losses, _ in total.kinds)
+    return longest / step > MOST_POINTS or 16 * spread / step > 4 * MOST_POINTS
+
+
+def discretisation_error(fit: Fit, total: Sum) -> float:
+    """Error of epsilon, estimated from the next coarser lattice: the change of the cumulants over three, per order."""
+    change = Sum(fit.side(coarse_losses)).log_moment(fit.order) - total.log_moment(fit.order)
+    return max(change, 0.0) / 3 / fit.order
+
+
+def first_step(kinds: Kinds, tail: float) -> float:
+    """A guess from the root mean square spread of one release; not too many points at first."""
+    total = sum(times * log_second_moment(event, tail) for event, times in kinds)
+    spread = math.sqrt(total / sum(times for _, times in kinds))
+    return ladder(max(COARSE * spread, *(length(event, tail) / FIRST_POINTS for event, _ in kinds), 1e-14))
+
+
+@lru_cache(maxsize=1024)
+def log_second_moment(event: Event, tail: float) -> float:
+    """log E_Q[L^2] of one release."""
+    if isinstance(event, Gaussian):
+        return 1 / event.noise_multiplier**2
+    if isinstance(event, Poisson):
+        inner = min(log_second_moment(event.event, tail), 600.0)
+        return math.log1p(event.rate**2 * math.expm1(inner))
+    return native_law(event, tail).log_second_moment
+
+
+@lru_cache(maxsize=1024)
+def length(event: Event, tail: float) -> float:
+    """About how far the losses of one release reach."""
+    if isinstance(event, Gaussian):
+        return -2 * float(ndtri(tail)) / event.noise_multiplier
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        s = 1 / event.event.noise_multiplier
+        return log_sampled(s * s / 2 - s * float(ndtri(min(tail / event.rate, 0.1))), event.rate)
+    if isinstance(event, Poisson):
+        inner = native_law(event.event, tail)
+        return log_sampled(float(inner.loss[-1]), event.rate) - log_sampled(inner.start, event.rate)
+    law = native_law(event, tail)
+    return law.step * len(law.mass)
+
+
+def direction_epsilon(kinds: Sequence[tuple[Losses, int]], delta: float, order: float, least: float) -> float:
+    """The larger of `least` and the epsilon of one direction; cheap when a Chernoff bound shows that it is below
+    `least`."""
+    total = Sum(kinds)
+    if total.infinite >= delta:
+        return math.inf
+    bound = chernoff_epsilon(total, order, delta)
+    if least and bound <= least:
+        return least
+    for _ in range(8):
+        composed = compose(total, order)
+        bound = min(bound, max(composed.epsilon(delta), 0.0))
+        if bound > composed.start or composed.start <= 0:
+            break
+        order /= 2
+    return max(least, bound * (1 + 1e-12))
+
+
+def chernoff_epsilon(total: Sum, order: float, delta: float) -> float:
+    """Epsilon by moments alone, with the sharp constant (the order here is one less than Renyi's)."""
+    rest = delta - total.infinite
+    renyi = order + 1
+    return max(0.0, (total.log_moment(order) - math.log(renyi * rest)) / order + math.log1p(-1 / renyi))
+
+
+def pld_interval(counts: Mapping[Event, int], delta: float) -> tuple[float, float]:
+    """A lower and an upper bound on the epsilon of the composed dominating pairs: opposite roundings on one lattice."""
+    upper = pld_epsilon(counts, delta)
+    if only_gaussian(counts) is not None:
+        return upper * (1 - 1e-9), upper
+    kinds = exploded(counts)
+    fit = fitted(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    laws = [(lower_law(event, step), times) for (event, step, _), times in fit.laws]
+    lower = 0.0
+    for side in (forward, backward):
+        total = Sum([(side(law), times) for law, times in laws])
+        lower = max(lower, compose(total, order_for_delta(total, delta)).epsilon_lower(delta))
+    return min(lower, upper), upper

@@ -1,0 +1,249 @@
+"""Renyi accounting beside the law of the ratio: exact forward moments, backward moments of the discretised law.
+
+Forward: log E_Q[L^a] = (a - 1) D_a(P || Q). Backward: log E_Q[L^(1 - a)] = (a - 1) D_a(Q || P), outside a part of
+some mass that is charged to delta. Bounds in between integer orders follow because both are convex in the order.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, singledispatch
+
+import numpy as np
+
+from sightline.accounting.dominating import NoLaw, blocks, native_law
+from sightline.accounting.law import Array, Law
+from sightline.accounting.moments import (
+    MOST_ORDER,
+    ORDERS,
+    centred_moments,
+    cohort_moments,
+    log_sum,
+    mean_moments,
+    overlap_moments,
+    pinned,
+    sampled_moments,
+)
+from sightline.errors import invalid
+from sightline.events import (
+    Allocation,
+    Clear,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+)
+
+TAIL = 1e-40
+"""Mass at the ends of the laws that backward moments are read from."""
+REAL_ORDERS = np.unique(np.concatenate([np.arange(2, 20, 0.05), np.arange(20, 64, 0.5), np.arange(64, MOST_ORDER + 1)]))
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """Logarithms of backward moments per order, leaving out a mass of at most `missing`."""
+
+    moments: Array
+    missing: float = 0.0
+
+
+@lru_cache(maxsize=512)
+def forward_moments(event: Event) -> Array:
+    """log E_Q[L^a] of one event for a = 0..MOST_ORDER."""
+    return forward_of(event)
+
+
+@lru_cache(maxsize=512)
+def backward_moments(event: Event) -> Backward:
+    """log E_Q[L^(1 - a)] of one event for a = 0..MOST_ORDER."""
+    return backward_of(event)
+
+
+@singledispatch
+def forward_of(event: Event) -> Array:
+    """Forward moments of an event; one function per kind."""
+    raise NotImplementedError(f"{event.kind} has no moments")
+
+
+@singledispatch
+def backward_of(event: Event) -> Backward:
+    """Backward moments; for a symmetric pair they are the forward ones."""
+    return Backward(forward_moments(event))
+
+
+@forward_of.register
+def _(event: Gaussian) -> Array:
+    return np.asarray(ORDERS * (ORDERS - 1) / (2 * event.noise_multiplier**2))
+
+
+@forward_of.register
+def _(event: Clear) -> Array:
+    return np.where(ORDERS > 1, np.inf, 0.0)
+
+
+@forward_of.register
+def _(event: Pure) -> Array:
+    """Randomised response is the worst epsilon-DP release: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps))."""
+    eps = event.epsilon
+    return pinned(np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps) - np.logaddexp(0.0, eps))
+
+
+@forward_of.register
+def _(event: Exponential) -> Array:
+    """eps-DP, and eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.4)."""
+    return np.minimum(forward_of(Pure(event.epsilon)), ORDERS * (ORDERS - 1) * event.epsilon**2 / 8)
+
+
+@forward_of.register
+def _(event: Product) -> Array:
+    return composed_forward({inner: event.events.count(inner) for inner in event.events})
+
+
+@backward_of.register
+def _(event: Product) -> Backward:
+    return composed_backward({inner: event.events.count(inner) for inner in event.events})
+
+
+@forward_of.register
+def _(event: Repeat) -> Array:
+    return composed_forward({event.event: event.times})
+
+
+@backward_of.register
+def _(event: Repeat) -> Backward:
+    return composed_backward({event.event: event.times})
+
+
+@forward_of.register
+def _(event: Poisson) -> Array:
+    return sampled_moments(forward_moments(event.event), event.rate)
+
+
+@backward_of.register
+def _(event: Poisson) -> Backward:
+    """For a Gaussian the forward moments are larger (Mironov, Talwar and Zhang 2019, Theorem 5); else of the law."""
+    if isinstance(event.event, Gaussian):
+        return Backward(forward_moments(event))
+    return from_law(event, event.event)
+
+
+@forward_of.register
+def _(event: Split) -> Array:
+    return mean_moments(forward_moments(event.event), event.parts)
+
+
+@backward_of.register
+def _(event: Split) -> Backward:
+    return from_law(event, event.event)
+
+
+@forward_of.register
+def _(event: Allocation) -> Array:
+    """Per order the lesser of the block bound and of eq. (3) of the partitioning paper."""
+    by_blocks = composed_forward(dict(blocks(event)))
+    if isinstance(event.event, Gaussian):
+        return np.minimum(by_blocks, overlap_moments(event.steps, event.uses, event.event.noise_multiplier))
+    return by_blocks
+
+
+@backward_of.register
+def _(event: Allocation) -> Backward:
+    return composed_backward(dict(blocks(event)))
+
+
+@forward_of.register
+def _(event: WithoutReplacement) -> Array:
+    """Under replace-one both directions have one bound; never worse than no amplification."""
+    inner = np.maximum(forward_moments(event.event), backward_moments(event.event).moments)
+    centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, Gaussian) else None
+    return np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
+
+
+@backward_of.register
+def _(event: WithoutReplacement) -> Backward:
+    return Backward(forward_moments(event), backward_moments(event.event).missing)
+
+
+def from_law(event: Event, inner: Event) -> Backward:
+    """Backward moments of the event's law; where there is none, of the event inside, which are larger."""
+    try:
+        return of_law(native_law(event, TAIL))
+    except NoLaw:
+        return backward_moments(inner)
+
+
+def of_law(law: Law) -> Backward:
+    """log E_Q[L^(1 - a); L > 0] per order, and the mass at zero."""
+    held = law.mass > 0
+    terms = np.log(law.mass[held])[None, :] + (1 - ORDERS)[:, None] * law.loss[held][None, :]
+    return Backward(pinned(log_sum(terms)), law.zero)
+
+
+def composed_forward(counts: Mapping[Event, int]) -> Array:
+    """Moments of independent releases multiply."""
+    return np.asarray(sum((times * forward_moments(event) for event, times in counts.items()), np.zeros(len(ORDERS))))
+
+
+def composed_backward(counts: Mapping[Event, int]) -> Backward:
+    """The same backward; missing masses add."""
+    each = [(backward_moments(event), times) for event, times in counts.items()]
+    moments = sum((times * one.moments for one, times in each), np.zeros(len(ORDERS)))
+    return Backward(np.asarray(moments), sum(times * one.missing for one, times in each))
+
+
+def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = math.inf) -> float:
+    """The least epsilon over orders, the worse direction; stops early (infinite) when it cannot be below `unless`."""
+    if all(isinstance(event, Gaussian) for event in counts):
+        return gaussian_renyi_epsilon(float(composed_forward(counts)[2]), delta)
+    first = converted(composed_forward(counts), delta)
+    if first >= unless:
+        return math.inf
+    back = composed_backward(counts)
+    return math.inf if back.missing >= delta else max(first, converted(back.moments, delta - back.missing))
+
+
+def converted(moments: Array, delta: float) -> float:
+    """D_a + log(1/(a delta))/(a - 1) + log(1 - 1/a), least over orders (Canonne, Kamath and Steinke 2020, Prop. 12)."""
+    a = REAL_ORDERS
+    epsilon = (np.interp(a, ORDERS, moments) - np.log(a * delta)) / (a - 1) + np.log1p(-1 / a)
+    return max(0.0, float(np.min(epsilon)))
+
+
+def gaussian_renyi_epsilon(precision: float, delta: float) -> float:
+    """The same for Gaussians alone, whose moments are known at every real order."""
+    best = math.sqrt(2 * math.log(1 / delta) / precision)
+    a = 1 + best * np.geomspace(0.1, 2.0, 4001)
+    epsilon = a * precision / 2 - np.log(a * delta) / (a - 1) + np.log1p(-1 / a)
+    return max(0.0, float(np.min(epsilon)))
+
+
+def renyi_delta(counts: Mapping[Event, int], epsilon: float) -> float:
+    """The least delta at epsilon over orders, the worse direction."""
+    back = composed_backward(counts)
+    return min(
+        1.0, max(least_delta(composed_forward(counts), epsilon), least_delta(back.moments, epsilon) + back.missing)
+    )
+
+
+def least_delta(moments: Array, epsilon: float) -> float:
+    """The conversion solved for delta."""
+    a = REAL_ORDERS
+    exponent = np.interp(a, ORDERS, moments) - (a - 1) * (epsilon - np.log1p(-1 / a)) - np.log(a)
+    return math.exp(min(0.0, float(np.min(exponent))))
+
+
+def divergence(event: Event, order: int) -> float:
+    """The larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
+
+    >>> divergence(Gaussian(2.0), 4)
+    0.5
+    """
+    if not 2 <= order <= MOST_ORDER:
+        invalid("order", order, f"moments are kept for the orders 2 to {MOST_ORDER}")
+    worst = max(forward_moments(event)[order], backward_moments(event).moments[order])
+    return float(worst / (order - 1))

@@ -1,0 +1,175 @@
+"""`sightline account`: epsilon of a scheme by its numbers, or of an exported ledger."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from sightline.accounting import Scheme
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+EXAMPLES = """
+\b
+Examples:
+  sightline account poisson --noise 1.0 --rate 0.01 --steps 10000 --delta 1e-5
+  sightline account balanced --noise 2 --steps 1000 --uses 100 --delta 1e-5 --interval
+  sightline account ledger ledger.json --subject client-0 --observer server --delta 1e-5
+"""
+
+
+def options(*names: str) -> Callable[[Function], Function]:
+    """The options of a scheme, by their names in the house."""
+    known = {
+        "noise": click.option("--noise", type=float, required=True, help="Noise multiplier z = sigma / sensitivity."),
+        "rate": click.option("--rate", type=float, required=True, help="Probability of taking part in a step."),
+        "steps": click.option("--steps", type=int, required=True, help="Number of noisy steps."),
+        "uses": click.option("--uses", type=int, required=True, help="Steps that use each subject, of all steps."),
+        "epochs": click.option("--epochs", type=int, default=1, show_default=True, help="Repetitions of the schedule."),
+        "parts": click.option("--parts", type=int, required=True, help="Disjoint parts of the model."),
+        "unsplit": click.option("--unsplit-noise", type=float, help="Noise multiplier of the part that is not split."),
+        "chance": click.option("--chance", type=float, required=True, help="Probability of checking in at all."),
+        "delta": click.option("--delta", type=float, required=True, help="Delta of the guarantee."),
+        "epsilon": click.option("--epsilon", type=float, required=True, help="The budget to meet."),
+        "accountant": click.option(
+            "--accountant", type=click.Choice(["pld", "rdp"]), default="pld", show_default=True, help="How to compose."
+        ),
+        "interval": click.option("--interval", is_flag=True, help="Also a lower bound, by the opposite rounding."),
+        "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+    }
+
+    def decorate(function: Function) -> Function:
+        for name in reversed(names):
+            function = known[name](function)
+        return function
+
+    return decorate
+
+
+ASKED = ("delta", "accountant", "interval", "json")
+
+
+@click.group("account", epilog=EXAMPLES)
+def command() -> None:
+    """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
+
+
+@command.command("gaussian")
+@options("noise", "steps", *ASKED)
+def gaussian(noise: float, steps: int, **asked: Any) -> None:
+    """Every step uses every subject."""
+    from sightline import accounting
+
+    tell(accounting.gaussian(noise=noise, steps=steps), **asked)
+
+
+@command.command("poisson")
+@options("noise", "rate", "steps", *ASKED)
+def poisson(noise: float, rate: float, steps: int, **asked: Any) -> None:
+    """Each step uses each subject with a probability, independently."""
+    from sightline import accounting
+
+    tell(accounting.poisson(noise=noise, rate=rate, steps=steps), **asked)
+
+
+@command.command("balanced")
+@options("noise", "steps", "uses", "epochs", *ASKED)
+def balanced(noise: float, steps: int, uses: int, epochs: int, **asked: Any) -> None:
+    """Each subject is used in exactly K of T steps."""
+    from sightline import accounting
+
+    tell(accounting.balanced(noise=noise, steps=steps, uses=uses, epochs=epochs), **asked)
+
+
+@command.command("split")
+@options("noise", "parts", "rate", "steps", "unsplit", *ASKED)
+def split(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
+    """Each subject trains one of D parts of the model."""
+    from sightline import accounting
+
+    scheme = accounting.split(noise=noise, parts=parts, rate=rate, steps=steps, unsplit_noise=unsplit_noise)
+    tell(scheme, **asked)
+
+
+@command.command("dropout")
+@options("noise", "rate", "steps", "unsplit", *ASKED)
+def dropout(noise: float, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
+    """Dropout with probability one half, one mask per subject and release."""
+    from sightline import accounting
+
+    tell(accounting.dropout(noise=noise, rate=rate, steps=steps, unsplit_noise=unsplit_noise), **asked)
+
+
+@command.command("check-ins")
+@options("noise", "steps", "chance", *ASKED)
+def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
+    """Each subject opts in with a probability, then takes part once, at a random step."""
+    from sightline import accounting
+
+    tell(accounting.check_ins(noise=noise, steps=steps, chance=chance), **asked)
+
+
+@command.command("ledger")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--subject", required=True, help="Whose privacy.")
+@click.option("--observer", required=True, multiple=True, help="Against whom; several make a coalition.")
+@options("delta", "accountant", "json")
+def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
+    """What an observer learns of a subject, from an exported ledger alone."""
+    from sightline.accounting import Accountant
+    from sightline.ledger import read_export
+
+    held = read_export(file)
+    watching = observer[0] if len(observer) == 1 else frozenset(observer)
+    events = held.composition(subject, watching)
+    epsilon = held.epsilon(subject, watching, delta, accountant=Accountant(accountant))
+    answer: dict[str, Any] = {"epsilon": finite(epsilon), "delta": delta, "accountant": accountant, "scheme": "ledger"}
+    answer |= {"subject": subject, "observer": list(observer), "releases": sum(events.values()), "ledger": file}
+    show(answer, as_json)
+
+
+def tell(scheme: "Scheme", delta: float, accountant: str, interval: bool, as_json: bool) -> None:
+    """Account a scheme and print it."""
+    from sightline.accounting import Accountant
+
+    epsilon = scheme.epsilon(delta=delta, accountant=Accountant(accountant))
+    answer: dict[str, Any] = {"epsilon": finite(epsilon), "delta": delta, "accountant": accountant}
+    if interval:
+        lower, upper = scheme.interval(delta=delta)
+        answer |= {"interval": [finite(lower), finite(upper)]}
+    answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": listed(scheme)}
+    show(answer, as_json)
+
+
+def listed(scheme: "Scheme") -> list[dict[str, Any]]:
+    """The events of a scheme with their counts, as plain values."""
+    from sightline.events import to_json
+
+    return [{"times": times, "event": to_json(event)} for event, times in scheme.composition.items()]
+
+
+def finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if value < float("inf") else "infinity"
+
+
+def show(answer: dict[str, Any], as_json: bool) -> None:
+    """One JSON object, or one line per fact."""
+    if as_json:
+        click.echo(json.dumps(answer, allow_nan=False))
+        return
+    width = max(len(name) for name in answer)
+    for name, value in answer.items():
+        if name != "events":
+            click.echo(f"{name:<{width}}  {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """Numbers with the digits that matter; epsilon is never rounded down by more than the sixth digit."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return " ".join(shown(part) for part in value)
+    return str(value)

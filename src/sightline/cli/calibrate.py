@@ -1,0 +1,116 @@
+"""`sightline calibrate`: the least noise with which a scheme meets a budget."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sightline.cli.account import options, show
+
+if TYPE_CHECKING:
+    from sightline.accounting import Scheme
+
+EXAMPLES = """
+\b
+Examples:
+  sightline calibrate poisson --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5
+  sightline calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5 --json
+"""
+ASKED = ("epsilon", "delta", "accountant", "json")
+
+
+@click.group("calibrate", epilog=EXAMPLES)
+def command() -> None:
+    """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
+
+
+@command.command("gaussian")
+@options("steps", *ASKED)
+def gaussian(steps: int, **asked: Any) -> None:
+    """Every step uses every subject."""
+    from sightline import accounting
+
+    tell(accounting.gaussian(noise=1.0, steps=steps), **asked)
+
+
+@command.command("poisson")
+@options("rate", "steps", *ASKED)
+def poisson(rate: float, steps: int, **asked: Any) -> None:
+    """Each step uses each subject with a probability, independently."""
+    from sightline import accounting
+
+    tell(accounting.poisson(noise=1.0, rate=rate, steps=steps), **asked)
+
+
+@command.command("balanced")
+@options("steps", "uses", "epochs", *ASKED)
+def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
+    """Each subject is used in exactly K of T steps."""
+    from sightline import accounting
+
+    tell(accounting.balanced(noise=1.0, steps=steps, uses=uses, epochs=epochs), **asked)
+
+
+@command.command("split")
+@options("parts", "rate", "steps", "unsplit", *ASKED)
+def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
+    """Each subject trains one of D parts of the model; --unsplit-noise is fixed, the split part's noise is found."""
+    from sightline import accounting
+
+    fixed = unsplit_noise
+    tell(accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps), unsplit_noise=fixed, **asked)
+
+
+@command.command("dropout")
+@options("rate", "steps", "unsplit", *ASKED)
+def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
+    """Dropout with probability one half; --unsplit-noise is fixed, the split part's noise is found."""
+    from sightline import accounting
+
+    tell(accounting.dropout(noise=1.0, rate=rate, steps=steps), unsplit_noise=unsplit_noise, **asked)
+
+
+@command.command("check-ins")
+@options("steps", "chance", *ASKED)
+def check_ins(steps: int, chance: float, **asked: Any) -> None:
+    """Each subject opts in with a probability, then takes part once, at a random step."""
+    from sightline import accounting
+
+    tell(accounting.check_ins(noise=1.0, steps=steps, chance=chance), **asked)
+
+
+def tell(
+    scheme: "Scheme",
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    as_json: bool,
+    unsplit_noise: float | None = None,
+) -> None:
+    """Calibrate a scheme and print it."""
+    from sightline.accounting import Accountant
+
+    chosen = Accountant(accountant)
+    if unsplit_noise is not None:
+        scheme = beside_unsplit(scheme, unsplit_noise, epsilon, delta, chosen)
+    else:
+        scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
+    spent = scheme.epsilon(delta=delta, accountant=chosen)
+    answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
+    show(answer | {"delta": delta, "accountant": accountant, "scheme": scheme.name}, as_json)
+
+
+def beside_unsplit(scheme: "Scheme", unsplit_noise: float, epsilon: float, delta: float, accountant: Any) -> "Scheme":
+    """The least noise of the split part when the unsplit part's noise is given, both under one coin."""
+    from sightline.accounting import Scheme, calibrate
+    from sightline.events import Event, Gaussian, Poisson, Product
+
+    def at(noise: float) -> dict[Event, int]:
+        events: dict[Event, int] = {}
+        for event, times in scheme.with_noise(noise).events:
+            if isinstance(event, Poisson):
+                event = Poisson(event.rate, Product((Gaussian(unsplit_noise), event.event)))
+            events[event] = times
+        return events
+
+    noise = calibrate(at, epsilon=epsilon, delta=delta, accountant=accountant)
+    return Scheme(scheme.name, noise, tuple(at(noise).items()))

@@ -1,0 +1,117 @@
+"""What the papers get wrong, shown by numbers (docs/errata.md explains each in plain words)."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sightline import accounting
+from sightline.accounting.moments import ORDERS, sampled_moments
+from sightline.accounting.published import gaussian_moments, reverse_bound
+from sightline.accounting.renyi import backward_moments, forward_moments
+from sightline.events import Gaussian, Poisson, Product, Split
+from tests.oracle.accounting_quadrature import log_inverse_mean, log_moment
+
+
+def test_1_the_closed_reverse_bound_is_below_the_truth():
+    """Partitioning paper, Theorem 3.1, second term: d=2, s=.3, a=2."""
+    true = log_moment(2, 0.3, -1)
+    printed = reverse_bound(2, 0.3, 2)
+    assert true == pytest.approx(0.045932, abs=1e-6)
+    assert printed == pytest.approx(0.045495, abs=1e-6)
+    assert backward_moments(Split(2, Gaussian(1 / 0.3))).moments[2] >= true * (1 - 1e-9) > printed
+
+
+def test_1_one_dimension_less_does_not_save_it():
+    """d=10, s=1, a=2: true .14372 (by a Laplace transform), bound with d - 1 inflated dimensions .1409."""
+    assert reverse_bound(10, 1.0, 2, dimensions=9) == pytest.approx(0.1409, abs=1e-4)
+    upper = float(backward_moments(Split(10, Gaussian(1.0))).moments[2])
+    true = log_inverse_mean(10, 1.0)
+    assert true == pytest.approx(0.14372, abs=1e-5)
+    assert reverse_bound(10, 1.0, 2, dimensions=9) < true * 0.99
+    assert true * (1 - 1e-9) <= upper <= true * 1.001
+
+
+def test_1_epsilon_is_not_harmed_because_forward_dominates():
+    for parts, noise in ((2, 1 / 0.3), (10, 1.0), (3, 1.3)):
+        event = Split(parts, Gaussian(noise))
+        assert np.all(forward_moments(event)[2:40] >= backward_moments(event).moments[2:40])
+
+
+@pytest.mark.parametrize(("epochs", "period"), [(4, 2), (6, 4), (12, 5)])
+def test_2_floor_counts_too_few_releases(epochs, period):
+    """DP-OGL, Theorem 1: examples 2 and 3 of the paper (t=4, S=2) need the ceiling."""
+    floor, ceiling = (epochs - 1) // period, math.ceil((epochs - 1) / period)
+    assert ceiling == floor + 1
+    if (epochs, period) == (4, 2):
+        assert ceiling == 2 != floor  # DP-OGL+ at distance 0: the paper's example says 2 - rho
+
+
+def test_3_the_quadratic_rule_fails_at_high_rates():
+    """DP-OGL, Lemma 3: 2 q^2 a / s^2 at q = .7 is worse than no sampling at all."""
+    noise, rate, order = 2.0, 0.7, 8
+    rule = 2 * rate**2 * order / noise**2
+    assert rule > order / (2 * noise**2)
+    exact = forward_moments(Poisson(rate, Gaussian(noise)))[order] / (order - 1)
+    assert exact < order / (2 * noise**2)
+
+
+def test_3_and_is_no_bound_for_small_noise():
+    noise, rate, order = 0.5, 0.01, 16
+    exact = forward_moments(Poisson(rate, Gaussian(noise)))[order] / (order - 1)
+    assert exact > 2 * rate**2 * order / noise**2
+
+
+def test_5_clipping_a_model_bounds_its_norm_not_its_change():
+    """Upcycled-FL, Theorem 6.2: two data sets that differ in one sample can move a clipped model by 2 tau."""
+    tau, size = 1.0, 1000
+    features = np.zeros((size, 1))
+    features[0] = 1e9
+    fits = []
+    for sign in (1.0, -1.0):
+        targets = np.zeros(size)
+        targets[0] = sign * 1e12
+        model = np.linalg.lstsq(features, targets, rcond=None)[0]
+        fits.append(model * min(1.0, tau / np.linalg.norm(model)))
+    change = float(np.linalg.norm(fits[0] - fits[1]))
+    assert change == pytest.approx(2 * tau)
+    assert change > tau / size
+
+
+@pytest.mark.parametrize(("rate", "steps", "target", "spent"), [(0.01, 1000, 4.0, 10.6), (0.05, 400, 8.0, 9.4)])
+def test_7_the_asymptotic_rule_is_not_a_bound(rate, steps, target, spent):
+    """H2FDP, Prop. 3.1: sigma = c q sqrt(T log(1/delta)) / eps with c = 2 (epsilon well below q T) spends more than eps."""
+    noise = 2 * rate * math.sqrt(steps * math.log(1e5)) / target
+    assert target < rate * steps
+    assert accounting.poisson(noise=noise, rate=rate, steps=steps).epsilon(delta=1e-5) == pytest.approx(spent, abs=0.1)
+
+
+def test_8_replacing_needs_twice_the_sensitivity_and_parts_do_not_share_delta():
+    """R-DPCFL, Theorem 5.1: sensitivity c under replacement, and two (eps, delta) parts called one (eps, delta)."""
+    delta, part = 1e-5, accounting.gaussian(noise=1.0, steps=1).calibrated(epsilon=2.0, delta=1e-5)
+    both = accounting.epsilon({Gaussian(part.noise_multiplier): 2}, delta)
+    assert both > 2.0
+    assert accounting.epsilon({Gaussian(part.noise_multiplier / 2): 1}, delta) > 4.0
+
+
+def test_10_two_coins_in_place_of_one_are_too_cheap():
+    """Partial splitting, Sec. 3.2.2: noise 1.4 per unit clip of each part, d=2, g=.1, order 4."""
+    noise, rate, order = 1.4, 0.1, 4
+    apart = sampled_moments(gaussian_moments(noise), rate) + forward_moments(Poisson(rate, Split(2, Gaussian(noise))))
+    joint = forward_moments(Poisson(rate, Product((Gaussian(noise), Split(2, Gaussian(noise))))))
+    assert joint[order] / (order - 1) == pytest.approx(0.0343, abs=1e-4)
+    assert apart[order] / (order - 1) == pytest.approx(0.0226, abs=1e-4)
+    assert len(ORDERS) == len(joint)
+
+
+def test_adding_the_two_parts_costs_too_little_epsilon():
+    sampled = accounting.split(noise=1.4, parts=2, rate=0.1, steps=500, unsplit_noise=1.4).epsilon(delta=1e-5)
+    apart = accounting.epsilon({Poisson(0.1, Gaussian(1.4)): 500, Poisson(0.1, Split(2, Gaussian(1.4))): 500}, 1e-5)
+    assert sampled > 1.1 * apart
+
+
+def test_google_drops_repetitions_of_randomised_response():
+    """dp_accounting 0.6.0 under PLD: repeating costs nothing; here it costs what listing costs."""
+    from sightline.events import Pure
+
+    assert accounting.epsilon({Pure(0.5): 4}, 1e-9) > 3 * accounting.epsilon({Pure(0.5): 1}, 1e-9)
