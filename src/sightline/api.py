@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sightline import engine
+from sightline import engine, report
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord, finite
 from sightline.errors import invalid
 from sightline.ledger import Ledger
-from sightline.report import write_report
 from sightline.runtimes import Simulator
 
 
@@ -64,13 +64,17 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     seed: int | None = None,
+    workers: int = 1,
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Run an experiment file (or an `Experiment`) and return its results.
 
-    `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. Everything that can be wrong with the input
-    raises `InvalidInput` before a run directory exists.
+    `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
+    where the model is too large to be stacked; the results are the same bits. Everything that can be wrong with the
+    input raises `InvalidInput` before a run directory exists.
     """
+    if workers < 1:
+        invalid("workers", workers, "at least one process trains")
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
@@ -79,45 +83,33 @@ def run(
     directory = engine.directory_to_resume(experiment, place) if resume else None
     setting = engine.calibrated(engine.build(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    engine.run(setting, directory, Simulator, resume=resume, on_round=on_round)
-    write_report(directory)
+    engine.run(setting, directory, partial(Simulator, workers=workers), resume=resume, on_round=on_round)
+    report.write_report(directory)
     return Run(directory)
 
 
 def summarised(directory: Path) -> dict[str, Any]:
-    """The numbers of a run, as plain values; None stands for infinite or unknown."""
-    record = RunRecord.open(directory)
-    try:
-        facts, rounds = record.facts, record.rounds()
-        releases = len(record.store.read())
-    finally:
-        record.close()
-    last: dict[str, Any] = next((row for row in reversed(rounds) if row.get("test_accuracy") is not None), {})
-    observers = rounds[-1]["epsilon"] if rounds else dict.fromkeys(facts.get("observers", {}), 0.0)
-    epsilons = [math.inf if value is None else value for value in observers.values()]
+    """The numbers of a run, as plain values; None stands for infinite or unknown.
+
+    Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
+    """
+    done = report.Run.read(directory)
+    facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds")
+    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_worst")
     summary: dict[str, Any] = finite(
         {
             "run_dir": str(directory),
             "report": str(directory / "report.html"),
-            "status": facts.get("status"),
-            "status_reason": facts.get("status_reason"),
-            "rounds_done": len(rounds),
-            "test_accuracy": last.get("test_accuracy"),
-            "test_loss": last.get("test_loss"),
-            "client_accuracy_mean": last.get("client_accuracy_mean"),
-            "client_accuracy_worst": last.get("client_accuracy_worst"),
-            "epsilon": max(epsilons, default=math.inf),
-            "delta": facts.get("delta"),
-            "unit": facts.get("unit"),
-            "adjacency": facts.get("adjacency"),
-            "observers": observers,
-            "trusted": facts.get("trusted"),
-            "noise_multiplier": facts.get("noise_multiplier"),
-            "noise_source": facts.get("noise_source"),
-            "releases": releases,
-            "rejected_updates": int(sum(row.get("rejected") or 0 for row in rounds)),
-            "seconds": facts.get("seconds"),
-            "uplink_floats": sum(row.get("uplink_floats") or 0.0 for row in rounds),
+            "rounds_done": done.rounds_done,
+            **{name: done.last(name) for name in metrics},
+            "epsilon": max(done.spent.values(), default=math.inf),
+            "observers": done.spent,
+            "trusted": done.trusted,
+            **{name: done.fact(name) for name in facts},
+            "notes": done.fact("notes", []),
+            "releases": len(done.ledger),
+            "rejected_updates": int(done.total("rejected")),
+            "uplink_floats": done.total("uplink_floats"),
         }
     )
     return summary

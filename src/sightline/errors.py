@@ -46,7 +46,7 @@ def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
     """`name=value: law; way out`, on one line whatever the value holds."""
     shown = " ".join(str(value).split())
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{name}={shown}: {law}" + (f"; {way_out}" if way_out else "")
+    return " ".join(f"{name}={shown}: {law}".split()) + (f"; {' '.join(way_out.split())}" if way_out else "")
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

@@ -140,3 +140,20 @@ def test_law_moments_bound_the_exact_ones():
         assert exact * (1 - 1e-9) <= found <= exact * 1.003
     assert ORDERS[2] == 2
     assert Sum([(forward_losses(Gaussian(1.2), 0.01, 1e-20), 1)]).infinite < 1e-19
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(3.0, 0.7), (0.8, 0.05), (2.0, 1.0)])
+def test_real_orders_of_sampled_gaussians_equal_quadrature(noise, rate):
+    from scipy import integrate, stats
+
+    from sightline.accounting.renyi import LOW_ORDERS, forward_moments, low_moments_of
+    from sightline.events import Gaussian, Poisson
+
+    event = Poisson(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
+    found = dict(zip(LOW_ORDERS.round(2), low_moments_of(event), strict=True))
+    for order in (1.25, 1.75, 2.5, 4.35):
+        ratio = lambda u: 1 - rate + rate * math.exp(u / noise - 0.5 / noise**2)  # noqa: E731
+        exact, _ = integrate.quad(lambda u: stats.norm.pdf(u) * ratio(u) ** order, -12, 12 + order / noise, limit=400)  # noqa: B023
+        assert math.log(exact) <= found[order] <= math.log(exact) + 1e-7
+    for order in (2, 3, 7):
+        assert found[float(order)] == pytest.approx(forward_moments(event)[order], abs=1e-7)

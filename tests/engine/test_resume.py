@@ -122,6 +122,16 @@ def test_a_full_directory_is_not_overwritten(tiny, tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious"]
 
 
+@pytest.mark.parametrize("left", [["run.lock"], ["run.lock", "config.toml"], ["run.lock", "config.toml", "run.sqlite"]])
+def test_a_start_that_was_killed_early_is_started_again(tiny, tmp_path, left):
+    whole = sightline.run(tiny(), out=tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).touch()
+    again = sightline.run(tiny(), out=tmp_path / "run")
+    assert left_behind(again.directory) == left_behind(whole.directory)
+
+
 def test_a_second_process_is_refused(tiny, tmp_path):
     sightline.run(tiny(), out=tmp_path / "run")
     with open(tmp_path / "run" / directory.LOCK, "w") as held:
@@ -157,6 +167,11 @@ def test_a_hostile_checkpoint_is_refused(tiny, tmp_path, harm):
     (tmp_path / "run" / checkpoint.CHECKPOINT).write_bytes(harm)
     with pytest.raises(checkpoint.CheckpointDamaged):
         sightline.run(tiny(), out=tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_is_for_its_owner_only(tiny, tmp_path):
+    run = sightline.run(tiny(), out=tmp_path / "run")
+    assert (run.directory / checkpoint.CHECKPOINT).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_budget_is_never_overshot(tiny, tmp_path):

@@ -21,7 +21,12 @@ def experiment(**privacy):
     return parse(
         {
             "rounds": 2,
-            "data": {"source": "tests.runtimes.test_workers:images", "clients": 5, "partition": "natural", "classes": 3},
+            "data": {
+                "source": "tests.runtimes.test_workers:images",
+                "clients": 5,
+                "partition": "natural",
+                "classes": 3,
+            },
             "model": {"name": "cnn"},
             "local": {"epochs": 2, "batch_size": 4, "stragglers": 0.0},
             "privacy": privacy or {"unit": "none"},

@@ -72,16 +72,30 @@ def cohort_moments(inner: Array, rate: float, centred: Array | None = None) -> A
 def centred_moments(noise_multiplier: float) -> Array:
     """log E|X - 1|^j for X = exp(s N - s^2/2), j = 0..MOST_ORDER, by quadrature (every term is positive)."""
     s = 1 / noise_multiplier
-    edges = np.arange(-14.0, MOST_ORDER * s + 14.0, 0.25)
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    u = (edges[:, None] + 0.125 * (1 + nodes)[None, :]).ravel()
-    log_weight = np.log(np.tile(0.125 * weights, len(edges))) - u * u / 2 - math.log(2 * math.pi) / 2
+    u, log_weight = panels(MOST_ORDER * s + 14.0)
     exponent = s * u - s * s / 2
     with np.errstate(divide="ignore"):
         near = np.log(np.abs(np.expm1(np.minimum(exponent, 30.0))))
     distance = np.where(exponent < 30, near, exponent)
     moments = [log_sum((log_weight + j * distance)[None, :])[0] if j else 0.0 for j in ORDERS]
     return np.asarray(moments) + 1e-9
+
+
+def sampled_gaussian_moments(noise_multiplier: float, rate: float, orders: Array) -> Array:
+    """log E[(1 - g + g X)^a] for X = exp(s N - s^2/2) at real orders a, by quadrature (every term is positive)."""
+    s = 1 / noise_multiplier
+    u, log_weight = panels(float(orders.max()) * s + 14.0)
+    ratio = np.log1p(-rate) if rate < 1 else -np.inf
+    log_ratio = np.logaddexp(ratio, math.log(rate) + s * u - s * s / 2)
+    return np.asarray(np.maximum(log_sum(log_weight[None, :] + orders[:, None] * log_ratio[None, :]), 0.0) + 1e-9)
+
+
+def panels(upper: float) -> tuple[Array, Array]:
+    """Gauss-Legendre nodes over [-14, upper] and the logarithms of their weights under the standard normal density."""
+    edges = np.arange(-14.0, upper, 0.25)
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    u = (edges[:, None] + 0.125 * (1 + nodes)[None, :]).ravel()
+    return u, np.log(np.tile(0.125 * weights, len(edges))) - u * u / 2 - math.log(2 * math.pi) / 2
 
 
 def log_choose() -> Array:

@@ -242,5 +242,6 @@ def pld_interval(counts: Mapping[Event, int], delta: float) -> tuple[float, floa
     lower = 0.0
     for side in (forward, backward):
         total = Sum([(side(law), times) for law, times in laws])
-        lower = max(lower, compose(total, order_for_delta(total, delta)).epsilon_lower(delta))
+        order = order_for_delta(total, delta)
+        lower = max(lower, *(compose(total, tilt * order).epsilon_lower(delta) for tilt in (1.0, 1.4)))
     return min(lower, upper), upper

@@ -22,6 +22,7 @@ from sightline.accounting.moments import (
     mean_moments,
     overlap_moments,
     pinned,
+    sampled_gaussian_moments,
     sampled_moments,
 )
 from sightline.errors import invalid
@@ -41,6 +42,7 @@ from sightline.events import (
 
 TAIL = 1e-40
 """Mass at the ends of the laws that backward moments are read from."""
+LOW_ORDERS = np.concatenate([np.arange(1.01, 1.5, 0.01), np.arange(1.5, 20, 0.05)])
 REAL_ORDERS = np.unique(np.concatenate([np.arange(2, 20, 0.05), np.arange(20, 64, 0.5), np.arange(64, MOST_ORDER + 1)]))
 
 
@@ -200,6 +202,9 @@ def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = 
     """The least epsilon over orders, the worse direction; stops early (infinite) when it cannot be below `unless`."""
     if all(isinstance(event, Gaussian) for event in counts):
         return gaussian_renyi_epsilon(float(composed_forward(counts)[2]), delta)
+    if all(sampled_gaussian(event) for event in counts):
+        between = at_orders(low_moments(counts), LOW_ORDERS, delta)
+        return min(between, converted(composed_forward(counts), delta))
     first = converted(composed_forward(counts), delta)
     if first >= unless:
         return math.inf
@@ -209,9 +214,33 @@ def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = 
 
 def converted(moments: Array, delta: float) -> float:
     """D_a + log(1/(a delta))/(a - 1) + log(1 - 1/a), least over orders (Canonne, Kamath and Steinke 2020, Prop. 12)."""
-    a = REAL_ORDERS
-    epsilon = (np.interp(a, ORDERS, moments) - np.log(a * delta)) / (a - 1) + np.log1p(-1 / a)
+    return at_orders(np.interp(REAL_ORDERS, ORDERS, moments), REAL_ORDERS, delta)
+
+
+def at_orders(moments: Array, a: Array, delta: float) -> float:
+    """The conversion at the given real orders, whose moments are known."""
+    epsilon = (moments - np.log(a * delta)) / (a - 1) + np.log1p(-1 / a)
     return max(0.0, float(np.min(epsilon)))
+
+
+def sampled_gaussian(event: Event) -> bool:
+    """Whether the event is a Gaussian, sampled or not: its forward moments bound the backward ones at every order."""
+    return isinstance(event, Gaussian) or (isinstance(event, Poisson) and isinstance(event.event, Gaussian))
+
+
+def low_moments(counts: Mapping[Event, int]) -> Array:
+    """Forward moments of sampled Gaussians at real orders near one, where integers are too far apart."""
+    each = (times * low_moments_of(event) for event, times in counts.items())
+    return np.asarray(sum(each, np.zeros(len(LOW_ORDERS))))
+
+
+@lru_cache(maxsize=512)
+def low_moments_of(event: Event) -> Array:
+    """log E_Q[L^a] of one (sampled) Gaussian at LOW_ORDERS."""
+    rate, inner = (event.rate, event.event) if isinstance(event, Poisson) else (1.0, event)
+    if not isinstance(inner, Gaussian):
+        raise NoLaw(f"{event.kind} is not a sampled Gaussian")
+    return sampled_gaussian_moments(inner.noise_multiplier, rate, LOW_ORDERS)
 
 
 def gaussian_renyi_epsilon(precision: float, delta: float) -> float:

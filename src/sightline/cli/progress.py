@@ -1,5 +1,6 @@
 """A progress bar on terminals, a few plain lines in logs, always on stderr."""
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ class RoundBar:
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._live,
+            auto_refresh=False,  # no thread of its own: training may fork
         )
         self._task = self._bar.add_task(name, total=rounds, accuracy="-", epsilon="-")
 
@@ -40,12 +42,15 @@ class RoundBar:
         """Take in a finished round."""
         if row.get("test_accuracy") is not None:
             self._accuracy = f"{100 * row['test_accuracy']:.1f}%"
-        epsilons = list(row["epsilon"].values())
-        epsilon = f"{max(epsilons):.3f}" if epsilons and max(epsilons) != float("inf") else "infinite"
+        epsilon = _rounded_up(max(row["epsilon"].values(), default=math.inf))
         if self._live:
-            self._bar.update(self._task, completed=row["round"], accuracy=self._accuracy, epsilon=epsilon)
+            self._bar.update(self._task, completed=row["round"], accuracy=self._accuracy, epsilon=epsilon, refresh=True)
         elif _worth_a_line(row["round"], self._rounds):
             self._console.print(f"round {row['round']}/{self._rounds}  accuracy {self._accuracy}  epsilon {epsilon}")
+
+
+def _rounded_up(epsilon: float) -> str:
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
 
 
 def _worth_a_line(number: int, rounds: int) -> bool:

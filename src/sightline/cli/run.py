@@ -28,10 +28,11 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 1 anythin
 @click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
 @click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(
     config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, seed: int | None, runtime: str,
-    as_json: bool,
+    workers: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Train the experiment in CONFIG (a TOML file) and write its report."""
     if runtime == "flower":
@@ -45,7 +46,7 @@ def command(
     with RoundBar(experiment.name, experiment.rounds) as bar:
         import sightline
 
-        done = sightline.run(experiment, out=out, resume=resume, on_round=bar.advance)
+        done = sightline.run(experiment, out=out, resume=resume, workers=workers, on_round=bar.advance)
     summary = done.summary
     if as_json:
         click.echo(json.dumps(summary, allow_nan=False))
@@ -90,6 +91,7 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
     if summary["rejected_updates"]:
         lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
+    lines += [("note", note) for note in summary["notes"]]
     lines.append(("time", f"{summary['seconds']:.1f} s"))
     return lines
 
@@ -99,4 +101,6 @@ def _percent(value: float | None) -> str:
 
 
 def _epsilon(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.3f}"
+    from sightline.report.numbers import upper
+
+    return "infinite" if value is None else upper(value, digits=4)

@@ -1,9 +1,11 @@
 """Releases, the ledger that keeps them, and the flow of information through it."""
 
+from sightline.ledger.classes import LedgerPairs, ledger_pairs
 from sightline.ledger.export import SCHEMA, export, read_export
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.ledger import Ledger, Store
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
+from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
 from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect
 
@@ -13,16 +15,23 @@ __all__ = [
     "POST_PROCESSING",
     "SCHEMA",
     "Composition",
+    "GroupPlan",
     "Ledger",
     "LedgerDamaged",
+    "LedgerPairs",
+    "Pairs",
     "Parties",
     "Release",
+    "Rhythm",
     "SqliteStore",
     "Store",
+    "Threat",
     "View",
     "connect",
     "export",
+    "ledger_pairs",
     "parties",
+    "planned_pairs",
     "read_export",
     "read_parties",
     "release_from",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sightline.events import Event, with_known_coins
-from sightline.ledger.parties import Parties
+from sightline.ledger.parties import NOBODY, Parties
 from sightline.ledger.release import Release
 
 Composition = Counter[Event]
@@ -85,13 +85,13 @@ class View:
                 total[event] += times
         return total
 
-    def compositions(self) -> dict[frozenset[tuple[Event, int]], str]:
-        """Every different composition that some subject has in this view, with one such subject."""
+    def compositions(self, exempt: Parties = NOBODY) -> dict[frozenset[tuple[Event, int]], str]:
+        """Every different composition that some subject outside `exempt` has in this view, with one such subject."""
         charged: dict[Parties, list[tuple[Event, int]]] = defaultdict(list)
         for (subjects, event), times in self._charges.items():
             charged[subjects].append((event, times))
         found: dict[frozenset[tuple[Event, int]], str] = {}
-        for holders, subject in _atoms(charged):
+        for holders, subject in _atoms(charged, exempt):
             total: Composition = Counter()
             for subjects in holders:
                 for event, times in charged[subjects]:
@@ -100,14 +100,14 @@ class View:
         return found
 
 
-def _atoms(groups: Iterable[Parties]) -> list[tuple[tuple[Parties, ...], str]]:
-    """Subjects that are in exactly the same sets are one atom: (the sets, one member)."""
+def _atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tuple[Parties, ...], str]]:
+    """Subjects outside `exempt` that are in exactly the same sets are one atom: (the sets, one member)."""
     groups = list(groups)
-    if len(groups) == 1:
+    if len(groups) == 1 and not exempt:
         return [((groups[0],), min(groups[0]))]
     membership: dict[str, list[Parties]] = defaultdict(list)
     for group in groups:
-        for name in group:
+        for name in group - exempt:
             membership[name].append(group)
     atoms: dict[tuple[Parties, ...], str] = {}
     for name, holders in membership.items():

@@ -10,8 +10,9 @@ from sightline.accounting import Accountant
 from sightline.errors import Refused
 from sightline.events import scaled
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.parties import Parties, parties
+from sightline.ledger.parties import NOBODY, Parties, parties
 from sightline.ledger.release import Release
+from sightline.topology import Line
 
 
 class Store(Protocol):
@@ -90,16 +91,34 @@ class Ledger:
         *,
         accountant: Accountant = Accountant.PLD,
         planned: Sequence[Release] = (),
+        exempt: Parties = NOBODY,
     ) -> float:
-        """The largest epsilon over all subjects against `observer`; 0 when nothing of anybody reaches it.
+        """The largest epsilon over all subjects outside `exempt` against `observer`; 0 when nothing reaches it.
 
         With `planned`, what it would be if those releases were appended next.
         """
         view = self.view(observer)
         if planned:
             view = view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
-        found = view.compositions()
+        found = view.compositions(exempt)
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
+
+    def worst_of(
+        self,
+        lines: Iterable[Line],
+        delta: float,
+        *,
+        accountant: Accountant = Accountant.PLD,
+        planned: Sequence[Release] = (),
+    ) -> float:
+        """The largest epsilon over several lines of sight, each an observer with the subjects it does not count for."""
+        return max(
+            (
+                self.worst_epsilon(line.observer, delta, accountant=accountant, planned=planned, exempt=line.exempt)
+                for line in lines
+            ),
+            default=0.0,
+        )
 
     def frontier(self, ids: Iterable[int]) -> frozenset[int]:
         """The ids without those that others of them were computed from: they say the same in fewer numbers."""

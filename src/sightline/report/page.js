@@ -80,6 +80,37 @@
   document.querySelectorAll("figure.chart").forEach((figure) => {
     if (figure.querySelector("script")) enliven(figure);
   });
+
+  const explore = (figure) => {
+    const data = JSON.parse(figure.querySelector("script").textContent);
+    const cells = figure.querySelectorAll(".cells .cell");
+    const words = figure.querySelector(".chosen");
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: data.across, ArrowUp: -data.across };
+    let place = -1;
+
+    const show = (chosen) => {
+      if (chosen < 0 || chosen >= cells.length) return;
+      if (place >= 0) cells[place].classList.remove("here");
+      place = chosen;
+      cells[place].classList.add("here");
+      words.textContent = data.words[place];
+    };
+
+    const follow = (event) => {
+      const place = event.target.dataset ? event.target.dataset.place : undefined;
+      if (place !== undefined) show(Number(place));
+    };
+    const map = figure.querySelector(".cells");
+    map.addEventListener("pointermove", follow);
+    map.addEventListener("pointerdown", follow);
+    map.addEventListener("keydown", (event) => {
+      if (!(event.key in steps)) return;
+      event.preventDefault();
+      show(place < 0 ? 0 : place + steps[event.key]);
+    });
+  };
+
+  document.querySelectorAll("figure.heat").forEach(explore);
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((details) => details.setAttribute("open", ""));
   });

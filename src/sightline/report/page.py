@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
-from sightline.report import clients, curves, headline, settings, sight, traffic
+from sightline.report import clients, curves, groups, headline, settings, sight, traffic
 from sightline.report.disk import write_whole
 from sightline.report.run import Run
 from sightline.report.section import Section
@@ -21,6 +21,7 @@ SECTIONS: tuple[Section, ...] = (
     headline.SECTION,
     curves.SECTION,
     sight.SECTION,
+    groups.SECTION,
     clients.SECTION,
     traffic.SECTION,
     settings.SECTION,

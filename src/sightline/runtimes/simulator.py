@@ -1,24 +1,28 @@
 """The simulator: every client on this machine, trained block by block."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.data import Shard
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Block, Occasion, PrivateSteps
+from sightline.mechanisms import Block, Occasion, PrivateSteps, Recall, effective_steps
+from sightline.mechanisms.objective_solver import Regression, minimise, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train
+from sightline.runtimes.trainer import Job, trainer_for
+from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum
+from sightline.training.batches import steps_of
 from sightline.training.work import rows
 
 
 class Simulator:
     """Trains clients with the streams of their own numbers, so that neither order nor batching matters."""
 
-    def __init__(self, setting: Setting, public: Streams, secret: Streams) -> None:
+    def __init__(self, setting: Setting, public: Streams, secret: Streams, *, workers: int = 1) -> None:
         torch.set_num_threads(1)
         local = setting.experiment.local
         self.dimension = setting.model.parameters
@@ -36,25 +40,94 @@ class Simulator:
             steps=local.steps,
             weight_decay=local.weight_decay,
         )
+        self._trainer = trainer_for(self._model, self._shards, workers)
+
+    def close(self) -> None:
+        """Let go of what the training needed."""
+        self._trainer.close()
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any]
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        at: Occasion,
+        terms: Mapping[str, Any],
+        recall: Recall | None = None,
     ) -> Iterator[Block]:
-        """Local SGD of the cohort."""
+        """Local SGD of the cohort, or the solver of its memory."""
         if not cohort:
             return
         rngs = self._rngs(self._public, Purpose.BATCHES, cohort, at)
-        found = train(
-            self._model,
+        epochs = self._epochs(cohort, at)
+        steps = self._steps(cohort, epochs)
+        if recall is not None and recall.memory.solver is not None:
+            yield from self._solved(cohort, starts, rngs, steps, recall)
+            return
+        times = int(terms.get("repeat", 1))
+        job = Job(
+            "train",
             starts,
-            self._of(cohort),
-            self._work,
-            rngs=rngs,
-            terms=LocalTerms(**terms),
-            epochs_of=self._epochs(cohort, at),
+            _with_memory(_without_repeat(terms), cohort, recall),
+            each={"rngs": rngs, "epochs_of": None if epochs is None else [times * some for some in epochs]},
+            shared={"work": _repeated(self._work, times)},
         )
+        yield from self._kept(cohort, starts, self._trainer.run(job, cohort), steps, recall)
+
+    def _solved(
+        self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
+        recall: Recall,
+    ) -> Iterator[Block]:  # fmt: skip
+        """Every member's training by the solver that came with the memory."""
+        for place, client in enumerate(cohort):
+            end, kept = recall.memory.solver(  # type: ignore[misc]
+                self._model, rows(starts, place), self._shards[client], self._work, steps=steps[place], rng=rngs[place]
+            )
+            recall.keep_value(client, kept)
+            yield [client], end[None]
+
+    def _kept(
+        self, cohort: Sequence[int], starts: Tensor, found: Iterator[Any], steps: Sequence[int], recall: Recall | None
+    ) -> Iterator[Block]:
+        """The blocks of a training by clients, their memories updated on the way."""
         for places, ends in found:
+            for place, end in zip(places, ends, strict=True) if recall is not None else ():
+                work = effective_steps(steps[place], self._work.momentum)
+                recall.keep(cohort[place], rows(starts, int(place)), end, work)  # type: ignore[union-attr]
             yield [cohort[place] for place in places], ends
+
+    def minimise(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]],
+        gradient_tolerance: float,
+    ) -> Iterator[Block]:
+        """Every member's local problem solved exactly, one after the other."""
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        classes = self._model.classes
+        with threadpool_limits(1, user_api="blas"):
+            for place, client in enumerate(cohort):
+                shard = self._shards[client]
+                problem = Regression(
+                    unit_examples(np.asarray(shard.x, dtype=np.float32)),
+                    shard.y,
+                    classes,
+                    to_unit(rows(starts, place).double().numpy(), classes),
+                    float(terms.get("proximal", 0.0)),
+                    self._work.weight_decay,
+                    linear.get(client),
+                )
+                yield [client], torch.from_numpy(minimise(problem, gradient_tolerance=gradient_tolerance))[None]
+
+    def _steps(self, cohort: Sequence[int], epochs: Sequence[float] | None) -> list[int]:
+        return [
+            steps_of(self.sizes[client], self._work, None if epochs is None else epochs[place])
+            for place, client in enumerate(cohort)
+        ]
 
     def dp_sgd(
         self,
@@ -64,26 +137,22 @@ class Simulator:
         plans: Sequence[PrivateSteps],
         at: Occasion,
         terms: Mapping[str, Any],
+        recall: Recall | None = None,
     ) -> Iterator[Block]:
         """DP-SGD of the cohort, each member with its own noise and coins."""
         if not cohort:
             return
-        found = dp_sgd(
-            self._model,
-            starts,
-            self._of(cohort),
-            self._work,
-            clip_norm=plans[0].clip_norm,
-            noise_std=[plan.noise_multiplier * plan.clip_norm for plan in plans],
-            sample_rates=[plan.rate for plan in plans],
-            steps=[plan.steps for plan in plans],
-            divisors=[plan.expected_batch for plan in plans],
-            coin_rngs=self._rngs(self._secret, Purpose.BATCHES, cohort, at),
-            noise_rngs=self._rngs(self._secret, Purpose.NOISE, cohort, at),
-            terms=LocalTerms(**terms),
-        )
-        for places, ends in found:
-            yield [cohort[place] for place in places], ends
+        each: dict[str, list[Any]] = {
+            "noise_std": [plan.noise_multiplier * plan.clip_norm for plan in plans],
+            "sample_rates": [plan.rate for plan in plans],
+            "steps": [plan.steps for plan in plans],
+            "divisors": [plan.expected_batch for plan in plans],
+            "coin_rngs": self._rngs(self._secret, Purpose.BATCHES, cohort, at),
+            "noise_rngs": self._rngs(self._secret, Purpose.NOISE, cohort, at),
+        }
+        shared = {"work": self._work, "clip_norm": plans[0].clip_norm}
+        job = Job("dp_sgd", starts, _with_memory(terms, cohort, recall), each, shared)
+        yield from self._kept(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
@@ -97,9 +166,6 @@ class Simulator:
             total = clipped_gradient_sum(self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm)
             yield [client], total[None]
 
-    def _of(self, cohort: Sequence[int]) -> list[Shard]:
-        return [self._shards[client] for client in cohort]
-
     def _rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: Occasion
     ) -> list[np.random.Generator]:
@@ -112,3 +178,19 @@ class Simulator:
             return None
         rngs = self._rngs(self._public, Purpose.STRAGGLERS, cohort, at)
         return [float(rng.integers(1, epochs)) if rng.random() < self._stragglers else float(epochs) for rng in rngs]
+
+
+def _repeated(work: LocalWork, times: int) -> LocalWork:
+    """The work of several rounds in one, by a client that is left alone meanwhile."""
+    epochs, steps = work.epochs, work.steps
+    return replace(work, epochs=epochs and times * epochs, steps=steps and times * steps)
+
+
+def _without_repeat(terms: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in terms.items() if name != "repeat"}
+
+
+def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: Recall | None) -> LocalTerms:
+    """The terms of the local objectives, with the linear term that every member's memory adds."""
+    linear = None if recall is None else recall.linear_rows(cohort)
+    return LocalTerms(**terms) if linear is None else LocalTerms(**terms, linear=linear)

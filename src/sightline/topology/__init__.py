@@ -4,30 +4,67 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
-from sightline.topology.channel import Channel, Topology, client_name
+from sightline.topology.channel import Channel, Line, Steady, Topology, client_name
+from sightline.topology.groups import Groups, Labels, build_groups, group_name
+from sightline.topology.groups_file import read_schedule, schedule_from
+from sightline.topology.groups_schedule import Era, Schedule, constant
+from sightline.topology.groups_structures import STRUCTURES
 from sightline.topology.star import PUBLIC, SERVER, Star
 
-PLANNED = ("tree", "groups", "clusters")
+PLANNED = ("tree", "clusters")
 """Kinds that the experiment file names and that later versions build."""
 
 
-def build_star(settings: Mapping[str, Any], *, clients: int, server_trusted: bool) -> Star:
+def build_star(
+    settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+) -> Star:
     """A star has no settings of its own."""
     for key, value in settings.items():
         invalid(f"topology.{key}", value, "a star has no such setting", "remove it")
     return Star(clients, server_trusted)
 
 
-REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star}
+REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star, "groups": build_groups}
 
 
-def build(kind: str, settings: Mapping[str, Any], *, clients: int, server_trusted: bool) -> Topology:
-    """The topology of an experiment file, by its name."""
+def find(kind: str) -> Callable[..., Topology]:
+    """The builder of a kind of topology."""
     if kind in PLANNED:
         invalid("topology.kind", kind, "not in this version", f"available: {', '.join(REGISTRY)}")
     if kind not in REGISTRY:
         invalid("topology.kind", kind, "no such topology", did_you_mean(kind, list(REGISTRY)))
-    return REGISTRY[kind](settings, clients=clients, server_trusted=server_trusted)
+    return REGISTRY[kind]
 
 
-__all__ = ["PLANNED", "PUBLIC", "REGISTRY", "SERVER", "Channel", "Star", "Topology", "build", "client_name"]
+def build(
+    kind: str, settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+) -> Topology:
+    """The topology of an experiment file, by its name; `labels` says what workers hold, for those that ask."""
+    return find(kind)(settings, clients=clients, server_trusted=server_trusted, labels=labels)
+
+
+__all__ = [
+    "PLANNED",
+    "PUBLIC",
+    "REGISTRY",
+    "SERVER",
+    "STRUCTURES",
+    "Channel",
+    "Era",
+    "Groups",
+    "Labels",
+    "Line",
+    "Schedule",
+    "Star",
+    "Steady",
+    "Topology",
+    "build",
+    "build_groups",
+    "build_star",
+    "client_name",
+    "constant",
+    "find",
+    "group_name",
+    "read_schedule",
+    "schedule_from",
+]

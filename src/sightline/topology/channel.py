@@ -13,11 +13,25 @@ class Channel:
     """The clients that may take part."""
     audience: frozenset[str]
     """Who sees what it publishes."""
+    rate: float | None = None
+    """Its own participation rate, where it differs from the experiment's."""
+    noise_factor: float = 1.0
+    """Its noise multiplier over the experiment's."""
+    clip_factor: float = 1.0
+    """Its clip norm over the experiment's."""
 
     @property
     def subjects(self) -> frozenset[str]:
         """The members by their names in the ledger."""
         return frozenset(client_name(member) for member in self.members)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of sight: an observer, and the subjects that do not count against it (itself, or whom it may see)."""
+
+    observer: str
+    exempt: frozenset[str] = frozenset()
 
 
 class Topology(Protocol):
@@ -34,6 +48,47 @@ class Topology(Protocol):
     @property
     def observers(self) -> dict[str, str]:
         """The kinds of untrusted observers, each with one that stands for all of its kind."""
+
+    @property
+    def lines(self) -> dict[str, tuple[Line, ...]]:
+        """Every kind's lines of sight: the guarantee of a kind is the worst over its lines."""
+
+    @property
+    def period(self) -> int:
+        """Rounds from one exchange between channels to the next."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to trust the guarantee."""
+
+    def channels_at(self, time: int) -> tuple[Channel, ...]:
+        """The channels that are at work in a round."""
+
+
+class Steady:
+    """What most topologies have in common: channels never change, and observers of one kind are all alike."""
+
+    period = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Every channel, in a fixed order."""
+        raise NotImplementedError
+
+    @property
+    def observers(self) -> dict[str, str]:
+        """The kinds of untrusted observers, each with one that stands for all of its kind."""
+        raise NotImplementedError
+
+    @property
+    def lines(self) -> dict[str, tuple[Line, ...]]:
+        """One line a kind: its observers see the same."""
+        return {kind: (Line(name),) for kind, name in self.observers.items()}
+
+    def channels_at(self, time: int) -> tuple[Channel, ...]:
+        """All of them, always."""
+        return self.channels
 
 
 def client_name(number: int) -> str:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from sightline.topology.channel import Channel, client_name
+from sightline.topology.channel import Channel, Steady, client_name
 
 SERVER = "server"
 PUBLIC = "public"
 
 
 @dataclass(frozen=True)
-class Star:
+class Star(Steady):
     """`clients` clients around one server, which is trusted with raw updates or not."""
 
     clients: int

@@ -1,0 +1,127 @@
+"""Figure 4 in full: mean epsilon over epochs, and heatmaps of every pair at t = 200. It is accounting: no training.
+
+SIGHTLINE_DATA=... python experiments/groups/figure4.py        # half a minute; label groups need MNIST
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from sightline import engine
+from sightline.config import parse
+from sightline.ledger.propagation_question import Question, answered
+from sightline.report.groups_plot import heatmap, mean_and_deviation
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+EPOCHS = np.unique(np.concatenate([[1, 2, 3], np.arange(5, 201, 5)]))
+
+
+def labels_file():
+    """Label groups of MNIST dealt by Dirichlet(.1) to 100 workers, as a membership file; None without data."""
+    if not os.environ.get("SIGHTLINE_DATA"):
+        return None
+    plain = {
+        "name": "labels", "rounds": 1, "model": {"name": "linear"}, "algorithm": {"name": "dp_ogl"},
+        "data": {"source": "mnist", "clients": 100, "partition": "dirichlet", "concentration": 0.1,
+                 "train_samples": 20000, "test_samples": 1000},
+        "topology": {"kind": "groups", "structure": "labels", "groups": 5, "label_share": 0.1},
+    }  # fmt: skip
+    groups = engine.build(parse(plain)).topology.schedule.eras[0].groups
+    path = Path(tempfile.mkdtemp()) / "labels.json"
+    path.write_text(json.dumps({"workers": 100, "groups": groups}))
+    return str(path)
+
+
+def question(structure, groups, period, noise, *, plus=False, threat="everyone", accountant="rdp", bottleneck=False):
+    named = {} if structure.endswith(".json") else {"workers": 100, "count": groups}
+    return Question(structure, 200, noise, 1e-5, **named, period=period, rate=0.7, plus=plus, threat=threat,
+                    accountant=accountant, bottleneck=bottleneck)  # fmt: skip
+
+
+def panels(labels):
+    """Name -> question, as the paper's legend has them."""
+    out = {"plus": True, "threat": "out-of-group"}
+    found = {
+        "(b) GL (1, 1)": question("global", 1, 1, 2.0),
+        "(c) CL (4, 2)": question("clusters", 4, 2, 2.0),
+        "(d) LB (5, 10)": question(labels, 5, 10, 3.0) if labels else None,
+        "(e) RI (4, 10)": question("ring", 4, 10, 2.0),
+        "(f) RI (4, 25)": question("ring", 4, 25, 2.0),
+        "(g) RI (10, 10)": question("ring", 10, 10, 2.0),
+        "(h) RI+ (4, 10)": question("ring", 4, 10, 2.0, **out),
+    }
+    return {name: q for name, q in found.items() if q is not None}
+
+
+def curves(labels):
+    out = {"plus": True, "threat": "out-of-group"}
+    found = {
+        "GL": question("global", 1, 1, 2.0),
+        "CL (4, 2)": question("clusters", 4, 2, 2.0),
+        "LB (5, 2), noise 3": question(labels, 5, 2, 3.0) if labels else None,
+        "LB (5, 10), noise 3": question(labels, 5, 10, 3.0) if labels else None,
+        "RI (4, 2)": question("ring", 4, 2, 2.0),
+        "RI (4, 10)": question("ring", 4, 10, 2.0),
+        "RI (4, 2), outsiders only": question("ring", 4, 2, 2.0, threat="out-of-group"),
+        "RI+ (4, 2)": question("ring", 4, 2, 2.0, **out),
+        "RI+ (4, 4)": question("ring", 4, 4, 2.0, **out),
+    }
+    return {name: q for name, q in found.items() if q is not None}
+
+
+def main():
+    labels = labels_file()
+    table = {}
+    draw_heatmaps(labels, table)
+    draw_curves(labels, table)
+    (RESULTS / "figure4.json").write_text(json.dumps(table, indent=1) + "\n")
+    for name, row in table.items():
+        print(name, row)
+
+
+def draw_heatmaps(labels, table):
+    figure = Figure(figsize=(17, 8), layout="constrained")
+    places = figure.subplots(2, 4).ravel()
+    for axes, (name, asked) in zip(places, panels(labels).items(), strict=False):
+        answer = answered(asked)
+        heatmap(axes, answer)
+        axes.set_title(name)
+        by_pld = answered(question_by_pld(asked))
+        table[name] = {
+            "rdp_mean": round(answer.mean, 2), "rdp_max": round(answer.largest, 2),
+            "pld_mean": round(by_pld.mean, 2), "pld_max": round(by_pld.largest, 2),
+            "rdp_pairs": sorted(set(answer.matrix[~np.isnan(answer.matrix)].round(2).tolist()))[-6:],
+        }  # fmt: skip
+    for axes in places[len(panels(labels)) :]:
+        axes.axis("off")
+    figure.savefig(RESULTS / "figure4_heatmaps.png", dpi=110)
+
+
+def question_by_pld(asked):
+    from dataclasses import replace
+
+    return replace(asked, accountant="pld")
+
+
+def draw_curves(labels, table):
+    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    axes = figure.subplots()
+    for name, asked in curves(labels).items():
+        answer = answered(asked)
+        mean, deviation = mean_and_deviation([answer.at(int(t)).worst for t in EPOCHS])
+        (line,) = axes.plot(EPOCHS, mean, label=name)
+        axes.fill_between(EPOCHS, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15)
+        table["(a) " + name] = {"t=200": [round(float(mean[-1]), 2), round(float(deviation[-1]), 2)]}
+    axes.set(xlabel="epoch t", ylabel="mean over workers of the worst epsilon (RDP)", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(RESULTS / "figure4_curves.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()

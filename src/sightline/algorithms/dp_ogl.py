@@ -1,0 +1,118 @@
+"""DP-OGL: overlapping grouped learning (Kiani, Boenisch and Draper, Algorithm 1)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.mechanisms import Public, combined
+from sightline.topology import Channel
+
+START = "start"
+MEMBERS = " members"
+
+
+@dataclass(frozen=True)
+class DPOGL:
+    """DP-OGL has no settings of its own: structure, groups and period are the topology's."""
+
+
+def init(start: Public, clients: range, settings: DPOGL) -> State:
+    """Line 1: every group begins with the same model."""
+    return {START: start}
+
+
+def round_(state: State, r: Round, settings: DPOGL) -> State:
+    """Lines 4-25: one epoch of every group, each with a cohort and a noise of its own."""
+    merging = (r.time - 1) % r.period == 0  # line 9
+    if merging:
+        show_to_newcomers(state, r)
+    many = []
+    for channel in r.channels:
+        starts = merged(state, r.channels, channel) if merging else model_of(state, channel.name)  # lines 9-16
+        cohort = r.sample(channel)  # line 17
+        many.append((r.train(cohort, starts), channel))  # lines 18-20, 29-36
+    return moved(state, r.channels, r.release_means(many))  # lines 21-25
+
+
+def moved(state: State, channels: tuple[Channel, ...], steps: list[Public]) -> State:
+    """Line 24, and who is in which group now."""
+    found = dict(state)
+    for channel, step in zip(channels, steps, strict=True):
+        found[channel.name] = model_of(state, channel.name) + step
+    members = {name + MEMBERS: value for name, value in members_of(channels).items()}
+    return {name: value for name, value in found.items() if not name.endswith(MEMBERS)} | members
+
+
+def members_of(channels: tuple[Channel, ...]) -> dict[str, Public]:
+    """The public lists of members, as vectors that a checkpoint can keep."""
+    return {channel.name: Public(torch.tensor(channel.members, dtype=torch.float32)) for channel in channels}
+
+
+def model_of(state: State, name: str) -> Public:
+    """A group's model; before its first release it is everybody's start."""
+    return state.get(name, state[START])
+
+
+def merged(state: State, channels: tuple[Channel, ...], channel: Channel) -> Mapping[int, Public]:
+    """Lines 11-13 and 26-28: every member starts from the mean of the models of all its groups."""
+    groups = groups_of({other.name: other.members for other in channels})
+    means = {names: mean([model_of(state, name) for name in names]) for names in set(groups.values())}
+    return {worker: means[groups[worker]] for worker in channel.members}
+
+
+def groups_of(members: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ...]]:
+    """Worker -> the names of its groups."""
+    found: dict[int, tuple[str, ...]] = {}
+    for name, workers in members.items():
+        for worker in workers:
+            found[worker] = (*found.get(worker, ()), name)
+    return found
+
+
+def mean(models: list[Public]) -> Public:
+    """The mean of public models; of one model, that model itself."""
+    if len(models) == 1:
+        return models[0]
+    return combined(lambda *values: torch.stack(values).double().mean(0).float(), *models)
+
+
+def show_to_newcomers(state: State, r: Round) -> None:
+    """A worker that joins a group receives the group's model, which others have seen before it."""
+    before = known_members(state)
+    if not before:
+        return
+    shown = []
+    for channel in r.channels:
+        new = frozenset(channel.members) - frozenset(before.get(channel.name, ()))
+        if new and channel.name in state:
+            audience = frozenset(f"client-{worker}" for worker in new)
+            shown.append((model_of(state, channel.name), channel, audience, "the group's model, for new members"))
+    if shown:
+        r.show(shown)
+
+
+def known_members(state: State) -> dict[str, tuple[int, ...]]:
+    """Group -> members, as the last epoch had them."""
+    return {
+        name.removesuffix(MEMBERS): tuple(int(worker) for worker in value.value.tolist())
+        for name, value in state.items()
+        if name.endswith(MEMBERS)
+    }
+
+
+def models(state: State, clients: range) -> dict[int, Public]:
+    """Worker n's personal model: the mean of its groups' models (constraint of eq. (1))."""
+    groups = groups_of(known_members(state))
+    means = {names: mean([model_of(state, name) for name in names]) for names in set(groups.values())}
+    return {client: means[groups[client]] if client in groups else state[START] for client in clients}
+
+
+SAYS = (
+    "Groups overlap: what one group releases reaches members of others only through common workers, and every pair of "
+    "workers has an epsilon of its own. A worker's personal model is the mean of its groups' models. Optimisers are "
+    "started afresh for every group and epoch, so nothing crosses between groups but released models."
+)
+
+ALGORITHM = Algorithm("dp_ogl", DPOGL, init, round_, models, says=SAYS, topologies=("groups",))

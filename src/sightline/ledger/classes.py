@@ -1,0 +1,76 @@
+"""All pairs of a ledger by classes: participants that stand in the same sets everywhere are one class."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.ledger.flow import Composition
+from sightline.ledger.ledger import Ledger
+from sightline.ledger.parties import Parties
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerPairs:
+    """What every class of participants can learn of every other, as the ledger has it.
+
+    `compositions[n][i]` is what a subject of class n has to answer for against an observer of class i that is not
+    itself; None where a class of one would observe itself.
+    """
+
+    classes: tuple[tuple[str, ...], ...]
+    compositions: tuple[tuple[Composition | None, ...], ...]
+
+    @cached_property
+    def class_of(self) -> dict[str, int]:
+        """Name -> class."""
+        return {name: number for number, names in enumerate(self.classes) for name in names}
+
+    def of(self, subject: str, observer: str) -> Composition | None:
+        """The composition of one pair of names; None for a name against itself."""
+        if subject == observer:
+            return None
+        return self.compositions[self.class_of[subject]][self.class_of[observer]]
+
+    def epsilon(self, delta: float, *, accountant: Accountant = Accountant.PLD) -> NDArray[np.float64]:
+        """(classes, classes): epsilon of every pair, NaN where there is none; equal compositions are accounted once."""
+        return np.array(
+            [
+                [math.nan if one is None else accounting.epsilon(one, delta, accountant=accountant) for one in row]
+                for row in self.compositions
+            ]
+        )
+
+    def releases(self) -> NDArray[np.int64]:
+        """(classes, classes): how many releases count."""
+        return np.array([[0 if one is None else one.total() for one in row] for row in self.compositions])
+
+
+def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
+    """Every pair of the named participants, at the cost of one flow per class of observers."""
+    classes = alike(ledger, names)
+    rows: list[list[Composition | None]] = [[] for _ in classes]
+    for observers in classes:
+        view = ledger.view(observers[0])
+        for row, subjects in zip(rows, classes, strict=True):
+            other = next((name for name in subjects if name != observers[0]), None)
+            row.append(None if other is None else view.composition(other))
+    return LedgerPairs(tuple(classes), tuple(tuple(row) for row in rows))
+
+
+def alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that are subjects, audience and keepers of coins of the same releases, together, in the order given."""
+    sets: set[Parties] = set()
+    for release in ledger:
+        sets |= {release.subjects, release.audience, release.coins_known_to}
+    listed = list(sets)
+    found: dict[frozenset[int], list[str]] = defaultdict(list)
+    for name in names:
+        found[frozenset(number for number, some in enumerate(listed) if name in some)].append(name)
+    return [tuple(some) for some in found.values()]

@@ -1,0 +1,114 @@
+"""What the paper prints about overlapping groups and what is no guarantee: for comparison only, by name `as_published`.
+
+Kiani, Boenisch and Draper: the count of Theorem 1, eqs. (17)-(18), and the degradation of Theorem 2, eq. (21), whose
+proof takes the noise of a released model as c sigma instead of c sigma / (pi |N_m|), uses the LSI constant of a
+Lipschitz map in the wrong direction and convolves dependent variables as if they were independent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import invalid, refuse
+from sightline.topology import Schedule
+
+NO_GUARANTEE = "as_published: an estimate from the paper, not a guarantee"
+
+
+def as_published_count(period: int, epochs: int, distance: int, *, releases_each: int) -> int:
+    """Eqs. (17) and (18): S (floor((t - 1) / S) - rho); too small whenever S does not divide t - 1.
+
+    >>> as_published_count(2, 4, 1, releases_each=2)
+    0
+    """
+    return releases_each * max(0, (epochs - 1) // period - distance)
+
+
+@dataclass(frozen=True)
+class ConvexTraining:
+    """What Theorem 2 wants to know: convex, beta-smooth losses, full participation."""
+
+    noise_multiplier: float
+    clip_norm: float
+    learning_rate: float
+    smoothness: float
+    steps: int
+    """Local iterations L."""
+
+    @property
+    def expansion(self) -> float:
+        """(1 + (1 + eta beta)^L)^2, eq. (56)."""
+        return float((1 + (1 + self.learning_rate * self.smoothness) ** self.steps) ** 2)
+
+
+def as_published_degradation(
+    schedule: Schedule, period: int, epochs: int, training: ConvexTraining, *, subject: int, observer: int, order: float
+) -> float:
+    """The Renyi divergence that Theorem 2 states for a string, read so that it gives eq. (26): no guarantee.
+
+    Releases of the subject's groups that reach the observer, each times the factors mu = a / (a + h c^2 sigma^2) of the
+    epochs of the groups on the way; releases of shared groups count in full.
+    """
+    check_string(schedule)
+    if order <= 1:
+        invalid("order", order, "an order of Renyi divergence is above 1")
+    groups = schedule.eras[0].groups
+    mine = [m for m, group in enumerate(groups) if subject in group]
+    theirs = [m for m, group in enumerate(groups) if observer in group]
+    one = order / (2 * training.noise_multiplier**2)
+    factors = mixing_factors(groups, period, epochs, training, order)
+    factors[mine] = 1.0
+    total = one * (epochs - 1) * len(set(mine) & set(theirs))
+    for group in set(mine) - set(theirs):
+        target = min(theirs, key=lambda other: abs(other - group))
+        total += one * _degraded(factors, group, target, period, epochs)
+    return float(total)
+
+
+def _degraded(factors: NDArray[np.float64], group: int, target: int, period: int, epochs: int) -> float:
+    """Releases of a group that reach another one along the string, each times what the way leaves of it."""
+    way = 1 if target > group else -1
+    total, begun = 0.0, -(-(epochs - 1) // period)
+    for interval in range(1, begun + 1 - abs(target - group)):
+        left = 1.0
+        for hop in range(1, abs(target - group) + 1):
+            first = (interval + hop - 1) * period
+            left *= float(np.prod(factors[group + way * hop, first : min(first + period, epochs - 1)]))
+        total += period * left
+    return total
+
+
+def mixing_factors(
+    groups: Sequence[Sequence[int]], period: int, epochs: int, training: ConvexTraining, order: float
+) -> NDArray[np.float64]:
+    """mu of every (group, epoch) by the recursion of Lemma 12, cases as in its proof, and eq. (67)."""
+    scale = (training.clip_norm * training.noise_multiplier) ** 2
+    spread = np.zeros(len(groups))  # 1 / b of every group's model
+    found = np.zeros((len(groups), max(epochs - 1, 0)))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        for epoch in range(epochs - 1):
+            merging = epoch % period == 0
+            added = np.zeros(len(groups))
+            for m, group in enumerate(groups):
+                starts = [_start(spread, groups, worker) if merging else spread[m] for worker in group]
+                added[m] = training.expansion * sum(starts)
+            width = spread + np.array([len(group) ** 2 for group in groups]) * added
+            found[:, epoch] = order / (order + scale / width)
+            spread = np.minimum(spread + np.array([len(g) ** 2 for g in groups]) * (scale + added), 1e300)
+    return found
+
+
+def _start(spread: NDArray[np.float64], groups: Sequence[Sequence[int]], worker: int) -> float:
+    return float(sum(spread[m] for m, group in enumerate(groups) if worker in group))
+
+
+def check_string(schedule: Schedule) -> None:
+    """Definition 7: at most two groups a worker, neighbours share workers, others do not."""
+    groups = [set(group) for group in schedule.eras[0].groups]
+    near = [[bool(one & other) for other in groups] for one in groups]
+    line = all(near[a][b] == (abs(a - b) <= 1) for a in range(len(groups)) for b in range(len(groups)))
+    busiest = max(sum(worker in group for group in groups) for worker in range(schedule.workers))
+    if len(schedule.eras) > 1 or not line or busiest > 2:
+        refuse("structure", "not a string", "Theorem 2 speaks of strings of groups only", 'use structure = "string"')

@@ -1,0 +1,88 @@
+"""Overlapping groups: every pair of workers as a heatmap, and for each cell what got through and by which path."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sightline.events import Unit
+from sightline.ledger import LedgerPairs, ledger_pairs, written
+from sightline.ledger.propagation_paths import Route, next_hops, routes
+from sightline.report.numbers import plural, upper
+from sightline.report.run import Run
+from sightline.report.section import Content, Section
+from sightline.topology import client_name
+
+MOST = 48
+"""More different memberships than these are not drawn."""
+SIZE = 480
+"""Height and width of the drawing, in its own units."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """One cell: where it lies, how dark it is, and what it says."""
+
+    x: float
+    y: float
+    side: float
+    shade: str
+    words: str
+
+
+def content(run: Run) -> Content | None:
+    """The heatmap of a run on overlapping groups; None for every other run."""
+    if run.fact("topology") != "groups" or run.unit is Unit.NONE or not len(run.ledger):
+        return None
+    pairs = ledger_pairs(run.ledger, [client_name(n) for n in range(int(run.fact("clients", 0)))])
+    if not pairs.classes or len(pairs.classes) > MOST:
+        return {"few": False, "classes": plural(len(pairs.classes), "different membership")}
+    epsilons = [[_epsilon(run, pairs, n, i) for i in range(len(row))] for n, row in enumerate(pairs.compositions)]
+    top = max((value for row in epsilons for value in row if value is not None and math.isfinite(value)), default=0.0)
+    squares = _squares(run, pairs, epsilons, top)
+    return {
+        "few": True,
+        "classes": plural(len(pairs.classes), "different membership"),
+        "size": SIZE,
+        "squares": squares,
+        "across": len(pairs.classes),
+        "data": {"words": [square.words for square in squares], "across": len(pairs.classes)},
+        "least": "0",
+        "most": upper(top),
+        "worst": max(squares, key=lambda square: float(square.shade)).words,
+    }
+
+
+SECTION = Section("groups", "Every pair of workers", content)
+
+
+def _epsilon(run: Run, pairs: LedgerPairs, subject: int, observer: int) -> float | None:
+    composed = pairs.compositions[subject][observer]
+    return None if composed is None else run.epsilon_of(frozenset(composed.items()))
+
+
+def _squares(run: Run, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float) -> list[Square]:
+    side = SIZE / len(pairs.classes)
+    found = []
+    hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]
+    for n, row in enumerate(epsilons):
+        for i, value in enumerate(row):
+            subject = next((name for name in pairs.classes[n] if name != pairs.classes[i][0]), "")
+            ways = routes(run.ledger, subject, hops[i]) if subject else []
+            words = _words(pairs.classes[n], pairs.classes[i], value, ways)
+            shade = 0.0 if value is None else min(1.0, value / top) if top else 0.0
+            found.append(Square(round(i * side, 2), round(n * side, 2), round(side, 2), f"{shade:.3f}", words))
+    return found
+
+
+def _words(subjects: Sequence[str], observers: Sequence[str], epsilon: float | None, ways: Sequence[Route]) -> str:
+    who, whom = written(frozenset(observers)), written(frozenset(subjects))
+    if epsilon is None:
+        return f"{whom}: nobody observes itself."
+    if not epsilon:
+        return f"Of {whom}, {who} learned nothing: no release got through."
+    counted = "; ".join(
+        f"{plural(way.releases, 'release')} of {way.source} up to round {way.last}"
+        + (" seen directly" if len(way.path) == 1 else f" by way of {' → '.join(way.path)}")
+        for way in ways
+    )
+    return f"Of {whom}, seen by {who}: epsilon {upper(epsilon)}. {counted}."

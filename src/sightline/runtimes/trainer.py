@@ -1,0 +1,155 @@
+"""Who does the local training of a simulator: this process, or one process per core. The bits are the same."""
+
+import mmap
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data import Shard
+from sightline.models import FlatModel
+from sightline.training import LocalTerms, dp_sgd, train
+from sightline.training.dispatch import dense_layers
+
+CALLS: dict[str, Callable[..., Iterator[Any]]] = {"train": train, "dp_sgd": dp_sgd}
+Rows = tuple[NDArray[np.intp], Tensor]
+"""Places in the cohort, and one end vector for each."""
+
+ROWS_BYTES = 1 << 27
+"""How much shared memory the end vectors of one turn may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A call of the training room for some clients; `each` holds the arguments that are one per client."""
+
+    call: str
+    starts: Tensor
+    terms: LocalTerms
+    each: Mapping[str, Sequence[Any] | None]
+    shared: Mapping[str, Any]
+
+    def part(self, places: Sequence[int]) -> "Job":
+        """The same call for the clients at these places of the cohort."""
+        rows = torch.as_tensor(list(places))
+
+        def picked(tensor: Tensor | None) -> Tensor | None:
+            return tensor if tensor is None or tensor.dim() == 1 else tensor[rows]
+
+        terms = replace(
+            self.terms, anchor=picked(self.terms.anchor), linear=picked(self.terms.linear), mask=picked(self.terms.mask)
+        )
+        each = {name: None if many is None else [many[place] for place in places] for name, many in self.each.items()}
+        starts = self.starts if self.starts.dim() == 1 else self.starts[rows]
+        return replace(self, starts=starts, terms=terms, each=each)
+
+    def run(self, model: FlatModel, shards: Sequence[Shard]) -> Iterator[Rows]:
+        """Do it here."""
+        yield from CALLS[self.call](model, self.starts, shards, **self.shared, **self.each, terms=self.terms)
+
+
+class HereTrainer:
+    """Training in this process."""
+
+    def __init__(self, model: FlatModel, shards: Sequence[Shard]) -> None:
+        self._model, self._shards = model, shards
+
+    def run(self, job: Job, cohort: Sequence[int]) -> Iterator[Rows]:
+        """End vectors, in the order of the cohort."""
+        yield from job.run(self._model, [self._shards[client] for client in cohort])
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class PoolTrainer:
+    """Training in forked processes that share the data and write their results into shared memory.
+
+    Guarantees: every client is trained alone by the same code with the same streams as in one process, and results come
+    back in the order of the cohort: same bits. An error in a process is raised here; processes end with their parent.
+    """
+
+    def __init__(self, model: FlatModel, shards: Sequence[Shard], workers: int) -> None:
+        self._model, self._shards = model, shards
+        self._rows = max(workers, ROWS_BYTES // (4 * model.parameters))
+        self._memory = mmap.mmap(-1, 4 * self._rows * model.parameters)
+        self._ends = torch.frombuffer(self._memory, dtype=torch.float32).view(self._rows, model.parameters)
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=self._serve, args=(theirs, [*self._pipes, ours]), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+
+    def run(self, job: Job, cohort: Sequence[int]) -> Iterator[Rows]:
+        """End vectors, in the order of the cohort."""
+        for first in range(0, len(cohort), self._rows):
+            places = range(first, min(first + self._rows, len(cohort)))
+            self._turn(job, cohort, places)
+            yield np.asarray(places), self._ends[: len(places)].clone()
+
+    def _turn(self, job: Job, cohort: Sequence[int], places: range) -> None:
+        asked = []
+        for number, pipe in enumerate(self._pipes):
+            mine = self._share(cohort, places, number)
+            if mine:
+                clients = [cohort[place] for place in mine]
+                pipe.send((job.part(mine), clients, [place - places.start for place in mine]))
+                asked.append(pipe)
+        failures = [answer for answer in [_answer(pipe) for pipe in asked] if answer is not None]
+        if failures:
+            raise failures[0]
+
+    def _share(self, cohort: Sequence[int], places: range, number: int) -> list[int]:
+        """Largest shards first, dealt in turn: the processes finish together."""
+        heavy = sorted(places, key=lambda place: (-len(self._shards[cohort[place]]), place))
+        return sorted(heavy[number :: len(self._pipes)])
+
+    def _serve(self, pipe: Connection, not_mine: Sequence[Connection]) -> None:
+        for other in not_mine:
+            other.close()
+        torch.set_num_threads(1)
+        with suppress(EOFError, KeyboardInterrupt):
+            while True:
+                job, clients, rows = pipe.recv()
+                pipe.send(self._served(job, clients, rows))
+        os._exit(0)
+
+    def _served(self, job: Job, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
+        try:
+            for places, ends in job.run(self._model, [self._shards[client] for client in clients]):
+                for place, end in zip(places.tolist(), ends, strict=True):
+                    self._ends[rows[place]] = end
+        except Exception as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def _answer(pipe: Connection) -> BaseException | None:
+    try:
+        found: BaseException | None = pipe.recv()
+        return found
+    except EOFError:
+        return RuntimeError("a training process ended unexpectedly; the run can go on with --resume")
+
+
+def trainer_for(model: FlatModel, shards: Sequence[Shard], workers: int) -> HereTrainer | PoolTrainer:
+    """Processes where they pay: not for stacks of dense networks, which are done before they could be shared out."""
+    if workers > 1 and len(shards) > 1 and dense_layers(model) is None:
+        return PoolTrainer(model, shards, workers)
+    return HereTrainer(model, shards)

@@ -1,0 +1,220 @@
+"""The bottleneck bound against exact divergences of tiny systems, and what the paper's own shortcuts are worth."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate
+from scipy.stats import norm
+
+from sightline.accounting import Accountant, epsilon
+from sightline.accounting.bridged import Bridged, bridged_epsilon, bridged_moments
+from sightline.accounting.moments import ORDERS
+from sightline.algorithms.dp_ogl_plus_as_published import alone_sum, printed_sum
+from sightline.errors import InvalidInput, Refused
+from sightline.events import Gaussian, Poisson
+from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
+from sightline.ledger.bottleneck import Bottleneck, tightened
+from sightline.ledger.propagation_as_published import (
+    ConvexTraining,
+    as_published_count,
+    as_published_degradation,
+    mixing_factors,
+)
+from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
+from sightline.topology import STRUCTURES, Era, Schedule, constant
+from tests.oracle.groups_gaussian import exact_divergence, largest_shift
+
+SIGMA = 3.0
+RDP = Costing(1e-5, Accountant.RDP)
+
+
+def divergence(ingredients, order):
+    """D_a of a cut's ingredients, everybody taking part."""
+    direct, bridged = ingredients
+    total = sum(times / event.noise_multiplier**2 for event, times in direct)
+    total += sum(times * (one.own + 2 * one.bridges) ** 2 / one.noise_multiplier**2 for one, times in bridged)
+    return order * total / 2
+
+
+def bounds_of(groups, workers, period, epochs, rate=1.0):
+    event = Gaussian(SIGMA) if rate == 1 else Poisson(rate, Gaussian(SIGMA))
+    return Bottleneck(planned_pairs(GroupPlan(constant(workers, groups), period, epochs, (event,) * len(groups))))
+
+
+@st.composite
+def systems(draw):
+    count, workers = draw(st.integers(2, 4)), draw(st.integers(2, 5))
+    groups = draw(
+        st.lists(st.sets(st.integers(0, workers - 1), min_size=1), min_size=count, max_size=count)
+    )  # fmt: skip
+    gain = draw(st.lists(st.floats(-1.5, 1.5), min_size=workers, max_size=workers))
+    push = draw(st.lists(st.floats(-1, 1), min_size=workers, max_size=workers))
+    return tuple(tuple(sorted(group)) for group in groups), gain, push
+
+
+@given(systems(), st.integers(1, 4), st.integers(2, 9), st.data())
+@settings(max_examples=200)
+def test_no_cut_is_below_the_exact_divergence_of_linear_systems(system, period, epochs, data):
+    groups, gain, push = system
+    workers = len(gain)
+    subject, observer = data.draw(st.permutations(range(workers)))[:2]
+    seen = [m for m, group in enumerate(groups) if observer in group]
+    gain[subject], push[subject] = 0.0, 1.0  # its update is the constant c = 1
+    if not seen:
+        return
+    while largest_shift(groups, period, epochs, gain, push, SIGMA, subject=subject) > 2.0:
+        gain = [0.8 * one for one in gain]  # nobody's update may move by more than 2 c: clipping would have acted
+    exact, _ = exact_divergence(groups, period, epochs, gain, push, SIGMA, subject=subject, seen=seen, order=2.0)
+    bounds = bounds_of(groups, workers, period, epochs)
+    of = bounds.pairs.class_of
+    pair = int(of[subject]), int(of[observer])
+    cuts = bounds.cuts(*pair)
+    for cut in [*cuts, bounds.improved(*pair, cuts[0])]:
+        assert exact <= divergence(bounds.ingredients(of[subject], of[observer], cut), 2.0) * (1 + 1e-9) + 1e-12
+
+
+def test_a_set_with_holes_would_be_wrong():
+    groups = ((0, 1),)
+    exact, views = exact_divergence(groups, 1, 9, [0.0, 0.0], [1.0, 0.0], SIGMA, subject=0, seen=[0], order=2.0)
+    (with_it, factor), (without, _) = views
+    last = (with_it - without)[-1] ** 2 / (factor[-1] @ factor[-1])
+    assert last == pytest.approx(exact)  # the last model alone tells as much as all eight releases
+    assert exact == pytest.approx(8 * 2.0 / (2 * SIGMA**2))
+    assert exact > 1 * 2.0 / (2 * SIGMA**2)  # what charging only the last epoch would claim
+
+
+def two_groups_with_clipping(period, gain, centre, order):
+    """Exact D_a of the first release that a bridging worker colours: hidden h, clipped update, by quadrature."""
+    spread = SIGMA * math.sqrt(period)
+    hidden = np.linspace(-9 * spread, period + 9 * spread, 4001)
+    update = np.clip(gain * (hidden - centre), -1.0, 1.0)
+    seen = np.linspace(-30, 30, 601)
+    kernel = norm.pdf(seen[:, None], update[None, :], SIGMA)
+    p, q = (integrate.simpson(kernel * norm.pdf(hidden, period * b, spread), x=hidden, axis=1) for b in (1, 0))
+    ratio = np.exp(order * np.log(p) + (1 - order) * np.log(q))
+    return float(np.log(integrate.simpson(ratio, x=seen)) / (order - 1))
+
+
+@pytest.mark.parametrize(("period", "gain"), [(1, 5.0), (40, 50.0)])
+def test_with_clipping_at_work_the_bound_still_holds(period, gain):
+    exact = two_groups_with_clipping(period, gain, period / 2, 2.0)
+    bridge = 2.0 * 2**2 / (2 * SIGMA**2)
+    assert exact <= min(bridge, period * 2.0 / (2 * SIGMA**2)) * (1 + 1e-6)
+    assert exact > 0
+
+
+@given(st.integers(1, 4), st.integers(0, 1), st.floats(0.05, 1.0), st.floats(1.0, 5.0))
+@settings(max_examples=60)
+def test_coins_only_help_and_moments_are_exact(bridges, own, rate, noise):
+    moments = bridged_moments(Bridged(noise, rate, bridges, own))
+    assert (moments <= bridged_moments(Bridged(noise, 1.0, bridges, own)) * (1 + 1e-9) + 1e-12).all()
+    order = 3
+    expected = 0.0
+    for b in range(own + 1):
+        for j in range(bridges + 1):
+            chance = math.comb(bridges, j) * rate**j * (1 - rate) ** (bridges - j)
+            chance *= 1.0 if not own else (rate if b else 1 - rate)
+            expected += chance * math.exp(order * (order - 1) * (b + 2 * j) ** 2 / (2 * noise**2))
+    assert moments[order] == pytest.approx(math.log(expected), rel=1e-9)
+    assert moments[0] == moments[1] == 0.0
+    assert len(moments) == len(ORDERS)
+
+
+def test_all_groups_seen_is_the_flow_count():
+    bounds = bounds_of(STRUCTURES["ring"](20, 4), 20, 5, 41)
+    everything = frozenset(range(4))
+    for n in range(len(bounds.pairs)):
+        for i in range(len(bounds.pairs)):
+            direct, bridged = bounds.ingredients(n, i, everything)
+            assert not bridged
+            assert sum(times for _, times in direct) == bounds.pairs.counts(slice(None))[0, n, i]
+
+
+@pytest.mark.parametrize("accountant", list(Accountant))
+@pytest.mark.parametrize("rate", [0.7, 1.0])
+def test_it_never_loosens_and_wins_where_periods_are_long_and_overlaps_thin(accountant, rate):
+    costing = Costing(1e-5, accountant)
+    gains = []
+    for period in (2, 10, 50):
+        pairs = bounds_of(STRUCTURES["ring"](100, 4), 100, period, 201, rate).pairs
+        flow, releases = epsilon_matrix(pairs, Threat.EVERYONE, costing)
+        least = tightened(pairs, flow, releases, costing)
+        defined = ~np.isnan(flow)
+        assert (least[defined] <= flow[defined]).all()
+        gains.append(flow[1, 5] / least[1, 5])
+    assert gains[0] == 1.0
+    assert gains == sorted(gains)
+    assert gains[-1] > 2
+
+
+def test_thick_overlaps_gain_nothing():
+    groups = (tuple(range(8)), tuple(range(2, 10)))
+    pairs = bounds_of(groups, 10, 10, 101).pairs
+    flow, releases = epsilon_matrix(pairs, Threat.EVERYONE, RDP)
+    np.testing.assert_array_equal(tightened(pairs, flow, releases, RDP), flow)
+
+
+def test_it_is_refused_where_it_is_not_proved():
+    with pytest.raises(Refused, match="DP-OGL"):
+        Bottleneck(planned_pairs(GroupPlan(constant(2, ((0, 1),)), 2, 5, (Gaussian(1.0),), Rhythm.INTERVAL)))
+    changing = Schedule(2, (Era(1, ((0, 1),)), Era(2, ((0,),))))
+    with pytest.raises(Refused, match="do not change"):
+        Bottleneck(planned_pairs(GroupPlan(changing, 2, 5, (Gaussian(1.0),))))
+    for wrong in ((0.0, 1.0, 1, 0), (1.0, 0.0, 1, 0), (1.0, 1.0, -1, 0), (1.0, 1.0, 1, 2)):
+        with pytest.raises(InvalidInput):
+            Bridged(*wrong)
+
+
+def test_direct_and_bridged_compose_into_one_epsilon():
+    direct = {Poisson(0.5, Gaussian(2.0)): 10}
+    alone = bridged_epsilon(direct, {}, 1e-5, accountant=Accountant.RDP)
+    assert alone == epsilon(direct, 1e-5, accountant=Accountant.RDP)
+    more = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.RDP)
+    by_law = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.PLD)
+    assert alone < by_law <= more
+
+
+def quadratic(target, rate):
+    return lambda model: rate * (target - model)
+
+
+def test_the_printed_dp_ogl_plus_has_49_times_its_claimed_sensitivity():
+    """26 workers, S = 2: one worker's raw first update drags all others to the other side of their optimum."""
+    others = [quadratic(torch.tensor([100.0]), 0.5) for _ in range(25)]
+    everyone = [*others, quadratic(torch.tensor([1e6]), 0.5)]
+    start, claimed = torch.zeros(1), math.sqrt(2) * 1.0
+    printed = [
+        printed_sum(start, workers, period=2, clip_norm=1.0, expected=26.0) for workers in (everyone, others)
+    ]  # fmt: skip
+    alone = [alone_sum(start, workers, period=2, clip_norm=1.0) for workers in (everyone, others)]
+    assert abs(printed[0] - printed[1]).item() / claimed == pytest.approx(49, rel=1e-4)
+    assert abs(alone[0] - alone[1]).item() / claimed <= 1 + 1e-6
+
+
+TRAINING = ConvexTraining(noise_multiplier=2.0, clip_norm=0.05, learning_rate=0.1, smoothness=1.0, steps=2)
+
+
+def test_the_printed_degradation_of_example_2():
+    string = constant(3, STRUCTURES["string"](3, 2))
+    mu = mixing_factors(string.eras[0].groups, 2, 4, TRAINING, 2.0)
+    one = 2.0 / (2 * 2.0**2)
+
+    def estimate(subject, observer):
+        return as_published_degradation(string, 2, 4, TRAINING, subject=subject, observer=observer, order=2.0)
+
+    assert estimate(0, 1) == pytest.approx(3 * one)
+    assert estimate(0, 2) == pytest.approx(2 * one * mu[1, 2])
+    assert estimate(1, 0) == pytest.approx(5 * one)
+    assert 0 < mu[1, 2] < 1
+
+
+def test_the_published_forms_are_kept_to_where_they_are_printed():
+    assert as_published_count(10, 200, 1, releases_each=10) == 180 < 190
+    with pytest.raises(Refused, match="string"):
+        as_published_degradation(
+            constant(12, STRUCTURES["ring"](12, 4)), 2, 4, TRAINING, subject=0, observer=5, order=2.0
+        )

@@ -1,0 +1,62 @@
+"""The page of a run on groups: a heatmap of every pair that says which releases got through and by which path."""
+
+import json
+import re
+
+import pytest
+
+import sightline
+from sightline.ledger import ledger_pairs
+from sightline.ledger.propagation_paths import next_hops, routes
+
+
+def squares(page):
+    """The words of every cell, as the page's script reads them."""
+    figure = page[page.index('<figure class="heat">') :]
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', figure, re.S)[1])
+
+
+@pytest.fixture
+def run(grouped, tmp_path):
+    return sightline.run(grouped(**{"topology.groups": 3, "rounds": 6}), out=tmp_path / "run")
+
+
+def test_every_pair_has_a_cell_with_its_epsilon_and_its_paths(run):
+    page = run.report.read_text()
+    data = squares(page)
+    pairs = ledger_pairs(run.ledger, [f"client-{n}" for n in range(9)])
+    assert data["across"] == len(pairs.classes)
+    assert len(data["words"]) == len(pairs.classes) ** 2
+    at = pairs.class_of["client-1"] * data["across"] + pairs.class_of["client-4"]
+    words = data["words"][at]
+    assert "4 releases of group-0 up to round 4 by way of group-0 → group-1" in words
+    direct = data["words"][pairs.class_of["client-1"] * data["across"] + pairs.class_of["client-2"]]
+    assert "6 releases of group-0 up to round 6 seen directly" in direct
+    alone = data["words"][pairs.class_of["client-3"] * (data["across"] + 1)]
+    assert alone == "client-3: nobody observes itself."
+    assert page.count('<rect class="cell" data-place=') == len(data["words"])
+
+
+def test_routes_count_what_the_flow_counts(run):
+    ledger = run.ledger
+    for subject in ("client-0", "client-1"):
+        for observer in ("client-2", "client-4", "client-8"):
+            ways = routes(ledger, subject, next_hops(ledger, observer))
+            assert sum(way.releases for way in ways) == ledger.composition(subject, observer).total()
+            for way in ways:
+                assert way.path[0] == way.source
+                assert observer in ledger[max(r.id for r in ledger if r.source == way.path[-1])].audience
+
+
+def test_other_runs_have_no_such_section(grouped, tmp_path):
+    star = sightline.run(
+        grouped(**{"topology": {"kind": "star"}, "algorithm.name": "fedavg"}), out=tmp_path / "star"
+    )  # fmt: skip
+    assert 'class="heat"' not in star.report.read_text()
+
+
+def test_too_many_memberships_are_said_not_drawn(run, monkeypatch):
+    from sightline.report import groups, write_report
+
+    monkeypatch.setattr(groups, "MOST", 2)
+    assert "Too many to draw" in write_report(run.directory).read_text()
