@@ -1,6 +1,8 @@
 # make demo | make test: all a fresh clone needs. The rest is for the people who work here.
 PYTHON ?= python3
 BIN := .venv/bin
+# small matrices on few cores: threads inside numpy only get in each other's way
+export OPENBLAS_NUM_THREADS ?= 1
 # two cores: one thread per test worker, two workers
 TEST_WORKERS ?= 2
 
@@ -38,10 +40,11 @@ format: .venv/.ready ## format and fix what can be fixed
 
 bench-setup: .bench/.ready ## install the peers that the benchmarks compare with, in environments of their own
 
-.bench/.ready: benchmarks/peers/requirements-pfl.txt benchmarks/peers/requirements-flwr.txt
-	@for peer in pfl flwr; do \
+.bench/.ready: $(wildcard benchmarks/peers/requirements-*.txt)
+	@for peer in pfl flwr pld; do \
 	  test -x .bench/$$peer/bin/python || $(PYTHON) -m venv .bench/$$peer; \
-	  .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0; \
+	  grep -q torch benchmarks/peers/requirements-$$peer.txt && \
+	    .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0; \
 	  .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check \
 	    -r benchmarks/peers/requirements-$$peer.txt || exit 1; \
 	done

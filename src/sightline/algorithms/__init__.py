@@ -5,31 +5,37 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.algorithms import fedavg, local
+from sightline.algorithms import dp_ogl, dp_ogl_plus, fedavg, fedavgm, feddyn, fedprox, fedyogi, local, pfedme, scaffold
 from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.upcycle import Upcycle, upcycled
+from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 
-REGISTRY: dict[str, Algorithm] = {module.ALGORITHM.name: module.ALGORITHM for module in (fedavg, local)}
+REGISTRY: dict[str, Algorithm] = {
+    module.ALGORITHM.name: module.ALGORITHM
+    for module in (fedavg, fedavgm, fedprox, scaffold, feddyn, pfedme, fedyogi, local, dp_ogl, dp_ogl_plus)
+}
 
 PLANNED = [
-    "fedavgm",
-    "fedprox",
-    "scaffold",
-    "feddyn",
-    "pfedme",
-    "fedyogi",
     "mrmtl",
     "ifca",
     "oracle_clusters",
     "rdpcfl",
-    "dp_ogl",
-    "dp_ogl_plus",
     "h2fdp",
     "hfl",
     "hfl_dp",
     "pedpfl",
 ]
 """Names that the experiment file knows and that later versions build."""
+
+
+def build(experiment: Experiment) -> tuple[Algorithm, Any]:
+    """The algorithm of an experiment, upcycled where it says so, and its settings."""
+    algorithm, given = find(experiment.algorithm.name), experiment.algorithm.settings
+    rule = given.pop("upcycle", None)
+    settings = settings_of(algorithm, given)
+    algorithm.check(experiment)
+    return (algorithm if rule is None else upcycled(algorithm, Upcycle.read(rule))), settings
 
 
 def find(name: str) -> Algorithm:
@@ -58,4 +64,4 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["PLANNED", "REGISTRY", "Algorithm", "Round", "State", "find", "settings_of"]
+__all__ = ["PLANNED", "REGISTRY", "Algorithm", "Round", "State", "build", "find", "settings_of"]

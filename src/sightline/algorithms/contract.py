@@ -1,14 +1,29 @@
 """What an algorithm is, and the one object through which it touches the world."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sightline.mechanisms import Cohort, Public, Updates
+from sightline.config import Experiment
+from sightline.errors import refuse
+from sightline.mechanisms import Cohort, Memory, Public, Updates
 from sightline.topology import Channel
 
 State = Mapping[str, Public]
 """Everything an algorithm remembers between rounds: named public vectors, checkpointed as they are."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Public facts about the work behind a released mean. Where the cohort is a secret they are the same for all."""
+
+    learning_rate: float
+    steps: float
+    """Expected number of effective local steps, averaged by the weights of the mean."""
+    most_steps: float
+    """The largest number of effective local steps that any client can take."""
+    share: float
+    """How much of all clients' weight stands behind the mean: |S| / N, in expectation where S is a secret."""
 
 
 class Round(Protocol):
@@ -21,17 +36,35 @@ class Round(Protocol):
     def channels(self) -> tuple[Channel, ...]:
         """Who gathers updates: a star's server, a tree's edges, the groups' masters."""
 
+    @property
+    def period(self) -> int:
+        """Rounds from one exchange between channels to the next."""
+
+    def effort(self, cohort: Cohort) -> Effort:
+        """How much work the cohort's mean update is the mean of."""
+
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw who of a channel's members takes part, as the experiment's sampler says; by default of the first."""
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
 
-    def train(self, cohort: Cohort, start: Public | Mapping[int, Public], **terms: Any) -> Updates:
-        """Local training of the cohort from one model or from one model each; private until released."""
+    def train(
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: Memory | None = None, **terms: Any
+    ) -> Updates:
+        """Local training of the cohort from one model or from one model each; private until released.
+
+        `memory` names what clients keep between rounds and how it enters their training.
+        """
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """The cohort's mean update, made public to the channel's audience by the experiment's mechanism."""
+
+    def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
+        """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
+
+    def show(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> None:
+        """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Each member's own update, made public to the channel's audience by the experiment's mechanism."""
@@ -58,6 +91,31 @@ class ModelsFunction(Protocol):
         """One model for all, or one per client."""
 
 
+def suits_everything(experiment: Experiment) -> None:
+    """The check of an algorithm that runs with every unit and mechanism."""
+
+
+def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
+    """The check of an algorithm whose clients keep what they learned.
+
+    The server must not take the local step for them. And amplification is claimed only where coins are independent: a
+    client's state tells whether it took part before, so that later updates of the others would give away who else was
+    in a cohort of fixed size, and with it the coin that the amplification hides.
+    """
+
+    def check(experiment: Experiment) -> None:
+        privacy, scheme = experiment.privacy, experiment.sampling.clients.scheme
+        hidden = scheme == "balanced" or (scheme == "fixed" and privacy.adjacency == "replace")
+        if privacy.unit == "client" and privacy.place == "server" and hidden:
+            law = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
+            refuse("sampling.clients.scheme", scheme, law, 'use scheme = "poisson" or "full"')
+        if privacy.unit == "sample" and privacy.mechanism == "gaussian" and privacy.place == "server":
+            law = f"{algorithm}'s clients keep what they learn in local steps, and the server takes the step here"
+            refuse("privacy.where", "server", law, 'use where = "client"')
+
+    return check
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An algorithm: its settings and three pure functions."""
@@ -71,3 +129,9 @@ class Algorithm:
     """Whether every client ends with a model of its own."""
     says: str = ""
     """A sentence for the report, where the guarantee needs one."""
+    check: Callable[[Experiment], None] = suits_everything
+    """Refuses experiments with which the algorithm has no guarantee."""
+    topologies: tuple[str, ...] = ("star",)
+    """The kinds of topology that it runs on."""
+    kept: str = ""
+    """The memory that is each client's own model: what clients are judged by, private, never published."""

@@ -13,6 +13,8 @@ COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",
     "account": "epsilon of a scheme, or of an exported ledger",
     "calibrate": "the least noise that meets an epsilon",
+    "convergence": "what the theory of an algorithm promises for given constants",
+    "groups": "epsilon of every pair of workers in overlapping groups",
     "report": "rebuild the report of a run directory",
     "datasets": "what data is available, where it was looked for, how to get the rest",
 }

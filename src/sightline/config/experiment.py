@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sightline.config.perturbation import check_noise, check_perturbation, check_solution
 from sightline.config.section import Count, Fraction, NonNegative, OpenSection, Positive, Probability, Section
 from sightline.errors import invalid, refuse
 
@@ -150,6 +151,10 @@ class Privacy(Section):
     clip_norm: Positive = 1.0
     noise_multiplier: Positive | None = None
     epsilon: Positive | None = None
+    noise_std: Positive | None = None
+    noise_rate: Positive | None = None
+    sensitivity: Literal["clipped_model", "strongly_convex", "per_sample_mean", "as_published"] | None = None
+    gradient_tolerance: Annotated[float, Field(ge=1e-12, le=1.0)] = 1e-9
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     noise_source: Literal["seed", "os"] = "seed"
@@ -158,15 +163,8 @@ class Privacy(Section):
 
     @model_validator(mode="after")
     def _one_amount_of_noise(self) -> "Privacy":
-        both = self.noise_multiplier is not None and self.epsilon is not None
-        neither = self.noise_multiplier is None and self.epsilon is None
-        if both:
-            invalid("privacy.epsilon", self.epsilon, "privacy.noise_multiplier is given too", "keep one of the two")
-        if self.unit != "none" and neither:
-            invalid("privacy.noise_multiplier", "missing", "a private run needs an amount of noise", "or give epsilon")
-        if self.unit == "none" and not neither:
-            name = "epsilon" if self.epsilon is not None else "noise_multiplier"
-            invalid(f"privacy.{name}", getattr(self, name), 'unit = "none" adds no noise', 'set unit = "client"')
+        check_noise(self)
+        check_perturbation(self)
         if self.unit == "none" and self.stop_at_epsilon is not None:
             invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon to stop at')
         return self
@@ -208,7 +206,9 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _guarantees_hold(self) -> "Experiment":
-        if self.privacy.unit == "sample":
+        if self.privacy.mechanism != "gaussian":
+            check_solution(self)
+        elif self.privacy.unit == "sample":
             self._check_sample_unit()
         elif self.samples_scheme not in ("shuffle", "full"):
             law = f'unit = "{self.privacy.unit}" says nothing about single examples'
@@ -240,4 +240,5 @@ class Experiment(Section):
         """How examples are drawn: as given, else Poisson for sample-level privacy and shuffled epochs otherwise."""
         if self.sampling.samples is not None:
             return self.sampling.samples.scheme
-        return "poisson" if self.privacy.unit == "sample" else "shuffle"
+        private_steps = self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian"
+        return "poisson" if private_steps else "shuffle"

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sightline.errors import SightlineError
-from sightline.mechanisms import Public
+from sightline.mechanisms import Public, Shelf
 
 CHECKPOINT = "checkpoint.safetensors"
+OWNER_ONLY = 0o600
+"""Checkpoints hold what clients keep to themselves; others may not read them."""
 
 
 class CheckpointDamaged(SightlineError):
@@ -32,6 +34,8 @@ class Checkpoint:
     """How many releases had been made, and the hash of the last: a ledger that was cut or exchanged does not match."""
     counts: Mapping[str, float]
     """Traffic and rejected updates of the round."""
+    memories: Mapping[str, Shelf] = field(default_factory=dict)
+    """What the clients keep: private, and as much a part of the run as the model."""
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
@@ -42,12 +46,23 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         "head": checkpoint.head,
         "counts": dict(checkpoint.counts),
         "sources": {name: sorted(value.sources) for name, value in checkpoint.state.items()},
+        "memories": {
+            name: {"clients": sorted(shelf.values), "sources": sorted(shelf.sources)}
+            for name, shelf in checkpoint.memories.items()
+        },
     }
-    save_tensors(
-        directory / CHECKPOINT,
-        {name: value.value for name, value in checkpoint.state.items()},
-        {"sightline": json.dumps(words)},
-    )
+    kept = {
+        _kept(name, client): value
+        for name, shelf in checkpoint.memories.items()
+        for client, value in shelf.values.items()
+    }
+    tensors = {name: value.value for name, value in checkpoint.state.items()}
+    save_tensors(directory / CHECKPOINT, tensors | kept, {"sightline": json.dumps(words)}, mode=OWNER_ONLY)
+
+
+def _kept(memory: str, client: int) -> str:
+    """The name of a client's memory among the tensors of a checkpoint."""
+    return f"memory/{memory}/{client}"
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
@@ -60,14 +75,22 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
             words = json.loads(file.metadata()["sightline"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = {name: Public(tensors[name], frozenset(ids)) for name, ids in words["sources"].items()}
-        return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"])
+        memories = {
+            name: Shelf({n: tensors[_kept(name, n)] for n in found["clients"]}, frozenset(found["sources"]))
+            for name, found in words["memories"].items()
+        }
+        return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"checkpoint={path.name}: cannot be read ({type(error).__name__}: {error})") from None
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors to a safetensors file, atomically and durably."""
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, *, mode: int = 0o644
+) -> None:
+    """Write tensors to a safetensors file, atomically and durably, readable as `mode` says from the first byte on."""
     temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     whole = {name: tensor.detach().to(torch.float32).contiguous().clone() for name, tensor in tensors.items()}
     save_file(whole, temporary, metadata)
     replace_durably(temporary, path)

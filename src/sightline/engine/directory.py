@@ -26,12 +26,18 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
     if out is None:
         return _first_free(Path("runs"), experiment.name)
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and not _false_start(out):
             invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         invalid("--out", out, f"cannot be made ({error.strerror})")
     return out
+
+
+def _false_start(out: Path) -> bool:
+    """Whether a directory is empty or holds only what a run leaves that was killed before its first release."""
+    ours = {CONFIG, LOCK, SECRET, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
+    return out.is_dir() and {path.name for path in out.iterdir()} <= ours and not _has_releases(out / DATABASE)
 
 
 def _first_free(folder: Path, name: str) -> Path:

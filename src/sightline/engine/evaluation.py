@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from sightline.engine.setting import Setting
 from sightline.mechanisms import Public
@@ -22,8 +23,40 @@ def evaluated(setting: Setting, models: Public | Mapping[int, Public]) -> Metric
             "test_loss": whole.loss,
         }
     rows = torch.stack([models[client].value for client in setting.clients])
-    own = _of_clients(evaluate_many(setting.model, rows, shards))
-    return own | {"test_accuracy": own["client_accuracy_mean"], "test_loss": own["client_loss_mean"]}
+    found = evaluate_many(setting.model, rows, shards)
+    own = _of_clients(found)
+    own |= {"test_accuracy": own["client_accuracy_mean"], "test_loss": own["client_loss_mean"]}
+    return own | _of_groups(setting, rows, found) if setting.experiment.topology.kind == "groups" else own
+
+
+def _of_groups(setting: Setting, rows: Tensor, found: list[Evaluation]) -> Metrics:
+    """The workers' mean training loss, and how unequally groups are served: means over members, worst and best."""
+    train = evaluate_many(setting.model, rows, [client.train for client in setting.federation.clients])
+    means = [
+        _mean([found[member].accuracy for member in channel.members if found[member].examples])
+        for channel in setting.topology.channels
+    ]
+    means = [mean for mean in means if not math.isnan(mean)]
+    return {
+        "client_train_loss_mean": _mean([e.loss for e in train if e.examples]),
+        "group_accuracy_worst": min(means, default=math.nan),
+        "group_accuracy_best": max(means, default=math.nan),
+    }
+
+
+def evaluated_kept(setting: Setting, kept: Mapping[int, Tensor], otherwise: Public) -> Metrics:
+    """The models that clients keep, each on its owner's test shard; `test_*` pool all shards, as one model's would.
+
+    A client that keeps none yet is judged by the global model, `otherwise`.
+    """
+    rows = torch.stack([kept.get(client, otherwise.value) for client in setting.clients])
+    own = evaluate_many(setting.model, rows, [client.test for client in setting.federation.clients])
+    examples = sum(e.examples for e in own)
+    pooled = {"test_accuracy": math.nan, "test_loss": math.nan}
+    if examples:
+        pooled["test_accuracy"] = math.fsum(e.accuracy * e.examples for e in own if e.examples) / examples
+        pooled["test_loss"] = math.fsum(e.loss * e.examples for e in own if e.examples) / examples
+    return _of_clients(own) | pooled
 
 
 def _of_clients(found: list[Evaluation]) -> Metrics:

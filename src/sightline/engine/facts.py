@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from sightline.engine.setting import Setting
+from sightline.events import Unit
+from sightline.ledger import written
 from sightline.mechanisms import CentralMean, LocalMean, SampleAtClient, SampleAtServer
+from sightline.mechanisms.objective import Objective
+from sightline.mechanisms.output import Output
+from sightline.training import clipping_note
 
 PACKAGES = ("sightline", "torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
 
@@ -33,11 +38,12 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "clients": len(federation.clients),
         "classes": federation.classes,
         "sizes": federation.sizes.tolist(),
-        "data_notes": list(federation.notes),
+        "data_notes": [*federation.notes, *_speed_notes(setting)],
         "model": setting.model.name,
         "parameters": setting.model.parameters,
         "algorithm": setting.algorithm.name,
         "algorithm_settings": dataclasses.asdict(setting.settings),
+        "upcycle": experiment.algorithm.settings.get("upcycle"),
         "personal": setting.algorithm.personal,
         "topology": experiment.topology.kind,
         "unit": privacy.unit,
@@ -55,10 +61,18 @@ def facts_of(setting: Setting) -> dict[str, Any]:
             "samples": {"scheme": experiment.samples_scheme},
         },
         "observers": setting.topology.observers,
+        "lines": lines_of(setting),
+        "notes": list(setting.topology.notes),
         "trusted": list(setting.topology.trusted),
         "guarantee": guarantee(setting),
         "caveats": caveats(setting),
     }
+
+
+def _speed_notes(setting: Setting) -> list[str]:
+    """What makes private steps slow, so that nobody has to guess."""
+    note = clipping_note(setting.model) if setting.unit is Unit.SAMPLE else None
+    return [note] if note else []
 
 
 def versions() -> dict[str, str]:
@@ -80,6 +94,9 @@ def noise_multiplier(setting: Setting) -> float | dict[str, float] | None:
     if isinstance(mechanism, SampleAtClient | SampleAtServer):
         found = {plan.noise_multiplier for plan in mechanism.plans.values()}
         return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
+    if isinstance(mechanism, Output | Objective) and mechanism.multipliers:
+        spread = set(mechanism.multipliers.values())
+        return spread.pop() if len(spread) == 1 else {"min": min(spread), "max": max(spread)}
     return None
 
 
@@ -96,7 +113,7 @@ def guarantee(setting: Setting) -> list[str]:
     ]
     if setting.topology.trusted:
         sentences.append(
-            "The server is trusted: it receives the updates, adds the noise and keeps the cohorts secret. "
+            f"{_trusted(setting)} the updates, add the noise and keep the cohorts secret. "
             "The guarantee is against everybody else."
         )
     else:
@@ -107,9 +124,27 @@ def guarantee(setting: Setting) -> list[str]:
             "Cohorts of a fixed size under add/remove adjacency: no amplification by sampling is claimed. "
             'adjacency = "replace" accounts for it.'
         )
+    if isinstance(setting.mechanism, Output | Objective):
+        curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
+        rounds = setting.experiment.rounds
+        sentences += setting.mechanism.explained(rounds=rounds, delta=privacy.delta, curvature=curvature)
     if setting.algorithm.says:
         sentences.append(setting.algorithm.says)
-    return sentences
+    return sentences + list(setting.topology.notes)
+
+
+def _trusted(setting: Setting) -> str:
+    if setting.experiment.topology.kind == "groups":
+        return "The groups' masters are trusted: they receive"
+    return "The server is trusted: its part is to receive"
+
+
+def lines_of(setting: Setting) -> dict[str, list[list[str]]] | None:
+    """Every line of sight as (observer, exempt subjects), where observers of one kind do not all see the same."""
+    lines = setting.topology.lines
+    if all(len(some) == 1 and not some[0].exempt for some in lines.values()):
+        return None
+    return {kind: [[line.observer, written(line.exempt)] for line in some] for kind, some in lines.items()}
 
 
 def caveats(setting: Setting) -> list[str]:

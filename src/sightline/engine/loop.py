@@ -11,14 +11,14 @@ from sightline.algorithms import State
 from sightline.config import to_toml
 from sightline.engine.checkpoint import Checkpoint, CheckpointDamaged, load_checkpoint, save_checkpoint, save_tensors
 from sightline.engine.directory import CONFIG, MODEL, SECRET, locked, removed_if_nothing_was_released
-from sightline.engine.evaluation import evaluated
+from sightline.engine.evaluation import evaluated, evaluated_kept
 from sightline.engine.facts import facts_of
 from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
-from sightline.mechanisms import Public, Worker
+from sightline.mechanisms import Public, Shelf, Worker
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -41,7 +41,11 @@ def run(
             (directory / CONFIG).write_text(to_toml(setting.experiment), encoding="utf-8")
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
         try:
-            return Run(setting, directory, record, make_worker, on_round).to_the_end()
+            work = Run(setting, directory, record, make_worker, on_round)
+            try:
+                return work.to_the_end()
+            finally:
+                work.worker.close()
         finally:
             record.close()
 
@@ -58,6 +62,7 @@ class Run:
         from_os = setting.experiment.privacy.noise_source == "os"
         self.secret = Streams.from_operating_system(directory / SECRET) if from_os else public
         self.worker = make_worker(setting, public, self.secret)
+        self.memories: Mapping[str, Shelf] = {}
 
     def to_the_end(self) -> str | None:
         """Every round that is left."""
@@ -84,6 +89,7 @@ class Run:
             raise CheckpointDamaged(
                 f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
             )
+        self.memories = found.memories
         written = {row["round"] for row in self.record.rounds()}
         if found.round not in written:
             self._report_round(found.state, found.round, found.counts, seconds=0.0)
@@ -91,11 +97,13 @@ class Run:
 
     def _round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
-        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number)
+        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number, self.memories)
         after = self.setting.algorithm.round(state, r, self.setting.settings)
         state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
+        self.memories = r.memories
         head = self.record.store.head()
-        save_checkpoint(self.directory, Checkpoint(number, state, len(self.ledger), head, r.counts))
+        checkpoint = Checkpoint(number, state, len(self.ledger), head, r.counts, self.memories)
+        save_checkpoint(self.directory, checkpoint)
         self._report_round(state, number, r.counts, seconds=time.perf_counter() - begun)
         return state
 
@@ -104,16 +112,24 @@ class Run:
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
         metrics: dict[str, Any] = {}
         if due:
-            metrics = dict(evaluated(self.setting, self.setting.algorithm.models(state, self.setting.clients)))
+            metrics = dict(self._evaluated(state))
         row = metrics | {"epsilon": self._spent()} | dict(counts) | {"seconds": seconds}
         self.record.add_round(number, row)
         self.on_round({"round": number} | row)
 
+    def _evaluated(self, state: State) -> Mapping[str, float]:
+        """How good the algorithm's models are, or those that the clients keep for themselves."""
+        models = self.setting.algorithm.models(state, self.setting.clients)
+        kept = self.memories.get(self.setting.algorithm.kept)
+        if kept is not None and isinstance(models, Public):
+            return evaluated_kept(self.setting, kept.values, models)
+        return evaluated(self.setting, models)
+
     def _spent(self) -> dict[str, float]:
         delta, accountant = self.setting.experiment.privacy.delta, self.setting.accountant
         return {
-            kind: self.ledger.worst_epsilon(observer, delta, accountant=accountant)
-            for kind, observer in self.setting.topology.observers.items()
+            kind: self.ledger.worst_of(lines, delta, accountant=accountant)
+            for kind, lines in self.setting.topology.lines.items()
         }
 
     def _finish(self, state: State, reason: str | None) -> None:

@@ -1,5 +1,6 @@
 """The plan: the ledger that a run will write, made without any data, and the noise that keeps it within its target."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,8 @@ from sightline.engine.round import PlannedRound
 from sightline.engine.setting import Setting
 from sightline.events import Event, scaled
 from sightline.ledger import Ledger
-from sightline.mechanisms import Public, Worker
+from sightline.mechanisms import Public, Shelf, Worker
+from sightline.mechanisms.objective import Objective
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -22,7 +24,7 @@ class NoWorker:
         self.sizes = sizes
 
 
-def plan(setting: Setting) -> Ledger:
+def plan(setting: Setting, *, rounds: int | None = None) -> Ledger:
     """Run the algorithm itself on nothing: the releases that the whole training makes when everybody takes part.
 
     Noise is as in `setting.mechanism`, one unit before calibration.
@@ -31,8 +33,11 @@ def plan(setting: Setting) -> Ledger:
     worker = cast(Worker, NoWorker(setting.federation.sizes.tolist()))
     streams = Streams.from_seed(0)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
-    for time in range(1, setting.experiment.rounds + 1):
-        state = setting.algorithm.round(state, PlannedRound(setting, ledger, worker, streams, time), setting.settings)
+    memories: Mapping[str, Shelf] = {}
+    for time in range(1, (rounds or setting.experiment.rounds) + 1):
+        r = PlannedRound(setting, ledger, worker, streams, time, memories)
+        state = setting.algorithm.round(state, r, setting.settings)
+        memories = r.memories
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
     return ledger
 
@@ -44,9 +49,18 @@ def calibrated(setting: Setting) -> Setting:
         return setting
     if privacy.noise_multiplier is not None:
         multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
-    else:
+    elif privacy.epsilon is not None:
         multipliers = needed_noise(setting, plan(setting))
-    return setting.with_mechanism(setting.mechanism.with_noise(multipliers))
+    else:
+        return rehearsed(setting)  # an absolute amount of noise
+    return rehearsed(setting.with_mechanism(setting.mechanism.with_noise(multipliers)))
+
+
+def rehearsed(setting: Setting) -> Setting:
+    """The setting, when its mechanism can claim the first round; a refusal comes before a run exists."""
+    if setting.experiment.privacy.mechanism != "gaussian":
+        plan(setting, rounds=1)
+    return setting
 
 
 def needed_noise(setting: Setting, planned: Ledger) -> dict[int, float]:
@@ -54,7 +68,9 @@ def needed_noise(setting: Setting, planned: Ledger) -> dict[int, float]:
     solved: dict[frozenset[tuple[Event, int]], float] = {}
     needed = {}
     for client in setting.clients:
-        views = [planned.composition(client_name(client), o) for o in setting.topology.observers.values()]
+        name = client_name(client)
+        lines = {line for some in setting.topology.lines.values() for line in some if name not in line.exempt}
+        views = [planned.composition(name, line.observer) for line in lines]
         worst = 0.0
         for composition in views:
             key = frozenset(composition.items())
@@ -66,9 +82,10 @@ def needed_noise(setting: Setting, planned: Ledger) -> dict[int, float]:
 
 
 def _least_noise(setting: Setting, composition: dict[Event, int]) -> float:
-    privacy = setting.experiment.privacy
+    privacy, mechanism = setting.experiment.privacy, setting.mechanism
+    scale = mechanism.scaled if isinstance(mechanism, Objective) else scaled
     return accounting.calibrate(
-        lambda noise: {scaled(event, noise): times for event, times in composition.items()},
+        lambda noise: {scale(event, noise): times for event, times in composition.items()},
         epsilon=cast(float, privacy.epsilon),
         delta=privacy.delta,
         accountant=setting.accountant,

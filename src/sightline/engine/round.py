@@ -1,16 +1,19 @@
 """The `Round` that algorithms see: it samples, trains lazily, and releases through the ledger."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sightline.algorithms.contract import Effort
+from sightline.engine.effort import effort_of
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted
-from sightline.ledger import Ledger, LedgerDamaged, Release
-from sightline.mechanisms import Cohort, Occasion, Outcome, Public, Scene, Updates, Worker
+from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
+from sightline.mechanisms import Cohort, Memory, Occasion, Outcome, Public, Recall, Scene, Shelf, Updates, Worker
 from sightline.randomness import EVERYONE, Purpose, Streams
-from sightline.topology import Channel
+from sightline.topology import Channel, client_name
 
 
 class LiveRound:
@@ -20,8 +23,12 @@ class LiveRound:
     before the ledger is written and before any data is touched; every release call has noise of its own.
     """
 
-    def __init__(self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int) -> None:
+    def __init__(
+        self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
+        memories: Mapping[str, Shelf] | None = None,
+    ) -> None:  # fmt: skip
         self.time = time
+        self.memories = dict(memories or {})
         self.clients = setting.clients
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._setting = setting
@@ -34,27 +41,49 @@ class LiveRound:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The channels of the topology."""
-        return self._setting.topology.channels
+        """The channels of the topology that are at work in this round."""
+        return self._setting.topology.channels_at(self.time)
+
+    @property
+    def period(self) -> int:
+        """Rounds from one exchange between channels to the next."""
+        return self._setting.topology.period
+
+    def effort(self, cohort: Cohort) -> Effort:
+        """How much work the cohort's mean update is the mean of."""
+        return effort_of(self._setting, cohort)
 
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw who of the channel's members takes part."""
         channel = channel or self.channels[0]
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        drawn = self._setting.samplers[channel.name].draw(rng=rng)
+        drawn = self._setting.sampler(channel).draw(rng=rng)
         return Cohort(tuple(channel.members[place] for place in drawn))
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
         return Cohort(tuple(self.clients))
 
-    def train(self, cohort: Cohort, start: Public | Mapping[int, Public], **terms: Any) -> Updates:
+    def train(
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: Memory | None = None, **terms: Any
+    ) -> Updates:
         """Nothing is computed yet: a mechanism will ask for it."""
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
+        given = [start] if isinstance(start, Public) else list(start.values())
+        eligible = frozenset[int]().union(*(one.sources for one in given))
+        starts = {member: starts[member] for member in cohort.members}
         at = Occasion(self.time, self._uses)
         self._uses += 1
-        return Updates(cohort, {member: starts[member] for member in cohort.members}, self._worker, at, terms)
+        recall = None
+        if memory is not None:
+            shelf = self.memories.get(memory.name, Shelf())
+            recall = Recall(memory, shelf, self._worker.dimension)
+            received = memory.sources | shelf.sources
+            eligible = self._ledger.frontier(eligible | received)
+            reached = {s.sources: self._ledger.frontier(s.sources | received) for s in starts.values()}
+            starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
+        return Updates(cohort, starts, self._worker, at, terms, recall, eligible)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over."""
@@ -62,12 +91,41 @@ class LiveRound:
         made, outcome = self._release(updates, channel, mechanism.claims, mechanism.mean)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
+    def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
+        """Several channels' means of one moment: all are claimed and recorded together, before any is computed."""
+        mechanism = self._setting.mechanism
+        scenes, claims = [], list[tuple[Release, ...]]()
+        for updates, channel in many:
+            scene = self._scene(updates, channel)
+            scenes.append(replace(scene, next_id=scene.next_id + sum(map(len, claims))))
+            claims.append(mechanism.claims(updates, scenes[-1]))
+        made = list(self._record([release for some in claims for release in some]))
+        found = []
+        for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
+            mine, made = made[: len(some)], made[len(some) :]
+            outcome = self._computed(updates, scene, mechanism.mean)
+            self._remember(updates, mine)
+            self._count(outcome.rejected, mechanism.senders(updates.cohort, scene))
+            found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
+        return found
+
+    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> None:
+        """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
+        facts = (self._setting.unit, self._setting.adjacency)
+        self._record(
+            [
+                Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
+                        inputs=tuple(sorted(value.sources)), what=what)
+                for value, channel, audience, what in shown
+            ]
+        )  # fmt: skip
+
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Claim, record, compute, hand over: one release per member."""
         mechanism = self._setting.mechanism
         made, outcome = self._release(updates, channel, mechanism.claims_each, mechanism.each)
-        ids = {member: release.id for member, release in zip(updates.cohort.members, made, strict=True)}
-        return {member: Public(value, frozenset({ids[member]})) for member, value in outcome.values.items()}
+        pairs = zip(updates.cohort.members, made, strict=True)
+        return {member: Public(outcome.values[member], frozenset({release.id})) for member, release in pairs}
 
     def _release(
         self,
@@ -79,8 +137,20 @@ class LiveRound:
         scene = self._scene(updates, channel or self.channels[0])
         made = self._record(claim(updates, scene))
         outcome = self._computed(updates, scene, compute)
+        self._remember(updates, made)
         self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
         return made, outcome
+
+    def _remember(self, updates: Updates, made: Sequence[Release]) -> None:
+        """Put on the shelf what the members keep, with every release that they received or sent."""
+        if updates.recall is None:
+            return
+        name = updates.recall.memory.name
+        before = self.memories.get(name, Shelf())
+        own = {client_name(member) for member in updates.cohort.members}
+        sent = {release.id for release in made if release.source in own} | {made[-1].id} if made else set()
+        sources = self._ledger.frontier(before.sources | frozenset(updates.sources) | sent)
+        self.memories[name] = Shelf({**before.values, **updates.recall.after}, sources)
 
     def _count(self, rejected: int, senders: float) -> None:
         floats = senders * self._setting.model.parameters
@@ -98,7 +168,7 @@ class LiveRound:
             unit=self._setting.unit,
             adjacency=self._setting.adjacency,
             channel=channel,
-            sampler=self._setting.samplers[channel.name],
+            sampler=self._setting.sampler(channel),
             next_id=self._made_before[0].id if self._made_before else len(self._ledger),
             noise=lambda participant: self._secret.rng(
                 Purpose.NOISE, round=at.round, participant=participant, use=at.use
@@ -122,10 +192,9 @@ class LiveRound:
         privacy = self._setting.experiment.privacy
         if privacy.stop_at_epsilon is None:
             return
-        for kind, observer in self._setting.topology.observers.items():
-            epsilon = self._ledger.worst_epsilon(
-                observer, privacy.delta, accountant=self._setting.accountant, planned=claims
-            )
+        accountant = self._setting.accountant
+        for kind, lines in self._setting.topology.lines.items():
+            epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
             if not epsilon <= privacy.stop_at_epsilon:
                 raise BudgetExhausted(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self.time} would cost {epsilon:.4g} "

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,10 +18,12 @@ from sightline.data import Federation
 from sightline.errors import invalid
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import CohortSampler, Mechanism, build_mechanism, build_sampler
+from sightline.mechanisms.choose import needs_unit_features
 from sightline.mechanisms.mechanism import only_sums
+from sightline.mechanisms.objective_features import unit_features
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
-from sightline.topology import Topology
+from sightline.topology import Channel, Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,13 @@ class Setting:
         """The clients' numbers."""
         return range(len(self.federation.clients))
 
+    def sampler(self, channel: Channel) -> CohortSampler:
+        """The sampler of a channel as it is now: members may have come and gone."""
+        first = self.samplers.get(channel.name)
+        if first is not None and first.population == len(channel.members):
+            return first
+        return sampler_of(self.experiment, channel)
+
     def with_mechanism(self, mechanism: Mechanism) -> "Setting":
         """The same setting with calibrated noise."""
         return replace(self, mechanism=mechanism)
@@ -65,27 +75,29 @@ class Setting:
 
 def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet."""
-    algorithm = algorithms.find(experiment.algorithm.name)
-    settings = algorithms.settings_of(algorithm, experiment.algorithm.settings)
+    algorithm, settings = algorithms.build(experiment)
     privacy = experiment.privacy
     if experiment.resources is not None:
         invalid("resources.model", experiment.resources.model, "not in this version", "remove the [resources] table")
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
+    topology.find(experiment.topology.kind)
+    if experiment.topology.kind not in algorithm.topologies:
+        law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
+        invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
+    streams = Streams.from_seed(experiment.seed)
+    federation = data.load(experiment.data, streams=streams, root=data_root)
+    if needs_unit_features(experiment):
+        federation = unit_features(federation)
     place = topology.build(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
         server_trusted=privacy.unit != "none" and privacy.place == "server",
+        labels=lambda share: held_labels(federation, share),
     )
-    adjacency = Adjacency(privacy.adjacency)
-    samplers = {
-        channel.name: build_sampler(experiment.sampling.clients, population=len(channel.members), adjacency=adjacency)
-        for channel in place.channels
-    }
-    streams = Streams.from_seed(experiment.seed)
-    federation = data.load(experiment.data, streams=streams, root=data_root)
-    mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist())
+    samplers = {channel.name: sampler_of(experiment, channel) for channel in place.channels}
+    mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
     model = _model(experiment, federation)
     return Setting(
         experiment,
@@ -98,6 +110,26 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
         algorithm,
         settings,
     )
+
+
+def sampler_of(experiment: Experiment, channel: Channel) -> CohortSampler:
+    """Who of a channel takes part: as the experiment says, at the channel's own rate where it has one."""
+    settings = experiment.sampling.clients
+    if channel.rate is not None:
+        if settings.scheme != "poisson":
+            invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
+        settings = settings.model_copy(update={"rate": channel.rate})
+    adjacency = Adjacency(experiment.privacy.adjacency)
+    return build_sampler(settings, population=len(channel.members), adjacency=adjacency)
+
+
+def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
+    """The labels of which each client holds some, and more than `share` of its training examples."""
+    found = []
+    for client in federation.clients:
+        labels, counts = np.unique(client.train.y, return_counts=True)
+        found.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
+    return found
 
 
 def _model(experiment: Experiment, federation: Federation) -> FlatModel:

@@ -6,6 +6,7 @@ from sightline.mechanisms.clip import Aggregate, Bounded, clip, clipped_sum, sen
 from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism, Outcome, Scene
+from sightline.mechanisms.memory import Memory, Moved, Recall, Shelf, effective_steps
 from sightline.mechanisms.open import Open
 from sightline.mechanisms.public import Public, combined
 from sightline.mechanisms.samplers import SAMPLERS, Cohort, CohortSampler, build_sampler
@@ -23,14 +24,18 @@ __all__ = [
     "CohortSampler",
     "LocalMean",
     "Mechanism",
+    "Memory",
+    "Moved",
     "Occasion",
     "Open",
     "Outcome",
     "PrivateSteps",
     "Public",
+    "Recall",
     "SampleAtClient",
     "SampleAtServer",
     "Scene",
+    "Shelf",
     "Updates",
     "Worker",
     "build_mechanism",
@@ -38,6 +43,7 @@ __all__ = [
     "clip",
     "clipped_sum",
     "combined",
+    "effective_steps",
     "event_of",
     "sensitivity",
     "with_gaussian_noise",

@@ -33,7 +33,7 @@ class CentralMean:
         """The hand-over to the server, and the noisy mean that everybody sees."""
         published = scene.release(
             source=scene.channel.name,
-            event=scene.sampler.hidden_event(Gaussian(self.noise_multiplier)),
+            event=scene.sampler.hidden_event(Gaussian(self.noise_multiplier * scene.channel.noise_factor)),
             audience=scene.channel.audience,
             what="noisy mean of clipped updates",
             inputs=updates.sources,
@@ -46,10 +46,11 @@ class CentralMean:
         aggregate = clipped_sum(
             (update for _, update in updates.trained()),
             dimension=updates.worker.dimension,
-            clip_norm=self.clip_norm,
+            clip_norm=self.clip_norm * scene.channel.clip_factor,
             adjacency=scene.adjacency,
         )
-        noisy = with_gaussian_noise(aggregate, noise_multiplier=self.noise_multiplier, rng=scene.noise(EVERYONE))
+        noise_multiplier = self.noise_multiplier * scene.channel.noise_factor
+        noisy = with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=scene.noise(EVERYONE))
         return Outcome({EVERYONE: noisy / scene.sampler.expected}, aggregate.rejected)
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:

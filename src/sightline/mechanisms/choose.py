@@ -4,10 +4,14 @@ from collections.abc import Callable, Sequence
 
 from sightline.config import Experiment
 from sightline.errors import refuse
+from sightline.events import Adjacency
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism
+from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.open import Open
+from sightline.mechanisms.output import Output
+from sightline.mechanisms.output_sensitivity import Bound, Facts
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, steps_for
 from sightline.mechanisms.worker import PrivateSteps
 
@@ -37,11 +41,43 @@ MECHANISMS: dict[tuple[str, str], Callable[[Experiment, Sequence[int]], Mechanis
 }
 
 
-def build_mechanism(experiment: Experiment, *, sizes: Sequence[int]) -> Mechanism:
+def _output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
+    privacy, local = experiment.privacy, experiment.local
+    facts = Facts(
+        clip_norm=privacy.clip_norm,
+        adjacency=Adjacency(privacy.adjacency),
+        learning_rate=local.learning_rate,
+        curvature=local.weight_decay,
+        gradient_tolerance=privacy.gradient_tolerance,
+    )
+    bound = Bound(privacy.sensitivity or "clipped_model")
+    return Output(bound, facts, local.weight_decay, dict(enumerate(sizes)), classes, privacy.noise_std)
+
+
+def _objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Objective:
+    privacy = experiment.privacy
+    return Objective(
+        sizes=dict(enumerate(sizes)),
+        classes=classes,
+        adjacency=Adjacency(privacy.adjacency),
+        weight_decay=experiment.local.weight_decay,
+        gradient_tolerance=privacy.gradient_tolerance,
+        noise_rate=privacy.noise_rate,
+    )
+
+
+def needs_unit_features(experiment: Experiment) -> bool:
+    """Whether the guarantee rests on features of bounded norm."""
+    return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
+
+
+def build_mechanism(experiment: Experiment, *, sizes: Sequence[int], classes: int = 0) -> Mechanism:
     """The mechanism of an experiment, with unit noise."""
     privacy = experiment.privacy
-    if privacy.mechanism != "gaussian":
-        refuse("privacy.mechanism", privacy.mechanism, "not in this version", 'use mechanism = "gaussian"')
+    if privacy.mechanism == "output":
+        return _output(experiment, sizes, classes)
+    if privacy.mechanism == "objective":
+        return _objective(experiment, sizes, classes)
     if privacy.place == "edge":
         refuse("privacy.where", "edge", "a star has no edge servers", 'use where = "server" or "client"')
     if experiment.samples_scheme == "balanced":

@@ -53,13 +53,15 @@ class LocalMean:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's clipped and noised update."""
-        bound = sensitivity(self.clip_norm, scene.adjacency)
+        clip_norm = self.clip_norm * scene.channel.clip_factor
+        noise_multiplier = self.noise_multiplier * scene.channel.noise_factor
+        bound = sensitivity(clip_norm, scene.adjacency)
         values, rejected = {}, 0
         for member, update in updates.trained():
-            bounded = clip(update, clip_norm=self.clip_norm)
+            bounded = clip(update, clip_norm=clip_norm)
             rejected += bounded.rejected
             values[member] = with_gaussian_noise(
-                Aggregate(bounded.value, bound), noise_multiplier=self.noise_multiplier, rng=scene.noise(member)
+                Aggregate(bounded.value, bound), noise_multiplier=noise_multiplier, rng=scene.noise(member)
             )
         return Outcome(values, rejected)
 
@@ -71,7 +73,7 @@ class LocalMean:
         return tuple(
             scene.release(
                 source=client_name(member),
-                event=Gaussian(self.noise_multiplier),
+                event=Gaussian(self.noise_multiplier * scene.channel.noise_factor),
                 audience=audience,
                 what="own clipped and noised update",
                 subjects=of(member),

@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.mechanisms.memory import Recall
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 
@@ -39,10 +42,19 @@ class Worker(Protocol):
     dimension: int
     sizes: Sequence[int]
 
+    def close(self) -> None:
+        """Let go of processes and connections."""
+
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any]
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        at: Occasion,
+        terms: Mapping[str, Any],
+        recall: Recall | None = None,
     ) -> Iterator[Block]:
-        """End vectors of local training."""
+        """End vectors of local training; what clients keep goes into `recall` and stays private."""
 
     def dp_sgd(
         self,
@@ -52,6 +64,7 @@ class Worker(Protocol):
         plans: Sequence[PrivateSteps],
         at: Occasion,
         terms: Mapping[str, Any],
+        recall: Recall | None = None,
     ) -> Iterator[Block]:
         """End vectors of local training in which every step is clipped per example and noised by the client."""
 
@@ -59,6 +72,17 @@ class Worker(Protocol):
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
     ) -> Iterator[Block]:
         """Each client's sum of clipped per-example gradients over one drawn batch, not yet noised."""
+
+    def minimise(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]],
+        gradient_tolerance: float,
+    ) -> Iterator[Block]:
+        """Exact minimisers of the local objectives of a linear model, in double precision and in the unit space."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +95,15 @@ class Updates:
     worker: Worker
     at: Occasion
     terms: Mapping[str, Any]
+    recall: Recall | None = None
+    """What the members keep, when the algorithm has them keep something."""
+    eligible: frozenset[int] = frozenset()
+    """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The releases that the members' starting points were computed from."""
-        return tuple(sorted(frozenset().union(*(start.sources for start in self.starts.values()))))
+        """The releases that the starting points of all who could have been drawn were computed from."""
+        return tuple(sorted(self.eligible.union(*(start.sources for start in self.starts.values()))))
 
     def sizes(self) -> dict[int, int]:
         """Training examples of each member (public)."""
@@ -90,19 +118,38 @@ class Updates:
 
     def trained(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""
-        blocks = self.worker.train(self.cohort.members, self.start_rows(), at=self.at, terms=self.terms)
-        yield from self._moved(blocks)
+        rows = self.start_rows()
+        yield from self._moved(
+            self.worker.train(self.cohort.members, rows, at=self.at, terms=self.terms, recall=self.recall)
+        )
 
     def trained_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by DP-SGD at the client."""
         rows = self.start_rows()
-        yield from self._moved(self.worker.dp_sgd(self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms))
+        blocks = self.worker.dp_sgd(
+            self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms, recall=self.recall
+        )
+        yield from self._moved(blocks)
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
         """Each member's un-noised sum of clipped gradients."""
         rows = self.start_rows()
         for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
             yield from sums
+
+    def minimised(
+        self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(client, minimiser of its objective with its own linear term), in the unit space of `objective_solver`."""
+        blocks = self.worker.minimise(
+            self.cohort.members,
+            self.start_rows(),
+            terms=self.terms,
+            linear=linear,
+            gradient_tolerance=gradient_tolerance,
+        )
+        for members, ends in blocks:
+            yield from zip(members, ends, strict=True)
 
     def _moved(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
         for members, ends in blocks:

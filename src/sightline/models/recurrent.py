@@ -8,7 +8,7 @@ from sightline.models.dense import positive
 
 
 class BiLSTM(nn.Module):
-    """Embedding, LSTM in both directions, mean over the tokens, output layer."""
+    """Embedding, LSTM in both directions, mean over the words (token 0 is padding), output layer."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -19,7 +19,8 @@ class BiLSTM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of a batch of token sequences (n, tokens)."""
         states, _ = self.lstm(self.embedding(tokens))
-        logits: Tensor = self.output(states.mean(1))
+        words = (tokens != 0).unsqueeze(2).to(states.dtype)
+        logits: Tensor = self.output((states * words).sum(1) / words.sum(1).clamp_min(1.0))
         return logits
 
 

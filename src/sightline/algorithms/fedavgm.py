@@ -1,0 +1,39 @@
+"""FedAvgM: FedAvg with momentum at the server (Hsu et al. 2019, section 4.3)."""
+
+from dataclasses import dataclass
+
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.errors import invalid
+from sightline.mechanisms import Public
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """Settings of FedAvgM."""
+
+    server_momentum: float = 0.3
+    server_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.server_momentum < 1:
+            invalid("algorithm.server_momentum", self.server_momentum, "lies in [0, 1)", "0 is FedAvg")
+
+
+def init(start: Public, clients: range, settings: FedAvgM) -> State:
+    """One global model at rest."""
+    return {"model": start, "velocity": 0.0 * start}
+
+
+def round_(state: State, r: Round, settings: FedAvgM) -> State:
+    """v <- beta v + mean update; w <- w + eta v. The server works on what was released: post-processing."""
+    updates = r.train(r.sample(), state["model"])
+    velocity = settings.server_momentum * state["velocity"] + r.release_mean(updates)
+    return {"model": state["model"] + settings.server_learning_rate * velocity, "velocity": velocity}
+
+
+def models(state: State, clients: range) -> Public:
+    """The global model."""
+    return state["model"]
+
+
+ALGORITHM = Algorithm("fedavgm", FedAvgM, init, round_, models)

@@ -1,0 +1,58 @@
+"""FedDyn: dynamic regularisation aligns the clients' optima with the global one (Acar et al. 2021, Algorithm 1)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
+from sightline.errors import invalid
+from sightline.mechanisms import Memory, Moved, Public
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    """Settings of FedDyn."""
+
+    alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            invalid("algorithm.alpha", self.alpha, "the regularisation is positive", "e.g. 0.01")
+
+
+def init(start: Public, clients: range, settings: FedDyn) -> State:
+    """One global model and h = 0; every client's gradient memory is 0 until it takes part."""
+    return {"model": start, "drift": 0.0 * start}
+
+
+def round_(state: State, r: Round, settings: FedDyn) -> State:
+    r"""Client k minimises L_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2 and keeps g_k <- g_k - alpha (w_k - w_t).
+
+    The server: h <- h - alpha / m sum_{k in P} (w_k - w_t);  w <- mean_{k in P} w_k - h / alpha. Both sums are the
+    released mean update times a public number, the cohort's share of all clients (by data size where the mean is).
+    """
+    alpha = float(settings.alpha)
+    cohort = r.sample()
+    updates = r.train(cohort, state["model"], memory=gradient_memory(alpha), proximal=alpha)
+    step = r.release_mean(updates)
+    drift = state["drift"] - (alpha * r.effort(cohort).share) * step
+    return {"model": state["model"] + step - (1 / alpha) * drift, "drift": drift}
+
+
+def gradient_memory(alpha: float) -> Memory:
+    """What a client keeps: its gradient at its last model, by the first-order condition."""
+
+    def update(moved: Moved) -> Tensor:
+        return moved.old - alpha * (moved.end - moved.start)
+
+    return Memory("gradient", update=update, linear=lambda own: -own)
+
+
+def models(state: State, clients: range) -> Public:
+    """The global model."""
+    return state["model"]
+
+
+SAYS = "Clients keep their gradient memories to themselves; the server's drift is computed from released means."
+
+ALGORITHM = Algorithm("feddyn", FedDyn, init, round_, models, says=SAYS, check=keeps_state("feddyn"))

@@ -1,0 +1,60 @@
+"""FedYogi: an adaptive optimiser at the server (Reddi et al. 2021, Algorithm 2)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.errors import invalid
+from sightline.mechanisms import Public, combined
+
+
+@dataclass(frozen=True)
+class FedYogi:
+    """Settings of FedYogi, by the paper's symbols: eta, beta_1, beta_2, tau."""
+
+    server_learning_rate: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                invalid(f"algorithm.{name}", getattr(self, name), "lies in [0, 1)", "e.g. 0.9")
+        if not self.tau > 0:
+            invalid("algorithm.tau", self.tau, "the degree of adaptivity is positive", "e.g. 1e-3")
+
+
+def init(start: Public, clients: range, settings: FedYogi) -> State:
+    """The initial v is tau^2, the least that the paper allows (v_-1 >= tau^2)."""
+    zero = 0.0 * start
+    return {"model": start, "first": zero, "second": combined(lambda z: z + settings.tau**2, zero)}
+
+
+def round_(state: State, r: Round, settings: FedYogi) -> State:
+    """Lines 12-16: moments of the released mean, then one scaled step. All of it is post-processing."""
+    step = r.release_mean(r.train(r.sample(), state["model"]))
+    first = settings.beta1 * state["first"] + (1 - settings.beta1) * step  # line 12
+    second = combined(lambda v, d: yogi(v, d, settings.beta2), state["second"], step)  # line 14
+    move = combined(lambda m, v: m / (v.sqrt() + settings.tau), first, second)  # line 16
+    return {"model": state["model"] + settings.server_learning_rate * move, "first": first, "second": second}
+
+
+def yogi(second: Tensor, step: Tensor, beta2: float) -> Tensor:
+    r"""v <- v - (1 - beta_2) D^2 sign(v - D^2): moves towards D^2 by at most a fixed share of it.
+
+    >>> yogi(torch.tensor([4.0, 0.0]), torch.tensor([1.0, 1.0]), 0.9)
+    tensor([3.9000, 0.1000])
+    """
+    square = step**2
+    return second - (1 - beta2) * square * torch.sign(second - square)
+
+
+def models(state: State, clients: range) -> Public:
+    """The global model."""
+    return state["model"]
+
+
+ALGORITHM = Algorithm("fedyogi", FedYogi, init, round_, models)

@@ -1,0 +1,102 @@
+"""Upcycling: after each real round one free step of the server (Yin et al. 2024, Algorithm 1, eq. 6)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.errors import did_you_mean, invalid
+from sightline.mechanisms import Public
+
+KEYS = ("mu", "lambda", "growth")
+SAYS = (
+    "Upcycled: after each round the server moves the model on by itself, w + u (w - w_before); "
+    "nobody sends anything for it and it costs no privacy."
+)
+
+
+@dataclass(frozen=True)
+class Upcycle:
+    r"""u_m of the m-th free step: constant, or mu / (mu + lambda m^growth).
+
+    `growth = 0.5` gives the u_m = O(1 / sqrt(m)) under which Corollary 5.8 converges.
+
+    >>> Upcycle.read(0.5).u(3), Upcycle.read({"mu": 1, "lambda": 1, "growth": 0.5}).u(4)
+    (0.5, 0.3333333333333333)
+    """
+
+    constant: float | None = None
+    mu: float = 0.0
+    weight: float = 0.0
+    growth: float = 0.0
+
+    @classmethod
+    def read(cls, given: Any) -> "Upcycle":
+        """From the experiment file: a number, or a table of mu, lambda and perhaps growth."""
+        if not isinstance(given, Mapping):
+            return cls(constant=_number("algorithm.upcycle", given))
+        for key, value in given.items():
+            if key not in KEYS:
+                invalid(f"algorithm.upcycle.{key}", value, "no such key", did_you_mean(str(key), list(KEYS)))
+            _number(f"algorithm.upcycle.{key}", value)
+        for key in ("mu", "lambda"):
+            if key not in given:
+                invalid(f"algorithm.upcycle.{key}", "missing", "u = mu / (mu + lambda)", "or give upcycle = 0.5")
+        if not given["mu"] > 0:
+            invalid("algorithm.upcycle.mu", given["mu"], "is positive", "or give upcycle = 0 for none")
+        return cls(None, float(given["mu"]), float(given["lambda"]), float(given.get("growth", 0.0)))
+
+    def u(self, time: int) -> float:
+        """How far the free step after round `time` goes, in units of the round's own move."""
+        if self.constant is not None:
+            return self.constant
+        return self.mu / (self.mu + self.weight * math.pow(time, self.growth))
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        invalid(name, value, "is a number >= 0", "e.g. upcycle = 0.5, or {mu = 0.5, lambda = 0.5}")
+    return float(value)
+
+
+def upcycled(base: Algorithm, rule: Upcycle) -> Algorithm:
+    """The algorithm with a free step after each of its rounds.
+
+    w_2m = w_2m-1 + u_m (w_2m-1 - w_2m-2), on every model that the algorithm is judged by.
+
+    Guarantees: nothing is sampled, trained or released by the free step; with u = 0 it is the algorithm itself, bit for
+    bit.
+    """
+
+    def init(start: Public, clients: range, settings: Any) -> State:
+        state = base.init(start, clients, settings)
+        _models(base, state, clients)  # refused before anything is released
+        return state
+
+    def round_(state: State, r: Round, settings: Any) -> State:
+        after = base.round(state, r, settings)
+        u = rule.u(r.time)
+        if u == 0:
+            return after
+        return dict(after) | {
+            name: after[name] + u * (after[name] - _before(state, name)) for name in _models(base, after, r.clients)
+        }
+
+    return replace(base, init=init, round=round_, says=" ".join(filter(None, (base.says, SAYS))))
+
+
+def _before(state: State, name: str) -> Public:
+    """A model before the round; one that the round has made (a group's first) came from the common start."""
+    return state[name] if name in state else state["start"]
+
+
+def _models(base: Algorithm, state: State, clients: range) -> list[str]:
+    """The names under which the state holds the algorithm's models."""
+    found = base.models(state, clients)
+    judged = [found] if isinstance(found, Public) else list(found.values())
+    names = [name for name, value in state.items() if any(value is model for model in judged)]
+    if not names:
+        law = f"{base.name} has no model of its own to move on"
+        invalid("algorithm.upcycle", base.name, law, "remove upcycle")
+    return names

@@ -1,0 +1,155 @@
+"""Output perturbation: every client trains as it likes and noises the model that it sends."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sightline.errors import refuse
+from sightline.events import Event, Gaussian
+from sightline.ledger import Release
+from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip
+from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.objective_solver import from_unit
+from sightline.mechanisms.open import weighted_mean
+from sightline.mechanisms.output_sensitivity import ASSUMPTIONS, Bound, Facts, output_sensitivity, published_epsilon
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import client_name
+
+
+@dataclass(frozen=True)
+class Output:
+    r"""Each member sends its model + N(0, noise_std^2); the server averages by data size.
+
+    Guarantees: `Gaussian(noise_std / sensitivity)` for every example of a member, in every round that it took part in,
+    against everyone; `sensitivity` is that of `bound`. With `as_published` the event carries the true sensitivity too.
+    """
+
+    bound: Bound
+    facts: Facts
+    weight_decay: float
+    sizes: Mapping[int, int]
+    classes: int
+    noise_std: float | None = None
+    multipliers: Mapping[int, float] | None = None
+    own_noise = True
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "Output":
+        """The same mechanism with each client's own noise, in units of the sensitivity that its bound states."""
+        return replace(self, multipliers=dict(multipliers))
+
+    def std(self, client: int, sensitivity: float) -> float:
+        """The standard deviation of a client's noise."""
+        if self.noise_std is not None:
+            return self.noise_std
+        claimed = self.facts.clip_norm / self.sizes[client] if self.bound is Bound.AS_PUBLISHED else sensitivity
+        return (self.multipliers or {}).get(client, 1.0) * claimed
+
+    def event(self, client: int, updates: Updates) -> Event:
+        """What one round reveals of any one example of the client."""
+        true = self.sensitivity(client, updates)
+        return Gaussian(self.std(client, true) / true)
+
+    def sensitivity(self, client: int, updates: Updates) -> float:
+        """How far one example can move what the client sends, by the terms of its objective."""
+        if self.bound in (Bound.STRONGLY_CONVEX, Bound.PER_SAMPLE_MEAN):
+            only_proximal(updates, self.bound)
+        curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
+        return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
+        return *sent, scene.published_mean(inputs, "mean of noised models")
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The members' noised models averaged by their data sizes."""
+        each = self.each(updates, scene)
+        value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
+        return Outcome({EVERYONE: value}, each.rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to everyone."""
+        return self._sent(updates, scene, scene.channel.audience)
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's noised model, as an update of its start."""
+        values, rejected = {}, 0
+        finite = FiniteOnly()
+        for member, result, broken in self._results(updates):
+            bound = self.sensitivity(member, updates)
+            aggregate = Aggregate(result, bound)
+            noisy = with_gaussian_noise(
+                aggregate, noise_multiplier=self.std(member, bound) / bound, rng=scene.noise(member)
+            )
+            values[member] = self._as_update(noisy, updates.starts[member].value)
+            rejected += broken
+        values = dict(finite(values.items()))
+        return Outcome(values, rejected + finite.rejected)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))
+
+    def explained(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """The assumption behind epsilon, and what the paper's own formula would have said."""
+        facts = replace(self.facts, curvature=curvature)
+        claims = [
+            published_epsilon(
+                rounds=rounds, clip_norm=facts.clip_norm, size=size, delta=delta,
+                noise_std=self.std(client, output_sensitivity(self.bound, size, facts)),
+            )
+            for client, size in self.sizes.items()
+        ]  # fmt: skip
+        mean, worst = sum(claims) / len(claims), max(claims)
+        return [
+            f"Output perturbation, {self.bound}: {ASSUMPTIONS[self.bound]}.",
+            "Theorem 6.2 of the paper, with its sensitivity clip_norm / |D|, would have said epsilon = "
+            f"{mean:.4g} in the mean of the clients and {worst:.4g} for the smallest: that is no guarantee.",
+        ]
+
+    def _results(self, updates: Updates) -> Iterator[tuple[int, Tensor, bool]]:
+        """(client, what is noised, whether it was not finite) of every member, in the space of the bound."""
+        if self.bound is Bound.STRONGLY_CONVEX:
+            for member, end in updates.minimised(linear={}, gradient_tolerance=self.facts.gradient_tolerance):
+                yield member, end, False
+        elif self.bound is Bound.PER_SAMPLE_MEAN:
+            plans = [PrivateSteps(self.facts.clip_norm, 1.0, 1.0, 1, 1.0) for _ in updates.cohort.members]
+            for member, total in zip(updates.cohort.members, updates.gradient_sums(plans), strict=True):
+                yield member, total * (-self.facts.learning_rate / self.sizes[member]), False
+        else:
+            for member, update in updates.trained():
+                bounded = clip(updates.starts[member].value + update, clip_norm=self.facts.clip_norm)
+                yield member, bounded.value, bounded.rejected
+
+    def _as_update(self, noisy: Tensor, start: Tensor) -> Tensor:
+        if self.bound is Bound.PER_SAMPLE_MEAN:
+            return noisy
+        if self.bound is Bound.STRONGLY_CONVEX:
+            return torch.from_numpy(from_unit(noisy.double().numpy(), self.classes)).float() - start
+        return noisy - start
+
+    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+        return tuple(
+            scene.release(
+                source=client_name(member),
+                event=self.event(member, updates),
+                audience=audience,
+                what="own noised model",
+                subjects=of(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )
+
+
+def only_proximal(updates: Updates, mechanism: str) -> None:
+    """Refuse local objectives whose terms depend on private state: the bounds are about the data's own part only."""
+    if updates.recall is not None or set(updates.terms) - {"proximal"}:
+        law = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
+        refuse("algorithm.name", "with client memory", law, "use fedavg, fedavgm, fedyogi or fedprox")
