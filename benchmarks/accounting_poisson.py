@@ -1,12 +1,15 @@
 """Claim: Poisson accounting is at least as fast as dp_accounting's PLD, at an epsilon no larger (up to 0.03%)."""
 
 import time
+from typing import Any
+
+from benchmarks.measure import line
 
 NOISE, RATE, STEPS, DELTA = 2.05, 0.1, 1000, 1e-5
 GOAL = 1.0
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     from sightline.accounting import poisson
 
     poisson(noise=1.0, rate=0.5, steps=2).epsilon(delta=DELTA)
@@ -14,16 +17,11 @@ def run() -> dict:
         3, lambda k: poisson(noise=NOISE + 1e-7 * k, rate=RATE, steps=STEPS).epsilon(delta=DELTA)
     )
     theirs, their_epsilon = best_of(3, lambda k: google(NOISE + 1e-7 * k))
-    ratio = theirs / ours
-    return {
-        "name": "accounting_poisson",
-        "ratio": ratio,
-        "goal": GOAL,
-        "ok": ratio >= GOAL and our_epsilon <= their_epsilon * 1.0003,
-        "seconds": ours,
-        "peer_seconds": theirs,
-        "epsilon": our_epsilon,
-        "peer_epsilon": their_epsilon,
+    result = line("accounting_poisson", theirs / ours, GOAL, at_least=True)
+    result["ok"] = result["ok"] and our_epsilon <= their_epsilon * 1.0003
+    return result | {
+        "epsilon": {"ours": round(our_epsilon, 4), "theirs": round(their_epsilon, 4)},
+        "seconds": {"ours": round(ours, 3), "theirs": round(theirs, 3)},
     }
 
 
@@ -45,7 +43,3 @@ def best_of(times: int, call) -> tuple[float, float]:  # type: ignore[no-untyped
         value = call(k)
         seconds.append(time.perf_counter() - begun)
     return min(seconds), value
-
-
-if __name__ == "__main__":
-    print(run())

