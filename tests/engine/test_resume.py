@@ -12,6 +12,7 @@ import time
 import pytest
 
 import sightline
+from sightline import randomness
 from sightline.config import to_toml
 from sightline.engine import checkpoint, directory, loop
 from sightline.engine.record import RunRecord
@@ -81,12 +82,10 @@ def test_a_crash_changes_nothing(tiny, tmp_path, monkeypatch, kind, place):
         with pytest.raises(Crash):
             sightline.run(experiment, out=tmp_path / "broken")
     if kind == "os entropy":
-        unbroken = tmp_path / "whole"
-        unbroken.mkdir()
-        (unbroken / directory.SECRET).write_bytes((tmp_path / "broken" / directory.SECRET).read_bytes())
-        (unbroken / directory.SECRET).chmod(0o600)
-        setting = sightline.engine.calibrated(sightline.engine.build(experiment))
-        sightline.engine.run(setting, unbroken, sightline.api.Simulator, resume=False)
+        root = (tmp_path / "broken" / directory.SECRET).read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(randomness.secrets, "token_bytes", lambda size: root)
+            sightline.run(experiment, out=tmp_path / "whole")
     else:
         sightline.run(experiment, out=tmp_path / "whole")
     sightline.run(experiment, out=tmp_path / "broken", resume=True)
@@ -130,6 +129,14 @@ def test_a_start_that_was_killed_early_is_started_again(tiny, tmp_path, left):
         (tmp_path / "run" / name).touch()
     again = sightline.run(tiny(), out=tmp_path / "run")
     assert left_behind(again.directory) == left_behind(whole.directory)
+
+
+def test_a_new_run_never_has_the_noise_of_another(tiny, tmp_path):
+    experiment = tiny(**KINDS["os entropy"])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / directory.SECRET).write_bytes(b"x" * 32)
+    sightline.run(experiment, out=tmp_path / "run")
+    assert (tmp_path / "run" / directory.SECRET).read_bytes() != b"x" * 32
 
 
 def test_a_second_process_is_refused(tiny, tmp_path):
@@ -197,7 +204,7 @@ def test_a_budget_below_one_round_releases_nothing(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_kill_nine_at_random_moments(tiny, tmp_path):
-    experiment = tiny(rounds=60)
+    experiment = tiny(rounds=600)
     (tmp_path / "tiny.toml").write_text(to_toml(experiment))
     sightline.run(experiment, out=tmp_path / "whole")
     command = [sys.executable, "-m", "sightline", "run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "broken")]
@@ -206,7 +213,7 @@ def test_kill_nine_at_random_moments(tiny, tmp_path):
     for attempt in range(40):
         resume = ["--resume"] if (tmp_path / "broken" / "run.sqlite").exists() else []
         process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(dice.uniform(1.5, 5.0))
+        time.sleep(dice.uniform(1.5, 4.0))
         if process.poll() is None and attempt < 12:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1

@@ -12,9 +12,13 @@ from safetensors.torch import load_file
 import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
+from sightline.engine.plan import NoWorker
+from sightline.engine.round import PlannedRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
-from sightline.mechanisms import MECHANISMS, SAMPLERS
+from sightline.ledger import Ledger
+from sightline.mechanisms import MECHANISMS, SAMPLERS, Public
+from sightline.randomness import Streams
 from tests.oracle.fedavg_naive import central_fedavg
 
 
@@ -70,7 +74,7 @@ def test_epsilon_is_that_of_what_ran(tiny, tmp_path):
 def test_fixed_cohorts_are_accounted_as_fixed(tiny, tmp_path):
     fixed = {"sampling.clients": {"scheme": "fixed", "rate": 0.5}}
     replace = sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "replace")
-    assert set(replace.ledger.composition("client-0", "public")) == {WithoutReplacement(3, 6, Gaussian(0.8))}
+    assert set(replace.ledger.composition("client-0", "public")) == {WithoutReplacement(3, 5, Gaussian(0.8))}
     zeroed = sightline.run(tiny(**fixed), out=tmp_path / "zeroed")
     assert set(zeroed.ledger.composition("client-0", "public")) == {Gaussian(0.8)}
 
@@ -160,6 +164,15 @@ def test_a_broken_client_counts_as_zero_and_is_counted(tiny, tmp_path):
 def test_private_personal_models_need_noise_at_the_client(tiny):
     with pytest.raises(Refused, match="where"):
         engine.build(tiny(**{"algorithm.name": "local"}))
+
+
+def test_updates_are_released_once(tiny, tmp_path):
+    setting = engine.calibrated(engine.build(tiny()))
+    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    updates = r.train(r.sample(), Public(torch.zeros(1)))
+    r.release_mean(updates)
+    with pytest.raises(Refused, match="released already"):
+        r.release_mean(updates)
 
 
 def test_mechanisms_are_exactly_the_known_ones():

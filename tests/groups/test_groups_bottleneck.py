@@ -172,7 +172,8 @@ def test_it_is_refused_where_it_is_not_proved():
 def test_direct_and_bridged_compose_into_one_epsilon():
     direct = {Poisson(0.5, Gaussian(2.0)): 10}
     alone = bridged_epsilon(direct, {}, 1e-5, accountant=Accountant.RDP)
-    assert alone == epsilon(direct, 1e-5, accountant=Accountant.RDP)
+    exact = epsilon(direct, 1e-5, accountant=Accountant.RDP)
+    assert exact <= alone <= 1.001 * exact  # bridged moments are kept at integer orders
     more = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.RDP)
     by_law = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.PLD)
     assert alone < by_law <= more

@@ -239,3 +239,17 @@ def test_a_membership_file_for_other_workers_is_refused(grouped, membership):
     file = membership(workers=3, groups=[[0, 1, 2]])
     with pytest.raises(InvalidInput, match="3 workers"):
         engine.build(grouped(**{"topology": {"kind": "groups", "file": file}}))
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+@pytest.mark.parametrize("structure", ["global", "ring"])
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_the_printed_epsilon_covers_every_pair(grouped, tmp_path, where, structure, seed):
+    changes = {"privacy.unit": "sample", "privacy.where": where, "topology.structure": structure, "seed": seed}
+    if where == "server":
+        changes |= {"local.epochs": None, "local.steps": 1}
+    run = sightline.run(grouped(**changes), out=tmp_path / "run")
+    names = workers(len(run.record.facts["sizes"]))
+    worst = max(run.ledger.epsilon(s, o, 1e-5) for s in names for o in names if s != o)
+    assert run.summary["observers"]["other workers"] == pytest.approx(worst, rel=1e-12)
+    assert run.epsilon >= worst

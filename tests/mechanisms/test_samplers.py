@@ -63,7 +63,7 @@ def test_fixed_cohorts_have_one_size_and_no_favourites():
 def test_each_sampler_states_its_own_event():
     assert sampler("full").hidden_event(EVENT) == EVENT
     assert sampler("poisson").hidden_event(EVENT) == Poisson(0.3, EVENT)
-    assert sampler("fixed", Adjacency.REPLACE).hidden_event(EVENT) == WithoutReplacement(3, N, EVENT)
+    assert sampler("fixed", Adjacency.REPLACE).hidden_event(EVENT) == WithoutReplacement(3, N - 1, EVENT)
 
 
 def test_fixed_cohorts_never_get_poissons_numbers():
@@ -73,3 +73,10 @@ def test_fixed_cohorts_never_get_poissons_numbers():
 def test_balanced_is_refused_until_it_is_built():
     with pytest.raises(Refused, match="balanced"):
         build_sampler(ClientSampler(scheme="balanced", uses=2), population=N, adjacency=Adjacency.ADD_REMOVE)
+
+
+def test_a_fixed_cohort_of_nearly_all_hides_nobody():
+    everyone_but_one = build_sampler(
+        ClientSampler(scheme="fixed", rate=(N - 1) / N), population=N, adjacency=Adjacency.REPLACE
+    )
+    assert everyone_but_one.hidden_event(EVENT) == EVENT

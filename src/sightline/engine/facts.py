@@ -160,10 +160,14 @@ def caveats(setting: Setting) -> list[str]:
     )
     notes = [
         source,
-        "Accuracies, losses and the count of rejected updates are diagnostics of this run, outside the guarantee.",
+        "Accuracies, losses, timings and the count of rejected updates are diagnostics, outside the guarantee.",
         "Pair guarantees exclude collusion; a coalition sees the union of its members' views.",
         "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
     ]
+    if setting.experiment.model.init is not None:
+        notes.append("The weights that training started from (model.init) are taken as public.")
+    if isinstance(setting.mechanism, Output | Objective):
+        notes.append("A solver that does not converge stops the run, and that it did depends on the data.")
     if setting.federation.notes and setting.experiment.data.reuse:
         notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
     return notes

@@ -38,6 +38,7 @@ def run(
     """
     with locked(directory), nullcontext() if resume else removed_if_nothing_was_released(directory):
         if not resume:
+            (directory / SECRET).unlink(missing_ok=True)  # a new run never has the noise of another
             (directory / CONFIG).write_text(to_toml(setting.experiment), encoding="utf-8")
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
         try:

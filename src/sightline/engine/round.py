@@ -9,7 +9,7 @@ import torch
 from sightline.algorithms.contract import Effort
 from sightline.engine.effort import effort_of
 from sightline.engine.setting import Setting
-from sightline.errors import BudgetExhausted
+from sightline.errors import BudgetExhausted, Refused
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
 from sightline.mechanisms import Cohort, Memory, Occasion, Outcome, Public, Recall, Scene, Shelf, Updates, Worker
 from sightline.randomness import EVERYONE, Purpose, Streams
@@ -37,6 +37,7 @@ class LiveRound:
         self._secret = secret
         self._draws = 0
         self._uses = 0
+        self._released: set[Occasion] = set()
         self._made_before = _tail_of(ledger, time)
 
     @property
@@ -162,6 +163,7 @@ class LiveRound:
         return compute(updates, scene)
 
     def _scene(self, updates: Updates, channel: Channel) -> Scene:
+        self._once(updates)
         at = updates.at
         return Scene(
             time=self.time,
@@ -174,6 +176,12 @@ class LiveRound:
                 Purpose.NOISE, round=at.round, participant=participant, use=at.use
             ),
         )
+
+    def _once(self, updates: Updates) -> None:
+        """The noise belongs to the training call: two releases of it at two scales would cancel out."""
+        if updates.at in self._released:
+            raise Refused(f"release={updates.at}: these updates were released already; train again, or reuse the value")
+        self._released.add(updates.at)
 
     def _record(self, claims: Sequence[Release]) -> Sequence[Release]:
         if self._made_before:

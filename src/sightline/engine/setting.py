@@ -15,9 +15,9 @@ from sightline import algorithms, data, models, topology
 from sightline.accounting import Accountant
 from sightline.config import Experiment
 from sightline.data import Federation
-from sightline.errors import invalid
+from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
-from sightline.mechanisms import CohortSampler, Mechanism, build_mechanism, build_sampler
+from sightline.mechanisms import CentralMean, CohortSampler, LocalMean, Mechanism, build_mechanism, build_sampler
 from sightline.mechanisms.choose import needs_unit_features
 from sightline.mechanisms.mechanism import only_sums
 from sightline.mechanisms.objective_features import unit_features
@@ -98,6 +98,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
     )
     samplers = {channel.name: sampler_of(experiment, channel) for channel in place.channels}
     mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
+    _refuse_unused_factors(place, mechanism)
     model = _model(experiment, federation)
     return Setting(
         experiment,
@@ -130,6 +131,14 @@ def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
         labels, counts = np.unique(client.train.y, return_counts=True)
         found.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
     return found
+
+
+def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
+    """Channels with noise or clip norms of their own need a mechanism that uses them."""
+    own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
+    if own and not isinstance(mechanism, CentralMean | LocalMean):
+        law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
+        refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 
 
 def _model(experiment: Experiment, federation: Federation) -> FlatModel:

@@ -99,9 +99,13 @@ class FixedCohorts:
         return tuple(sorted(int(n) for n in rng.choice(self.population, self.size, replace=False)))
 
     def hidden_event(self, event: Event) -> Event:
-        """`WithoutReplacement(size, population, event)` under replace-one, else the event itself."""
-        if self.adjacency is Adjacency.REPLACE:
-            return WithoutReplacement(self.size, self.population, event)
+        """`WithoutReplacement` of all but one under replace-one, else the event itself.
+
+        An observer who is a client and was not drawn knows that the cohort came from the others: for it the population
+        is one smaller, and that is what is claimed against everybody.
+        """
+        if self.adjacency is Adjacency.REPLACE and self.size < self.population - 1:
+            return WithoutReplacement(self.size, self.population - 1, event)
         return event
 
 

@@ -103,7 +103,8 @@ class Updates:
     @property
     def sources(self) -> tuple[int, ...]:
         """The releases that the starting points of all who could have been drawn were computed from."""
-        return tuple(sorted(self.eligible.union(*(start.sources for start in self.starts.values()))))
+        drawn = frozenset[int]().union(*(start.sources for start in self.starts.values()))
+        return tuple(sorted(self.eligible or drawn))
 
     def sizes(self) -> dict[int, int]:
         """Training examples of each member (public)."""

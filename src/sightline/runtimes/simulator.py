@@ -163,7 +163,9 @@ class Simulator:
             shard = self._shards[client]
             drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
             start = rows(starts, place)
-            total = clipped_gradient_sum(self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm)
+            total = clipped_gradient_sum(
+                self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm, rng=rng
+            )
             yield [client], total[None]
 
     def _rngs(

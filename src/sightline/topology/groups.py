@@ -89,16 +89,19 @@ class Groups:
 
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """One line per class of equal memberships: nobody is its own observer, and group-mates are not outsiders."""
+        """Lines of sight by class of equal memberships: nobody is its own observer, group-mates are not outsiders.
+
+        The first of a class stands for its observers; the second is there for the first as a subject.
+        """
         kinds, class_of = self.schedule.classes
         names = np.array([client_name(n) for n in range(self.schedule.workers)])
         together = self.schedule.classes_together()
         everyone, outside = [], []
         for number in range(len(kinds)):
-            observer = str(names[np.argmax(class_of == number)])
-            everyone.append(Line(observer, frozenset({observer})))
             mates = frozenset(names[together[number][class_of]].tolist())
-            outside.append(Line(observer, mates | {observer}))
+            for observer in names[np.flatnonzero(class_of == number)[:2]].tolist():
+                everyone.append(Line(observer, frozenset({observer})))
+                outside.append(Line(observer, mates | {observer}))
         found = {EVERYONE: tuple(everyone)} if self.schedule.workers > 1 else {}
         left = tuple(line for line in outside if len(line.exempt) < self.schedule.workers)
         found |= {OUT_OF_GROUP: left} if left else {}

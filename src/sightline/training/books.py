@@ -15,6 +15,9 @@ from torch import Tensor
 
 from sightline.training.clipping import row_norms
 
+ROUNDING = 2.0**-22
+"""Relative error of a float32 product and sum, with room to spare."""
+
 
 def squares(rows: Tensor) -> Tensor:
     """|row|^2 of every example, whatever the shape after the first axis."""
@@ -24,6 +27,14 @@ def squares(rows: Tensor) -> Tensor:
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     """Whether P^2 (K + O) products beat writing and reading K O numbers an example."""
     return positions == 1 or 2 * positions * (inputs + outputs) < inputs * outputs
+
+
+def rounding(sizes: Tensor, terms: int) -> Tensor:
+    """How far a float32 Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
+
+    Added to the squared norm, so that an example whose positions cancel is clipped a little more, never less.
+    """
+    return ROUNDING * terms * sizes.sum(1).square_()
 
 
 class AffineBook:
@@ -51,7 +62,9 @@ class AffineBook:
         if self.a.shape[1] == 1:
             return squares(self.a) * squares(self.g)
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
-        return inner.sum((1, 2)).clamp_min(0)
+        sizes = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
+        terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
+        return inner.sum((1, 2)).clamp_min(0) + rounding(sizes, terms)
 
     def row_norms(self) -> Tensor:
         """From the instantiated gradients, kept for the sum."""

@@ -1,6 +1,7 @@
 """DP-SGD inside clients: per-example clipping, Poisson batches, each client its own noise."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -93,15 +94,18 @@ def clipped_gradient_sum(
     shard_y: NDArray[np.int64],
     *,
     clip_norm: float,
+    rng: np.random.Generator | None = None,
 ) -> Tensor:
     r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the cross entropy of example j at `vector`.
 
-    Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero.
+    Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
+    `rng` the module's dropout masks come from it.
     """
     model.check(vector)
     if not (np.isfinite(clip_norm) and clip_norm > 0):
         invalid("clip_norm", clip_norm, "is a positive number")
     worker = worker_for(model)
     worker.weights.copy_(vector)
-    worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+    with own_dropout(worker, rng) if rng is not None else nullcontext():
+        worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
     return worker.gradient.clone()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.training.books import AffineBook, patches, squares
+from sightline.training.books import AffineBook, patches, rounding, squares
 from sightline.training.layers import pair
 from sightline.training.unrolled import Run
 
@@ -108,7 +108,8 @@ class EmbeddingScribe(Scribe):
         """Norms from the Gram matrix of the gradients, masked by equality of tokens."""
         self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
         same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
-        return (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
+        inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
+        return inner + rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
 
     def add_clipped(self, factors: Tensor) -> None:
         """Scatter the scaled gradients to their tokens' rows."""
