@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from sightline.training.stacked import Block
 from sightline.training.stacked_private import private_stacked
 from sightline.training.work import LocalTerms, LocalWork, rows
 from sightline.training.worker import Worker, own_dropout
+
+HEAVY = 1 << 22
+"""Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
 
 
 def dp_sgd(
@@ -52,18 +56,29 @@ def dp_sgd(
     how = Privately(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
     per_client = {name: value for name, value in vars(how).items() if name != "clip_norm"}
     check_clients(model, starts, terms, len(shards), **per_client)
-    layers = dense_layers(model)
-    if layers is not None:
-        return private_stacked(layers, model, starts, shards, work, terms, how)
-    return private_loop(model, starts, shards, work, terms, how)
+    layers, clients = dense_layers(model), range(len(shards))
+    if layers is None:
+        return private_loop(model, starts, shards, work, terms, how, clients)
+    heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
+    light = sorted(set(clients) - set(heavy))
+    return chain(
+        private_stacked(layers, model, starts, shards, work, terms, how, light),
+        private_loop(model, starts, shards, work, terms, how, heavy),
+    )
 
 
 def private_loop(
-    model: FlatModel, starts: Tensor, shards: Sequence[Shard], work: LocalWork, terms: LocalTerms, how: Privately
+    model: FlatModel,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    terms: LocalTerms,
+    how: Privately,
+    clients: Sequence[int],
 ) -> Iterator[Block]:
     """One client after the other on one worker."""
     worker = worker_for(model)
-    for block in blocks(range(len(shards)), model.parameters):
+    for block in blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
         for row, client in enumerate(block.tolist()):
             worker.weights.copy_(rows(starts, client))

@@ -27,9 +27,9 @@ def private_stacked(
     work: LocalWork,
     terms: LocalTerms,
     how: Privately,
+    clients: Sequence[int],
 ) -> Iterator[Block]:
-    """Private steps, group by group; clients that have finished fall off the end of the stack."""
-    clients = range(len(shards))
+    """Private steps of some clients, group by group; those that have finished fall off the end of the stack."""
     widths = {client: piece_of(how.sample_rates[client] * len(shards[client]), model) for client in clients}
     for group in groups(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
         weights = own_copy(starts, group)
