@@ -55,17 +55,19 @@ def _apply(plain: dict[str, Any], word: str) -> None:
         if not isinstance(table, dict):
             invalid("--set", word, f"{name} is a value, not a table")
     table[names[-1]] = _value(text.strip())
-    if key.strip() in _RIVALS:
-        table.pop(_RIVALS[key.strip()], None)
+    for rival in _RIVALS.get(key.strip(), ()):
+        table.pop(rival, None)
 
 
 _RIVALS = {
-    "privacy.epsilon": "noise_multiplier",
-    "privacy.noise_multiplier": "epsilon",
-    "local.steps": "epochs",
-    "local.epochs": "steps",
+    "privacy.epsilon": ("noise_multiplier", "noise_std", "noise_rate"),
+    "privacy.noise_multiplier": ("epsilon",),
+    "privacy.noise_std": ("epsilon",),
+    "privacy.noise_rate": ("epsilon",),
+    "local.steps": ("epochs",),
+    "local.epochs": ("steps",),
 }
-"""Setting one of a pair on the command line replaces the other that the file gave."""
+"""Setting one of these on the command line replaces the others that the file gave."""
 
 
 def _value(text: str) -> Any:
