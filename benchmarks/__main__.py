@@ -21,6 +21,8 @@ BENCHMARKS = {
     "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
     "accounting_allocation": "PLD_accounting / ours, random allocation",
     "accounting_poisson": "dp_accounting PLD / ours, Poisson",
+    "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
+    "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
 }
 
 

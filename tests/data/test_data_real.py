@@ -1,13 +1,11 @@
 """The real files, against the counts that their authors published."""
 
-import time
-
 import numpy as np
 import pytest
 from data_files import REAL, needs
 
 from sightline.config import Data
-from sightline.data import Federation, Kind, load
+from sightline.data import Kind, load
 from sightline.data.source import Request
 from sightline.data.sources import find
 from sightline.data.table import Table
@@ -122,19 +120,12 @@ def test_the_papers_clustered_mnist(partition: str) -> None:
     assert len(federation.test) == 10_000
 
 
-def timed(settings: Data) -> tuple[float, Federation]:
-    start = time.process_time()
-    federation = load(settings, streams=STREAMS, root=REAL)
-    return time.process_time() - start, federation
-
-
 @needs("mnist")
-def test_mnist_for_a_hundred_clients_loads_within_a_second() -> None:
+def test_mnist_for_a_hundred_clients() -> None:
     settings = Data(source="mnist", clients=100, partition="dirichlet", concentration=0.1)
-    seconds, federation = min((timed(settings) for _ in range(3)), key=lambda pair: pair[0])
+    federation = load(settings, streams=STREAMS, root=REAL)
     assert federation.kind is Kind.IMAGE
     assert sum(len(client.train) + len(client.test) for client in federation.clients) == 60_000
-    assert seconds < 1.0
 
 
 @needs("sentiment140_users")
