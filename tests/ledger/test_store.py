@@ -132,3 +132,20 @@ def test_written_parties_are_read_back(some):
 
 def test_written_parties_are_short():
     assert written(parties(f"client-{n}" for n in range(1000))) == "client-0..999"
+
+
+def test_the_published_schema_says_what_is_exported():
+    from dataclasses import fields
+    from pathlib import Path
+
+    from sightline.events import Event
+    from sightline.ledger import SCHEMA
+
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "ledger.schema.json").read_text())
+    exported = export(Ledger(rows(1)))
+    assert schema["properties"]["schema"]["const"] == SCHEMA
+    assert set(schema["$defs"]["release"]["required"]) == set(exported["releases"][0])
+    described = {
+        one["properties"]["kind"]["const"]: set(one["properties"]) for one in schema["$defs"]["event"]["oneOf"]
+    }
+    assert described == {kind: {"kind", *(f.name for f in fields(cls))} for kind, cls in Event.registry.items()}
