@@ -115,3 +115,32 @@ def test_google_drops_repetitions_of_randomised_response():
     from sightline.events import Pure
 
     assert accounting.epsilon({Pure(0.5): 4}, 1e-9) > 3 * accounting.epsilon({Pure(0.5): 1}, 1e-9)
+
+
+def test_4_a_released_model_has_less_noise_than_the_lemmas_take():
+    """Lemmas 1, 12, 13 reckon with c sigma; what is released is the noisy sum over pi |N_m| expected workers."""
+    import torch
+
+    from sightline.mechanisms import Aggregate, with_gaussian_noise
+
+    clip_norm, noise, expected = 0.5, 2.0, 0.7 * 26
+    nothing = Aggregate(torch.zeros(100_000, dtype=torch.float64), clip_norm)
+    released = with_gaussian_noise(nothing, noise_multiplier=noise, rng=np.random.default_rng(0)) / expected
+    assert float(released.std()) == pytest.approx(clip_norm * noise / expected, rel=0.02)
+    assert float(released.std()) < clip_norm * noise / 10
+
+
+def test_6_softmax_does_not_have_the_constants_of_a_scalar_model():
+    """|x| <= 1: the gradient reaches sqrt 2 (a scalar model's 1), one Hessian's trace stays below 1 - 1/K."""
+    rng = np.random.default_rng(0)
+    classes = 10
+    gradients, traces = [], []
+    for scale in (0.0, 1.0, 30.0):
+        for _ in range(200):
+            logits = scale * rng.standard_normal(classes)
+            p = np.exp(logits - logits.max())
+            p /= p.sum()
+            gradients.append(np.linalg.norm(p - np.eye(classes)[rng.integers(classes)]))
+            traces.append(np.trace(np.diag(p) - np.outer(p, p)))
+    assert 1.41 < max(gradients) <= math.sqrt(2) + 1e-12
+    assert 0.89 < max(traces) <= 1 - 1 / classes + 1e-12
