@@ -1,0 +1,34 @@
+"""How many clusters there are, when nobody says: the count whose mixture is the surest (eq. 11)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.algorithms.mixture import Mixture, fit
+
+MOST = 10
+
+
+def candidates(clients: int) -> range:
+    """2, 3, ... up to ten, but two clients a cluster on average: fewer would call every client a cluster.
+
+    >>> list(candidates(21)), list(candidates(6)), list(candidates(3))
+    ([2, 3, 4, 5, 6, 7, 8, 9, 10], [2, 3], [2])
+    """
+    return range(2, max(2, min(MOST, clients // 2)) + 1)
+
+
+def surest(points: NDArray[np.float64], *, seed: int, counts: Sequence[int] | None = None) -> Mixture:
+    """The mixture with the largest MSS over the candidate counts; of equals the one with fewest components.
+
+    Guarantees: equal points give one component. One component is never preferred to two, because its MSS has no
+    meaning: a low MSS of the result says that there may be no clusters at all.
+    """
+    fits = [fit(points, count, seed=seed) for count in (counts or candidates(len(points)))]
+    return max(fits, key=lambda mixture: (np.nan_to_num(mixture.mss, posinf=0.0), -mixture.count))
+
+
+def confidences(points: NDArray[np.float64], *, seed: int, counts: Sequence[int] | None = None) -> dict[int, float]:
+    """Count -> MSS of its mixture: the curve whose peak is the answer (Fig. 10)."""
+    return {count: fit(points, count, seed=seed).mss for count in (counts or candidates(len(points)))}
