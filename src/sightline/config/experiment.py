@@ -158,6 +158,7 @@ class Privacy(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     noise_source: Literal["seed", "os"] = "seed"
+    arithmetic: Literal["float", "integer"] = "float"
     stop_at_epsilon: Positive | None = None
     accountant: Literal["pld", "rdp"] = "pld"
 
@@ -165,6 +166,9 @@ class Privacy(Section):
     def _one_amount_of_noise(self) -> "Privacy":
         check_noise(self)
         check_perturbation(self)
+        if self.arithmetic == "integer" and (self.unit, self.mechanism) != ("client", "gaussian"):
+            law = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
+            invalid("privacy.arithmetic", "integer", law, 'use arithmetic = "float"')
         if self.unit == "none" and self.stop_at_epsilon is not None:
             invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon to stop at')
         return self

@@ -1,12 +1,11 @@
 """Central privacy of clients: a trusted server clips, sums, noises once, and publishes the mean."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sightline.events import Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.clip import clipped_sum
-from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
 from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
@@ -23,11 +22,12 @@ class CentralMean:
 
     clip_norm: float
     noise_multiplier: float
+    noisy_sum: NoisySum = noisy_sum_of_floats
     own_noise = False
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "CentralMean":
         """The same mechanism with the largest noise that any client needs."""
-        return CentralMean(self.clip_norm, max(multipliers.values()))
+        return replace(self, noise_multiplier=max(multipliers.values()))
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
@@ -43,15 +43,15 @@ class CentralMean:
 
     def mean(self, updates: Updates, scene: Scene) -> Outcome:
         """Clip, sum, noise once, divide by the expected cohort."""
-        aggregate = clipped_sum(
+        noisy, rejected = self.noisy_sum(
             (update for _, update in updates.trained()),
             dimension=updates.worker.dimension,
             clip_norm=self.clip_norm * scene.channel.clip_factor,
+            noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,
             adjacency=scene.adjacency,
+            rng=scene.noise(EVERYONE),
         )
-        noise_multiplier = self.noise_multiplier * scene.channel.noise_factor
-        noisy = with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=scene.noise(EVERYONE))
-        return Outcome({EVERYONE: noisy / scene.sampler.expected}, aggregate.rejected)
+        return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected)
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""

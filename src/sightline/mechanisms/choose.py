@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
+from sightline.mechanisms.arithmetic import ARITHMETIC, NoisySum
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism
@@ -29,9 +30,14 @@ def _plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSte
     }
 
 
+def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
+    privacy = experiment.privacy
+    return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
+
+
 MECHANISMS: dict[tuple[str, str], Callable[[Experiment, Sequence[int]], Mechanism]] = {
-    ("client", "server"): lambda experiment, sizes: CentralMean(experiment.privacy.clip_norm, UNIT_NOISE),
-    ("client", "client"): lambda experiment, sizes: LocalMean(experiment.privacy.clip_norm, UNIT_NOISE),
+    ("client", "server"): lambda experiment, sizes: CentralMean(*_client_noise(experiment)),
+    ("client", "client"): lambda experiment, sizes: LocalMean(*_client_noise(experiment)),
     ("sample", "client"): lambda experiment, sizes: SampleAtClient(_plans(experiment, sizes)),
     ("sample", "server"): lambda experiment, sizes: SampleAtServer(
         _plans(experiment, sizes), experiment.local.learning_rate

@@ -1,14 +1,13 @@
 """Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from sightline.events import Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.clip import Aggregate, clip, sensitivity
-from sightline.mechanisms.gaussian import with_gaussian_noise
+from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
 from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
@@ -27,11 +26,12 @@ class LocalMean:
 
     clip_norm: float
     noise_multiplier: float
+    noisy_sum: NoisySum = noisy_sum_of_floats
     own_noise = False
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "LocalMean":
         """The same mechanism with the largest noise that any client needs."""
-        return LocalMean(self.clip_norm, max(multipliers.values()))
+        return replace(self, noise_multiplier=max(multipliers.values()))
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
@@ -53,16 +53,17 @@ class LocalMean:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's clipped and noised update."""
-        clip_norm = self.clip_norm * scene.channel.clip_factor
-        noise_multiplier = self.noise_multiplier * scene.channel.noise_factor
-        bound = sensitivity(clip_norm, scene.adjacency)
         values, rejected = {}, 0
         for member, update in updates.trained():
-            bounded = clip(update, clip_norm=clip_norm)
-            rejected += bounded.rejected
-            values[member] = with_gaussian_noise(
-                Aggregate(bounded.value, bound), noise_multiplier=noise_multiplier, rng=scene.noise(member)
+            values[member], refused = self.noisy_sum(
+                [update],
+                dimension=updates.worker.dimension,
+                clip_norm=self.clip_norm * scene.channel.clip_factor,
+                noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,
+                adjacency=scene.adjacency,
+                rng=scene.noise(member),
             )
+            rejected += refused
         return Outcome(values, rejected)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
