@@ -22,5 +22,5 @@ def test_it_is_refused_where_it_would_not_hold(tiny, key, value):
     changes = {key: value, "privacy.arithmetic": "integer", "privacy.noise_multiplier": None}
     if value == "sample":
         changes |= {"privacy.noise_multiplier": 1.0, "sampling.clients": {"scheme": "full"}}
-    with pytest.raises(InvalidInput, match="privacy.arithmetic=integer"):
+    with pytest.raises(InvalidInput, match=r"privacy\.arithmetic=integer"):
         tiny(**changes)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import sightline
-from sightline import randomness
+from sightline import engine, randomness
 from sightline.config import to_toml
 from sightline.engine import checkpoint, directory, loop
 from sightline.engine.record import RunRecord
@@ -111,6 +111,22 @@ def test_other_settings_are_not_resumed(tiny, tmp_path):
     sightline.run(tiny(), out=tmp_path / "run")
     with pytest.raises(InvalidInput, match="other settings"):
         sightline.run(tiny(rounds=5), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("harm", ["edited", "another seed", "gone"])
+def test_other_data_are_not_resumed(tiny, tmp_path, harm):
+    run = sightline.run(tiny(), out=tmp_path / "run")
+    digest = run.directory / "data.digest"
+    assert digest.stat().st_mode & 0o077 == 0
+    before = left_behind(run.directory)
+    setting = engine.build(tiny(seed=1) if harm == "another seed" else tiny())
+    if harm == "edited":
+        setting.federation.clients[2].train.x[0, 0] += 1e-6
+    if harm == "gone":
+        digest.unlink()
+    with pytest.raises(InvalidInput, match="data"):
+        loop.run(setting, run.directory, make_worker=lambda *_: pytest.fail("it trained"), resume=True)
+    assert left_behind(run.directory) == before
 
 
 def test_a_full_directory_is_not_overwritten(tiny, tmp_path):

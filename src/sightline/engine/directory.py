@@ -8,13 +8,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sightline.config import Experiment, to_toml
+from sightline.data import Federation
 from sightline.engine.record import DATABASE
 from sightline.errors import InvalidInput, SightlineError, invalid
+from sightline.randomness import write_secret
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
 SECRET = "noise-root.secret"
 LOCK = "run.lock"
+DIGEST = "data.digest"
+"""The fingerprint of the private data, for its owner only: others could check their guesses against it."""
 
 
 class RunBusy(SightlineError):
@@ -36,7 +40,7 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
 
 def _false_start(out: Path) -> bool:
     """Whether a directory is empty or holds only what a run leaves that was killed before its first release."""
-    ours = {CONFIG, LOCK, SECRET, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
+    ours = {CONFIG, LOCK, SECRET, DIGEST, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
     return out.is_dir() and {path.name for path in out.iterdir()} <= ours and not _has_releases(out / DATABASE)
 
 
@@ -72,6 +76,21 @@ def _newest(folder: Path, name: str) -> Path:
     if not found:
         invalid("--resume", f"{folder}/{name}", "no such run", "start it without --resume")
     return max(found, key=number)
+
+
+def remember_data(directory: Path, federation: Federation) -> None:
+    """Keep the fingerprint of the data that the run begins with."""
+    write_secret(directory / DIGEST, federation.digest().encode())
+
+
+def same_data(directory: Path, federation: Federation) -> None:
+    """Refuse to go on with other data: a round done again would put the same noise on another value."""
+    path = directory / DIGEST
+    if not path.is_file():
+        invalid("--resume", directory, f"its {DIGEST} is gone, so nobody knows whether the data are the same")
+    if path.read_bytes() != federation.digest().encode():
+        law = "the data are not those that the run began with, and the same noise on two values cancels"
+        invalid("--resume", directory, law, "bring the data back, or start a new run")
 
 
 @contextmanager

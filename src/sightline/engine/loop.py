@@ -10,7 +10,15 @@ from typing import Any
 from sightline.algorithms import State
 from sightline.config import to_toml
 from sightline.engine.checkpoint import Checkpoint, CheckpointDamaged, load_checkpoint, save_checkpoint, save_tensors
-from sightline.engine.directory import CONFIG, MODEL, SECRET, locked, removed_if_nothing_was_released
+from sightline.engine.directory import (
+    CONFIG,
+    MODEL,
+    SECRET,
+    locked,
+    remember_data,
+    removed_if_nothing_was_released,
+    same_data,
+)
 from sightline.engine.evaluation import evaluated, evaluated_kept
 from sightline.engine.facts import facts_of
 from sightline.engine.record import RunRecord
@@ -37,7 +45,10 @@ def run(
     no release is lost or counted twice.
     """
     with locked(directory), nullcontext() if resume else removed_if_nothing_was_released(directory):
-        if not resume:
+        if resume:
+            same_data(directory, setting.federation)
+        else:
+            remember_data(directory, setting.federation)
             (directory / SECRET).unlink(missing_ok=True)  # a new run never has the noise of another
             (directory / CONFIG).write_text(to_toml(setting.experiment), encoding="utf-8")
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
