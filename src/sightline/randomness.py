@@ -29,6 +29,7 @@ class Purpose(StrEnum):
     INIT = "model initialisation"
     COHORT = "cohort"
     BATCHES = "batches"
+    VIEWS = "views"
     NOISE = "noise"
     STRAGGLERS = "stragglers"
     RESOURCES = "resources"

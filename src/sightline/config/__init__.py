@@ -3,6 +3,7 @@
 from sightline.config.experiment import (
     FACTORY,
     Algorithm,
+    Augment,
     ClientSampler,
     Data,
     Experiment,
@@ -19,6 +20,7 @@ from sightline.config.read import parse, read, to_toml
 __all__ = [
     "FACTORY",
     "Algorithm",
+    "Augment",
     "ClientSampler",
     "Data",
     "Experiment",

@@ -67,6 +67,25 @@ class Algorithm(OpenSection):
     name: str = "fedavg"
 
 
+class Augment(Section):
+    """Several views of an example, which count as one: their gradients are averaged before they are clipped."""
+
+    views: Annotated[int, Field(ge=2, le=1000)] = 4
+    kind: Literal["shift", "flip", "shift_flip"] = "shift"
+    pixels: Count = 2
+    of: Literal["batch", "dataset"] = "batch"
+
+    @model_validator(mode="after")
+    def _counts_as_one(self) -> "Augment":
+        if self.of == "dataset":
+            law = f"{self.views} copies of one example would be clipped apart and move a sum {self.views} times as far"
+            refuse("local.augment.of", "dataset", law, 'use of = "batch": the views are averaged, then clipped')
+        if self.kind == "flip" and self.views != 2:
+            law = "there are two: the image and its mirror image"
+            invalid("local.augment.views", self.views, law, 'use views = 2, or kind = "shift_flip"')
+        return self
+
+
 class Local(Section):
     """The work of one client in one round."""
 
@@ -77,6 +96,7 @@ class Local(Section):
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
+    augment: Augment | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -210,6 +230,9 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _guarantees_hold(self) -> "Experiment":
+        if self.local.augment is not None and (self.privacy.unit, self.privacy.mechanism) != ("sample", "gaussian"):
+            law = "views are averaged inside per-example clipping, which only sample-level Gaussian noise does"
+            invalid("local.augment", self.local.augment.kind, law, 'use unit = "sample", or remove local.augment')
         if self.privacy.mechanism != "gaussian":
             check_solution(self)
         elif self.privacy.unit == "sample":

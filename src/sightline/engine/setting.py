@@ -14,7 +14,7 @@ from torch import Tensor
 from sightline import algorithms, data, models, topology
 from sightline.accounting import Accountant
 from sightline.config import Experiment
-from sightline.data import Federation
+from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import CentralMean, CohortSampler, LocalMean, Mechanism, build_mechanism, build_sampler
@@ -152,6 +152,9 @@ def _model(experiment: Experiment, federation: Federation) -> FlatModel:
     )
     if experiment.privacy.unit == "sample":
         refuse_mixing_layers(model.module())
+    augment = experiment.local.augment
+    if augment is not None and federation.kind is not Kind.IMAGE:
+        invalid("local.augment.kind", augment.kind, f"{federation.source} holds no images", "remove local.augment")
     return model
 
 

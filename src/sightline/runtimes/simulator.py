@@ -16,6 +16,7 @@ from sightline.randomness import Purpose, Streams
 from sightline.runtimes.trainer import Job, trainer_for
 from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum
 from sightline.training.batches import steps_of
+from sightline.training.views import ViewKind, Views
 from sightline.training.work import rows
 
 
@@ -40,6 +41,8 @@ class Simulator:
             steps=local.steps,
             weight_decay=local.weight_decay,
         )
+        augment = local.augment
+        self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
         self._trainer = trainer_for(self._model, self._shards, workers)
 
     def close(self) -> None:
@@ -150,7 +153,9 @@ class Simulator:
             "coin_rngs": self._rngs(self._secret, Purpose.BATCHES, cohort, at),
             "noise_rngs": self._rngs(self._secret, Purpose.NOISE, cohort, at),
         }
-        shared = {"work": self._work, "clip_norm": plans[0].clip_norm}
+        shared: dict[str, Any] = {"work": self._work, "clip_norm": plans[0].clip_norm}
+        if self._views is not None:
+            shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
         job = Job("dp_sgd", starts, _with_memory(terms, cohort, recall), each, shared)
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
@@ -159,12 +164,14 @@ class Simulator:
     ) -> Iterator[Block]:
         """One drawn batch per member, its clipped gradients summed."""
         rngs = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
+        view_rngs = self._rngs(self._secret, Purpose.VIEWS, cohort, at)
         for place, (client, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
             shard = self._shards[client]
             drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
             start = rows(starts, place)
+            views = None if self._views is None else (self._views, view_rngs[place])
             total = clipped_gradient_sum(
-                self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm, rng=rng
+                self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm, rng=rng, views=views
             )
             yield [client], total[None]
 

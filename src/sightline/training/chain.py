@@ -15,7 +15,7 @@ from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.training.clipping import clip_factors
 from sightline.training.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
-from sightline.training.worker import Worker, chunks
+from sightline.training.worker import Worker, chunks, stretched
 
 CHUNK_BYTES = 1 << 25
 """How much the records of one chunk of examples may take: they are read again soon and should stay in the cache."""
@@ -57,26 +57,28 @@ class ChainWorker(Worker):
                 break
             g = layer.backward(g)
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float) -> None:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
         """One forward and one backward pass per chunk; norms and clipped sums from the books."""
         self.gradient.zero_()
-        for some in chunks(len(y), self.per_chunk):
-            self.add_clipped(x[some], y[some], clip_norm)
+        for some in chunks(len(y), max(1, self.per_chunk // views)):
+            self.add_clipped(x[stretched(some, views)], y[some], clip_norm, views)
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip_norm: float) -> None:
+    def add_clipped(self, x: Tensor, y: Tensor, clip_norm: float, views: int) -> None:
         """Add the clipped sum of one chunk."""
         self.record(True)
-        g: Tensor | None = error(self.logits(x), y)
+        g: Tensor | None = error(self.logits(x), y.repeat_interleave(views)).div_(views)
         for layer in reversed(self.layers):
             if g is None:
                 break
             g = layer.record(g)
         books = [layer for layer in self.layers if isinstance(layer, Affine)]
+        for layer in books:
+            layer.join_views(views)
         norms = torch.stack([layer.norms() for layer in books]).sum(0).sqrt_()
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
             if bool(finite.any()):  # without the broken examples, whose zero factor would not make a NaN zero
-                self.add_clipped(x[finite], y[finite], clip_norm)
+                self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip_norm, views)
             return
         factors = clip_factors(norms, clip_norm)
         for layer in books:

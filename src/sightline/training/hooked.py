@@ -83,8 +83,11 @@ class HookedWorker(Worker):
             output.requires_grad_()
         self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float) -> None:
-        """Books where this pass can be booked, else the definition."""
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
+        """Books where this pass can be booked, else the definition; always the definition with several views."""
+        if views > 1:
+            super().clipped_sum(x, y, clip_norm, views=views)
+            return
         self.twin.train(not self.probing)
         if not self.measured and len(y):
             self.per_chunk, self.measured = max(1, RECORD_BYTES // self.record_bytes(x[:1], y[:1])), True

@@ -120,6 +120,11 @@ class Affine(Layer):
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
         self.book: AffineBook | None = None
 
+    def join_views(self, views: int) -> None:
+        """Make the recorded rows of each example's views the books of one example."""
+        if views > 1 and self.book is not None:
+            self.book = self.book.joined(views)
+
     def norms(self) -> Tensor:
         """|gradient|^2 of every recorded example."""
         if self.book is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -19,6 +20,7 @@ from sightline.training.local import blocks, check_clients
 from sightline.training.privately import Privately
 from sightline.training.stacked import Block
 from sightline.training.stacked_private import private_stacked
+from sightline.training.views import Views, clipped_sum_of_views
 from sightline.training.work import LocalTerms, LocalWork, rows
 from sightline.training.worker import Worker, own_dropout
 
@@ -41,11 +43,14 @@ def dp_sgd(
     noise_rngs: Sequence[np.random.Generator],
     terms: LocalTerms | None = None,
     batches: Sequence[Sequence[Index]] | None = None,
+    views: Views | None = None,
+    view_rngs: Sequence[np.random.Generator] | None = None,
 ) -> Iterator[Block]:
     r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
 
     `work` gives learning rate, momentum and weight decay; `steps`, not `work`, says how often. `batches[i]` lays down
-    the examples of each step of client i in place of its coins (balanced sampling).
+    the examples of each step of client i in place of its coins (balanced sampling). With `views` the gradient of an
+    example is the mean over its views (batch augmentation), drawn anew at every step from `view_rngs[i]`.
 
     Guarantees: one example changes the sum by at most C before the noise; every example tosses an independent coin at
     every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and coins
@@ -54,10 +59,11 @@ def dp_sgd(
     """
     terms = terms or LocalTerms()
     how = Privately(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
-    per_client = {name: value for name, value in vars(how).items() if name != "clip_norm"}
+    how = replace(how, views=views, view_rngs=view_rngs)
+    per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
     check_clients(model, starts, terms, len(shards), **per_client)
     layers, clients = dense_layers(model), range(len(shards))
-    if layers is None:
+    if layers is None or views is not None:
         return private_loop(model, starts, shards, work, terms, how, clients)
     heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
     light = sorted(set(clients) - set(heavy))
@@ -91,12 +97,10 @@ def private_loop(
 
 def descend_privately(worker: Worker, descent: Descent, shard: Shard, how: Privately, client: int) -> None:
     """One client's private steps on the worker's weights."""
-    x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
+    x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
     noises = how.noise_of(client, worker.gradient.numel())
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
-        index = None if batch is None else torch.from_numpy(batch)
-        some_x, some_y = (x, y) if index is None else (x[index], y[index])
-        worker.clipped_sum(some_x, some_y, how.clip_norm)
+        how.write_sum(worker, shard, x, batch, client)
         if noise is not None:
             worker.gradient.add_(noise, alpha=how.noise_std[client])
         descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))
@@ -110,11 +114,12 @@ def clipped_gradient_sum(
     *,
     clip_norm: float,
     rng: np.random.Generator | None = None,
+    views: tuple[Views, np.random.Generator] | None = None,
 ) -> Tensor:
     r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the cross entropy of example j at `vector`.
 
     Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
-    `rng` the module's dropout masks come from it.
+    `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.
     """
     model.check(vector)
     if not (np.isfinite(clip_norm) and clip_norm > 0):
@@ -122,5 +127,8 @@ def clipped_gradient_sum(
     worker = worker_for(model)
     worker.weights.copy_(vector)
     with own_dropout(worker, rng) if rng is not None else nullcontext():
-        worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+        if views is None:
+            worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+        else:
+            clipped_sum_of_views(worker, shard_x, torch.from_numpy(shard_y), clip_norm, *views)
     return worker.gradient.clone()

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.training.batches import Index, poisson
 from sightline.training.noise import gaussian_steps
+from sightline.training.views import Views, clipped_sum_of_views
+from sightline.training.worker import Worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +28,8 @@ class Privately:
     coin_rngs: Sequence[np.random.Generator]
     noise_rngs: Sequence[np.random.Generator]
     batches: Sequence[Sequence[Index]] | None = None
+    views: Views | None = None
+    view_rngs: Sequence[np.random.Generator] | None = None
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
@@ -37,6 +43,8 @@ class Privately:
         for divisor in self.divisors:
             if not (np.isfinite(divisor) and divisor > 0):
                 invalid("divisor", divisor, "the expected batch is a positive number")
+        if (self.views is None) != (self.view_rngs is None):
+            invalid("views", self.views, "every client draws its views from its own generator", "give view_rngs too")
         for laid, steps in zip(self.batches or (), self.steps, strict=False):
             if len(laid) != steps:
                 invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
@@ -46,6 +54,16 @@ class Privately:
         if self.batches is not None:
             return iter(self.batches[client])
         return poisson(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])
+
+    def write_sum(self, worker: Worker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
+        """Write the clipped sum of a batch to the worker's gradient; `x` are the shard's inputs as the worker likes."""
+        index = slice(None) if batch is None else batch
+        y = torch.from_numpy(shard.y[index])
+        if self.views is None or self.view_rngs is None:
+            some = x if batch is None else x[torch.from_numpy(batch)]
+            worker.clipped_sum(some, y, self.clip_norm)
+        else:
+            clipped_sum_of_views(worker, shard.x[index], y, self.clip_norm, self.views, self.view_rngs[client])
 
     def noise_of(self, client: int, size: int) -> Iterator[Tensor | None]:
         """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none."""

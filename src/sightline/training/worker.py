@@ -56,8 +56,10 @@ class Worker:
         self.gradient.zero_()
         functional.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float) -> None:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
         r"""Write sum_j g_j min(1, C / |g_j|) to `gradient`, g_j being the gradient of example j alone.
+
+        With several `views` x holds that many rows for each label, one after the other, and g_j is their mean gradient.
 
         Guarantees: a non-finite g_j contributes zero; memory is bounded whatever the batch.
         """
@@ -66,9 +68,10 @@ class Worker:
             self.rows = choose_rows(self.module, self.model)
         self.module.train(not self.probing)
         self.gradient.zero_()
-        for some in chunks(len(y), max(1, ROW_BYTES // (4 * self.model.parameters))):
-            gradients = self.rows(self.module, self.model, self.weights, x[some], y[some])
-            self.gradient += clipped_rows(gradients, clip_norm)
+        for some in chunks(len(y), max(1, ROW_BYTES // (4 * self.model.parameters * views))):
+            labels = y[some].repeat_interleave(views)
+            gradients = self.rows(self.module, self.model, self.weights, x[stretched(some, views)], labels)
+            self.gradient += clipped_rows(gradients.view(-1, views, gradients.shape[1]).mean(1), clip_norm)
 
 
 ROW_BYTES = 1 << 26
@@ -80,6 +83,11 @@ def chunks(length: int, size: int) -> Iterator[slice]:
     pieces = -(-length // size)
     edges = [length * piece // pieces for piece in range(pieces + 1)] if pieces else [0]
     return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+def stretched(some: slice, views: int) -> slice:
+    """The rows of some examples that have several views each."""
+    return slice(some.start * views, some.stop * views)
 
 
 @contextmanager
