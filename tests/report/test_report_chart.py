@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.report.chart import Axis, Line, bar_chart, line_chart
+from sightline.report.bars import bar_chart
+from sightline.report.chart import Axis, Line, line_chart
 from sightline.report.scale import domain, kept, nice_step, ticks
 
 ROUNDS = Axis("round", tick=str, value=lambda x: f"round {x:g}", whole=True)

@@ -6,12 +6,12 @@
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.ledger import Ledger, SqliteStore, connect
+from sightline.ledger import Ledger, SqliteStore, connect, connect_to_read
 
 DATABASE = "run.sqlite"
 
@@ -34,11 +34,20 @@ class RunRecord:
     @classmethod
     def open(cls, directory: Path | str) -> "RunRecord":
         """The database of a run that was made earlier."""
+        return cls._found(directory, connect)
+
+    @classmethod
+    def look(cls, directory: Path | str) -> "RunRecord":
+        """The database of a run, to read only: nothing is written, also when another process is at work in it."""
+        return cls._found(directory, connect_to_read)
+
+    @classmethod
+    def _found(cls, directory: Path | str, connected: Callable[[Path], sqlite3.Connection]) -> "RunRecord":
         path = Path(directory) / DATABASE
         if not path.is_file():
             invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
         try:
-            return cls(connect(path), Path(directory))
+            return cls(connected(path), Path(directory))
         except sqlite3.DatabaseError as error:
             invalid("run", directory, f"{DATABASE} cannot be read ({error})")
 

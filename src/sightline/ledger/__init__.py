@@ -7,7 +7,7 @@ from sightline.ledger.ledger import Ledger, Store
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
 from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
-from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect
+from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect, connect_to_read
 
 __all__ = [
     "GENESIS",
@@ -28,6 +28,7 @@ __all__ = [
     "Threat",
     "View",
     "connect",
+    "connect_to_read",
     "export",
     "ledger_pairs",
     "parties",

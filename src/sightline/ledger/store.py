@@ -25,6 +25,17 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, also while another process does.
+
+    A database without a write-ahead log beside it is open nowhere else; it is read as it lies, so that looking at a
+    finished run leaves no file behind and needs no right to write into its folder.
+    """
+    at_rest = not path.with_name(f"{path.name}-wal").exists()
+    address = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if at_rest else "")
+    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=10)
+
+
 class SqliteStore:
     """The table `release` of a run's database: id, time, body, hash."""
 
@@ -56,13 +67,13 @@ class SqliteStore:
         row = self._connection.execute("SELECT hash FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return row[0] if row else GENESIS
 
-    def read(self) -> list[Release]:
-        """All releases, after checking the whole chain."""
+    def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
+        """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
         releases: list[Release] = []
-        head = GENESIS
-        for id, body, claimed in self._connection.execute("SELECT id, body, hash FROM release ORDER BY id"):
+        rows = self._connection.execute("SELECT id, body, hash FROM release WHERE id >= ? ORDER BY id", (start,))
+        for id, body, claimed in rows:
             head = chained(head, body)
-            if id != len(releases) or head != claimed:
+            if id != start + len(releases) or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
             releases.append(release_from(json.loads(body), id))
         return releases

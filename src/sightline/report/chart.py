@@ -6,7 +6,7 @@ alike while its text keeps its size.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sightline.report.scale import Values, domain, extent, kept, ticks
@@ -29,11 +29,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """One named line: a value for every x, None where there is none."""
+    """One named line: a value for every x, None where there is none; `margin` is how far a band reaches around it."""
 
     name: str
     values: Values
     final: str = ""
+    margin: Values = ()
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A line, ready to draw: strokes of an SVG path, and points that stand alone or end it."""
+    """A line, ready to draw: strokes of an SVG path, points that stand alone or end it, and the outline of its band."""
 
     name: str
     colour: int
     path: str
     dots: tuple[tuple[float, float], ...]
     final: str
+    band: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,19 @@ def line_chart(
     y_axis: Axis,
     mark: tuple[float, str] | None = None,
     note: str = "",
+    joined: bool = False,
 ) -> Chart | None:
     """The chart of the lines that hold any value; None when none does.
 
     Lines with equal values become one; an x at which no line has a value is left out (a round without evaluation).
+    With `joined`, a line runs on over an x at which only others have a value, and nothing is thinned out.
     """
-    lines = merged([Line(line.name, _finite(line.values), line.final) for line in lines])
+    lines = merged([replace(line, values=_finite(line.values)) for line in lines])
     if not lines:
         return None
     there = [place for place in range(len(x)) if any(line.values[place] is not None for line in lines)]
     places = [there[place] for place in kept([[line.values[place] for place in there] for line in lines])]
-    thin = [Line(line.name, [line.values[place] for place in places], line.final) for line in lines]
-    xs = [x[place] for place in places]
+    xs, thin = _taken(x, lines, there if joined else places)
     across, up = _across(xs), _upwards(thin, y_axis, mark)
     return Chart(
         id=id,
@@ -116,13 +119,24 @@ def line_chart(
         summary=f"{title}: " + "; ".join(f"{line.name}, last {line.final or _last(line, y_axis)}" for line in lines),
         x_label=x_axis.label,
         y_label=y_axis.label,
-        x_ticks=tuple(_ticks(across, x_axis)),
-        y_ticks=tuple(_ticks(up, y_axis)),
-        lines=tuple(_draw(line, xs, across, up, y_axis, place) for place, line in enumerate(thin, 1)),
+        x_ticks=tuple(ticks_on(across, x_axis)),
+        y_ticks=tuple(ticks_on(up, y_axis)),
+        lines=tuple(_draw(line, xs, across, up, y_axis, place, joined) for place, line in enumerate(thin, 1)),
         mark=Tick(up.at(mark[0]), mark[1]) if mark else None,
         note=note,
         reading=_reading(xs, thin, across, up, x_axis, y_axis),
     )
+
+
+def _taken(x: Sequence[float], lines: Sequence[Line], places: Sequence[int]) -> tuple[list[float], list[Line]]:
+    """The x and the lines at these places only."""
+
+    def at(values: Values) -> Values:
+        return [values[place] for place in places] if values else ()
+
+    return [x[place] for place in places], [
+        replace(line, values=at(line.values), margin=at(line.margin)) for line in lines
+    ]
 
 
 def merged(lines: Sequence[Line]) -> list[Line]:
@@ -132,7 +146,7 @@ def merged(lines: Sequence[Line]) -> list[Line]:
         key = tuple(line.values)
         if any(value is not None for value in key):
             name = f"{found[key].name}, {line.name}" if key in found else line.name
-            found[key] = Line(name, key, line.final)
+            found[key] = replace(line, name=name, values=key)
     return list(found.values())
 
 
@@ -147,29 +161,48 @@ def _across(xs: Sequence[float]) -> Scale:
 
 def _upwards(lines: Sequence[Line], axis: Axis, mark: tuple[float, str] | None) -> Scale:
     values = [value for line in lines for value in line.values]
+    values += [edge for line in lines for _, low, high in _edges(line) for edge in (low, high)]
     values += [0.0] if axis.from_zero else []
     values += [mark[0]] if mark else []
     return Scale(*domain(values, floor=axis.floor, ceiling=axis.ceiling), downwards=True)
 
 
-def _ticks(scale: Scale, axis: Axis) -> list[Tick]:
+def ticks_on(scale: Scale, axis: Axis) -> list[Tick]:
+    """The ticks of an axis and where they stand."""
     about = 5 if scale.downwards else 6
     values = ticks(scale.low, scale.high, about=about, whole=axis.whole)
     return [Tick(scale.at(value), axis.tick(value)) for value in values]
 
 
-def _draw(line: Line, xs: Sequence[float], across: Scale, up: Scale, axis: Axis, colour: int) -> Drawn:
+def _draw(
+    line: Line, xs: Sequence[float], across: Scale, up: Scale, axis: Axis, colour: int, joined: bool = False
+) -> Drawn:
     strokes: list[list[tuple[float, float]]] = [[]]
     for x, value in zip(xs, line.values, strict=True):
-        if value is None:
-            strokes.append([])
-        else:
+        if value is not None:
             strokes[-1].append((across.at(x), up.at(value)))
+        elif not joined:
+            strokes.append([])
     strokes = [stroke for stroke in strokes if stroke]
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
     dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
-    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last(line, axis))
+    band = _outline([(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _edges(line)])
+    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last(line, axis), band)
+
+
+def _edges(line: Line) -> list[tuple[int, float, float]]:
+    """Place, lower and upper edge wherever a line has a margin."""
+    pairs = enumerate(zip(line.values, line.margin, strict=True)) if line.margin else ()
+    return [(n, value - room, value + room) for n, (value, room) in pairs if value is not None and room is not None]
+
+
+def _outline(edges: Sequence[tuple[float, float, float]]) -> str:
+    """There along the upper edge, back along the lower one."""
+    if len(edges) < 2:
+        return ""
+    points = [(x, high) for x, _, high in edges] + [(x, low) for x, low, _ in reversed(edges)]
+    return "M" + "L".join(f"{x:g},{y:g}" for x, y in points) + "Z"
 
 
 def _last(line: Line, axis: Axis) -> str:
@@ -191,34 +224,3 @@ def _reading(
             for line in lines
         ],
     }
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A bar chart: one (left, width, top, words) per bar, in thousandths."""
-
-    id: str
-    title: str
-    summary: str
-    x_label: str
-    y_label: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    bars: tuple[tuple[float, float, float, str], ...]
-
-
-def bar_chart(
-    id: str, title: str, heights: Sequence[float], words: Sequence[str], *, labels: Sequence[Tick], x: str, y: str
-) -> Bars:
-    """Bars side by side from a zero line; `words` are told under the pointer, `labels` stand at bar numbers."""
-    up = Scale(*domain([0.0, *heights], floor=0.0, whole=True), downwards=True)
-    axis = Axis(y, tick=lambda value: f"{value:,.6g}", value=str, whole=True)
-    slot = 1000 / len(heights)
-    gap = 0.18 * slot
-    bars = [
-        (round(place * slot + gap / 2, 2), round(slot - gap, 2), up.at(height), text)
-        for place, (height, text) in enumerate(zip(heights, words, strict=True))
-    ]
-    x_ticks = tuple(Tick(round(label.at * slot, 1), label.text) for label in labels)
-    summary = f"{title}: {len(heights)} bars, highest {max(heights):,.6g}"
-    return Bars(id, title, summary, x, y, x_ticks, tuple(_ticks(up, axis)), tuple(bars))

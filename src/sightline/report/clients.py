@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from statistics import median
 
-from sightline.report.chart import Bars, Tick, bar_chart
+from sightline.report.bars import Bars, bar_chart
+from sightline.report.chart import Tick
 from sightline.report.numbers import count, number, plural
 from sightline.report.run import Run
 from sightline.report.scale import nice_step

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
 from sightline.report import clients, curves, groups, headline, settings, sight, traffic
 from sightline.report.disk import write_whole
 from sightline.report.run import Run
-from sightline.report.section import Section
+from sightline.report.section import Content, Frame, Section
 
 REPORT = "report.html"
 
@@ -50,28 +50,39 @@ def write_page(run: Run) -> Path:
 
 def render(run: Run, sections: Sequence[Section] = SECTIONS) -> str:
     """The page of a run as text."""
+    return render_page(run.name, contents(run, sections), version=run.fact("sightline_version", ""))
+
+
+def contents(run: Run, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
+    """The sections in which the run has something to say, with what they say."""
     found = [(section, section.content(run)) for section in sections]
-    style, script = _asset("page.css"), _asset("page.js")
+    return [(section, content) for section, content in found if content is not None]
+
+
+def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:
+    """A page that needs nothing but itself."""
+    style, script = asset("page.css"), asset("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src {_sealed(style)}; script-src {_sealed(script)}; base-uri 'none'"
     )
     return (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
-            title=run.name,
-            sections=[(section, content) for section, content in found if content is not None],
+            title=title,
+            sections=sections,
             style=Markup(style),  # our own files: no user's words in them
             script=Markup(script),
             policy=policy,
-            version=run.fact("sightline_version", ""),
+            version=version,
         )
     )
 
 
-def _environment() -> Environment:
+def environment(*rooms: str) -> Environment:
+    """Templates of the report, and before them those of other rooms; whatever they are given is shown as text."""
     return Environment(
-        loader=PackageLoader("sightline", "report"),
+        loader=ChoiceLoader([PackageLoader("sightline", room) for room in (*rooms, "report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -79,7 +90,8 @@ def _environment() -> Environment:
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style or script of the report."""
     return resources.files("sightline.report").joinpath(name).read_text(encoding="utf-8")
 
 

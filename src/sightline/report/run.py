@@ -38,7 +38,7 @@ class Run:
     @classmethod
     def read(cls, directory: Path) -> "Run":
         """The run of a directory; a damaged ledger raises."""
-        record = RunRecord.open(directory)
+        record = RunRecord.look(directory)
         try:
             path = directory / SETTINGS
             settings = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

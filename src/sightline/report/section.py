@@ -10,14 +10,20 @@ Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Section:
-    """`content` answers None when the run has nothing to say here; the section is then left out."""
+class Frame:
+    """A titled part of a page, drawn by the template of its name."""
 
     name: str
     title: str
-    content: Callable[[Run], Content | None]
 
     @property
     def template(self) -> str:
         """The file that draws it."""
         return f"{self.name}.html"
+
+
+@dataclass(frozen=True)
+class Section(Frame):
+    """`content` answers None when the run has nothing to say here; the section is then left out."""
+
+    content: Callable[[Run], Content | None]
