@@ -1,0 +1,159 @@
+"""Several runs side by side: those that differ only in their seed are one group, with mean and spread."""
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from sightline.events import Unit
+from sightline.report.folder import runs_of
+from sightline.report.run import Run
+from sightline.report.settings import shown
+
+IGNORED = ("name", "seed")
+"""Settings by which runs of one group may differ."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some numbers as one: their mean, sample standard deviation (None of fewer than two), and range."""
+
+    mean: float
+    deviation: float | None
+    least: float
+    greatest: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread | None":
+        """None when there is no number.
+
+        >>> Spread.of([1.0, 3.0])
+        Spread(mean=2.0, deviation=1.4142135623730951, least=1.0, greatest=3.0, runs=2)
+        """
+        if not values:
+            return None
+        finite = all(math.isfinite(value) for value in values)
+        mean = fmean(values) if finite else math.inf
+        deviation = stdev(values) if finite and len(values) > 1 else None
+        return cls(mean, deviation, min(values), max(values), len(values))
+
+
+MEASURES = (
+    "test_accuracy",
+    "client_accuracy_mean",
+    "client_accuracy_worst",
+    "test_loss",
+    "epsilon",
+    "seconds",
+    "uplink_floats",
+    "energy_joule",
+    "delay_seconds",
+)
+"""What a group is measured by, under the names of `sightline run --json`."""
+
+
+def measured(run: Run, name: str) -> float | None:
+    """One measure of one run; epsilon is infinite where nothing is promised, None is unknown."""
+    if name == "epsilon":
+        return math.inf if run.unit is Unit.NONE else run.epsilon
+    if name == "seconds":
+        return run.fact("seconds") or run.total("seconds")
+    if name in ("uplink_floats", "energy_joule", "delay_seconds"):
+        return run.total(name) if any(value is not None for value in run.series(name)) else None
+    return run.last(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs with the same settings but for the seed."""
+
+    settings: Mapping[str, Any]
+    """The settings in which the groups of a comparison differ."""
+    runs: tuple[Run, ...]
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """The group in a few words: its own settings, or what it was called."""
+        words = [_word(name.rpartition(".")[2], said(value)) for name, value in self.settings.items()]
+        return self.title or ", ".join(words) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
+
+    @cached_property
+    def measures(self) -> dict[str, Spread | None]:
+        """Every measure over the runs that have it."""
+        found = {name: [measured(run, name) for run in self.runs] for name in MEASURES}
+        return {name: Spread.of([value for value in row if value is not None]) for name, row in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Groups, in the order in which their first run was named, and the settings in which they differ."""
+
+    differs: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """Every run."""
+        return (run for group in self.groups for run in group.runs)
+
+
+def compared(places: Sequence[Path]) -> Comparison:
+    """The runs in these folders, grouped by the settings that differ."""
+    return grouped([Run.read(directory) for directory in runs_of(places)])
+
+
+def grouped(runs: Sequence[Run]) -> Comparison:
+    """Runs by the settings in which they differ, seeds together."""
+    settings = [flat(run) for run in runs]
+    names = dict.fromkeys(name for one in settings for name in one if name not in IGNORED)
+    differs = tuple(name for name in names if len({_key(one.get(name)) for one in settings}) > 1)
+    found: dict[str, list[Run]] = {}
+    for run, one in zip(runs, settings, strict=True):
+        found.setdefault(_key({name: one.get(name) for name in differs}), []).append(run)
+    return Comparison(differs, tuple(Group(json.loads(key), tuple(some)) for key, some in found.items()))
+
+
+def each_by_itself(runs: Sequence[Run], titles: Sequence[str]) -> Comparison:
+    """Every run a group of its own, under a title of its own."""
+    differs = grouped(runs).differs
+    groups = [
+        Group({name: flat(run).get(name) for name in differs}, (run,), title)
+        for run, title in zip(runs, titles, strict=True)
+    ]
+    return Comparison(differs, tuple(groups))
+
+
+def flat(run: Run) -> dict[str, Any]:
+    """The settings of a run under dotted names; none where its file is missing or broken."""
+    try:
+        return dict(_flattened(tomllib.loads(run.settings)))
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flattened(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _word(key: str, value: str) -> str:
+    return value if key in ("name", "kind", "scheme", "source", "partition") else f"{key} {value}"
+
+
+def said(value: Any) -> str:
+    """A setting in a table; a dash where a group's file does not have it."""
+    return shown(value) if not isinstance(value, str) else value
