@@ -110,6 +110,7 @@ def summarised(directory: Path) -> dict[str, Any]:
             "releases": len(done.ledger),
             "rejected_updates": int(done.total("rejected")),
             "uplink_floats": done.total("uplink_floats"),
+            **{name: done.total(name) for name in ("energy_joule", "delay_seconds") if done.fact("resources")},
         }
     )
     return summary

@@ -89,6 +89,9 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if len(set(summary["observers"].values())) > 1:
             lines += [(f"  against {kind}", _epsilon(value)) for kind, value in summary["observers"].items()]
         lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
+    if "energy_joule" in summary:
+        energy, delay = summary["energy_joule"], summary["delay_seconds"]
+        lines.append(("uploads", f"{energy:.4g} J, {delay:.4g} s (mean over who could take part)"))
     if summary["rejected_updates"]:
         lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
     lines += [("note", note) for note in summary["notes"]]

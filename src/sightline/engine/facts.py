@@ -46,6 +46,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "upcycle": experiment.algorithm.settings.get("upcycle"),
         "personal": setting.algorithm.personal,
         "topology": experiment.topology.kind,
+        "resources": experiment.resources.model_dump() if experiment.resources else None,
         "unit": privacy.unit,
         "adjacency": privacy.adjacency,
         "delta": privacy.delta,

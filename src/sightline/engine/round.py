@@ -13,6 +13,7 @@ from sightline.errors import BudgetExhausted, Refused
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
 from sightline.mechanisms import Cohort, Memory, Occasion, Outcome, Public, Recall, Scene, Shelf, Updates, Worker
 from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.resources import Cost
 from sightline.topology import Channel, client_name
 
 
@@ -39,6 +40,9 @@ class LiveRound:
         self._uses = 0
         self._released: set[Occasion] = set()
         self._made_before = _tail_of(ledger, time)
+        self._gatherings = 0
+        if setting.resources is not None:
+            self._charge(Cost())
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -108,6 +112,7 @@ class LiveRound:
             self._remember(updates, mine)
             self._count(outcome.rejected, mechanism.senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
+        self._charge_gathering(scenes)
         return found
 
     def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> None:
@@ -140,6 +145,7 @@ class LiveRound:
         outcome = self._computed(updates, scene, compute)
         self._remember(updates, made)
         self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
+        self._charge_gathering([scene])
         return made, outcome
 
     def _remember(self, updates: Updates, made: Sequence[Release]) -> None:
@@ -158,6 +164,18 @@ class LiveRound:
         self.counts["rejected"] += rejected
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
+
+    def _charge_gathering(self, scenes: Sequence[Scene]) -> None:
+        """One upload by the cohorts of these channels: what it costs in the mean, which tells nobody who took part."""
+        if self._setting.resources is None:
+            return
+        many = [(scene.channel, scene.sampler) for scene in scenes]
+        self._charge(self._setting.resources.gathered(many, round=self.time, use=self._gatherings))
+        self._gatherings += 1
+
+    def _charge(self, cost: Cost) -> None:
+        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
+            self.counts[name] = self.counts.get(name, 0.0) + value
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         return compute(updates, scene)
@@ -220,6 +238,9 @@ class PlannedRound(LiveRound):
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         nothing = torch.zeros(1)
         return Outcome(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
+
+    def _charge_gathering(self, scenes: Sequence[Scene]) -> None:
+        return
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
         return

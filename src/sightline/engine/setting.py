@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sightline import algorithms, data, models, topology
+from sightline import algorithms, data, models, resources, topology
 from sightline.accounting import Accountant
 from sightline.config import Experiment
 from sightline.data import Federation, Kind
@@ -23,6 +23,7 @@ from sightline.mechanisms.mechanism import only_sums
 from sightline.mechanisms.objective_features import unit_features
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
+from sightline.resources import Resources
 from sightline.topology import Channel, Topology
 
 
@@ -40,6 +41,8 @@ class Setting:
     mechanism: Mechanism
     algorithm: algorithms.Algorithm
     settings: Any
+    resources: Resources | None = None
+    """What sending costs, where the experiment has a model of it."""
 
     @property
     def unit(self) -> Unit:
@@ -77,8 +80,6 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet."""
     algorithm, settings = algorithms.build(experiment)
     privacy = experiment.privacy
-    if experiment.resources is not None:
-        invalid("resources.model", experiment.resources.model, "not in this version", "remove the [resources] table")
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
     topology.find(experiment.topology.kind)
@@ -110,6 +111,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
         mechanism,
         algorithm,
         settings,
+        resources.build(experiment, parameters=model.parameters),
     )
 
 

@@ -1,0 +1,98 @@
+"""Energy and delay: models of links, and what a gathering costs on any topology."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sightline.config import Experiment
+from sightline.errors import did_you_mean, invalid
+from sightline.mechanisms import CohortSampler
+from sightline.randomness import Streams
+from sightline.resources.cost import Cost, Overlap, Sending, together
+from sightline.resources.expected import gathering
+from sightline.resources.table import Table, read_table
+from sightline.resources.wireless import Wireless, WirelessSettings
+from sightline.topology import Channel
+
+MODELS = ("wireless", "table")
+
+
+class Prices(Protocol):
+    """What one upload costs whom."""
+
+    @property
+    def typical(self) -> Sending:
+        """Every client's upload as it can be known beforehand."""
+
+    def sending(self, *, round: int, use: int) -> Sending:
+        """Every client's upload at a moment."""
+
+    def wired(self, node: str, *, round: int) -> Cost:
+        """One edge's upload to the server above it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """A model of energy and delay, ready to be asked. Only uploads cost; broadcasts are free, as in the paper."""
+
+    prices: Prices
+    overlap: Overlap = Overlap.MAX
+
+    def gathered(self, many: Iterable[tuple[Channel, CohortSampler]], *, round: int, use: int) -> Cost:
+        """The mean cost of one upload by the cohorts of several channels at one moment."""
+        sending = self.prices.sending(round=round, use=use)
+        return self._gathered(sending, many)
+
+    def gathered_typically(self, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
+        """The same, as it can be known beforehand."""
+        return self._gathered(self.prices.typical, many)
+
+    def lifted(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
+        """Every node sends one model to the server above it, all at one moment."""
+        return together([self.prices.wired(node, round=round) for node in nodes], self.overlap)
+
+    def _gathered(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
+        return gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
+
+
+def build(experiment: Experiment, *, parameters: int) -> Resources | None:
+    """The resource model of an experiment file, or None."""
+    section = experiment.resources
+    if section is None:
+        return None
+    if section.model not in MODELS:
+        law = "no such resource model"
+        invalid("resources.model", section.model, law, did_you_mean(section.model, list(MODELS)))
+    settings = section.settings
+    overlap = _overlap(settings.pop("delays", Overlap.MAX))
+    return Resources(_prices(section.model, settings, experiment, parameters), overlap)
+
+
+def _prices(model: str, settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
+    clients = experiment.data.clients
+    if model == "table":
+        return read_table(settings, clients=clients)
+    return Wireless(WirelessSettings.read(settings), clients, parameters, Streams.from_seed(experiment.seed))
+
+
+def _overlap(value: Any) -> Overlap:
+    if value not in set(Overlap):
+        invalid("resources.delays", value, 'is "max" (side by side) or "sum" (one after the other)')
+    return Overlap(value)
+
+
+__all__ = [
+    "MODELS",
+    "Cost",
+    "Overlap",
+    "Prices",
+    "Resources",
+    "Sending",
+    "Table",
+    "Wireless",
+    "WirelessSettings",
+    "build",
+    "gathering",
+    "read_table",
+    "together",
+]
