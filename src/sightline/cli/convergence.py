@@ -1,6 +1,7 @@
 """`sightline convergence`: what the theory of an algorithm promises for given constants."""
 
 import json
+from typing import Any
 
 import click
 
@@ -9,6 +10,13 @@ EXAMPLES = """
 Examples:
   sightline convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1
   sightline convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1 --rounds 80 --gap 2.3 --json
+"""
+
+TREE_EXAMPLES = """
+\b
+Examples:
+  sightline convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05
+  sightline convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05 --trusted 1 --json
 """
 
 
@@ -52,3 +60,62 @@ def upcycled(
     else:
         click.echo(f"bound  min over {rounds} rounds of |grad f|^2 <= {bound:.6g}")
     return 0
+
+
+@command.command("h2fdp", epilog=TREE_EXAMPLES)
+@click.option("--beta", type=float, required=True, help="Smoothness of the local losses.")
+@click.option("--G", "clip_norm", type=float, required=True, help="Bound on every stochastic gradient.")
+@click.option("--sigma", type=float, required=True, help="Noise of the stochastic gradients.")
+@click.option("--zeta", type=float, required=True, help="Diversity between subnets.")
+@click.option("--zeta-c", "within", type=float, required=True, help="Diversity within a subnet.")
+@click.option("--rate", type=float, required=True, help="q: how likely a sample is in a step.")
+@click.option("--subnets", type=int, default=10, show_default=True, help="N.")
+@click.option("--devices", default="5", show_default=True, help="s_c of every subnet, or all sizes as 5,5,8.")
+@click.option("--trusted", type=float, default=0.5, show_default=True, help="p_c: how likely an edge is trusted.")
+@click.option("--tau", type=int, default=20, show_default=True, help="Local steps of an interval.")
+@click.option("--local-aggregations", type=int, default=4, show_default=True, help="K_l of an interval.")
+@click.option("--rounds", type=int, default=200, show_default=True, help="K_g: intervals.")
+@click.option("--parameters", type=int, default=7840, show_default=True, help="M.")
+@click.option("--epsilon", type=float, default=1.0, show_default=True)
+@click.option("--delta", type=float, default=1e-5, show_default=True)
+@click.option("--gap", type=float, default=1.0, show_default=True, help="F(w_0) - F*; corrected: largest of the run.")
+@click.option("--gamma", type=float, help="Step size gamma [default: the largest allowed].")
+@click.option("--c2", type=float, help="Constant of Prop. 3.1 at trusted edges [default: the accountant's].")
+@click.option("--v2", type=float, help="The same at devices [default: the accountant's].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as_json: bool, **given: Any) -> int:
+    """Theorem 4.3's bound on the mean squared gradient and its terms (Lin and Brinton 2024): as printed, and corrected.
+
+    As printed the first term shrinks with the step size, which no descent does; the corrected one divides by it.
+    """
+    from sightline.algorithms.theory_h2fdp import Hierarchy
+    from sightline.algorithms.theory_h2fdp_bound import corrected, dispersion, published
+
+    sizes = _sizes(devices, subnets)
+    tree = Hierarchy(smoothness=beta, sgd_noise=sigma, between=zeta, devices=sizes, **given)
+    printed, right, (b1, b2) = published(tree), corrected(tree), dispersion(tree)
+    shown = {
+        "a1": printed.a1, "a2": printed.a2, "b": printed.b, "bound": printed.bound,
+        "a1_corrected": right.a1, "a2_corrected": right.a2, "bound_corrected": right.bound,
+        "B1_squared": b1, "B2_squared": b2, "gamma": tree.step, "c2": tree.at_edges, "v2": tree.at_devices,
+    }  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(shown))
+        return 0
+    for name, value in shown.items():
+        click.echo(f"{name:<16}{value:.6g}")
+    return 0
+
+
+def _sizes(text: str, subnets: int) -> tuple[float, ...]:
+    from sightline.errors import invalid
+
+    try:
+        sizes = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        invalid("--devices", text, "is one size, or all of them", "e.g. 5 or 5,5,8")
+    if subnets < 1:
+        invalid("--subnets", subnets, "is a whole number from 1")
+    if len(sizes) not in (1, subnets):
+        invalid("--devices", text, f"names {len(sizes)} sizes for --subnets {subnets}", "give one, or all of them")
+    return sizes if len(sizes) == subnets else sizes * subnets

@@ -1,0 +1,112 @@
+"""The convergence bound of H2FDP and the terms it is made of: a calculator (Lin and Brinton 2024, Theorem 4.3)."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from sightline import accounting
+from sightline.errors import invalid
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The symbols of Theorem 4.3. Everything is public: sizes, settings, and constants of the assumptions."""
+
+    smoothness: float
+    """beta."""
+    clip_norm: float
+    """G, the bound on every stochastic gradient."""
+    sgd_noise: float
+    """sigma, of Assumption 1."""
+    between: float
+    """zeta, the diversity between subnets."""
+    within: float
+    """zeta_c, the diversity within a subnet."""
+    devices: tuple[float, ...]
+    """s_c of every subnet, N of them."""
+    trusted: float
+    """p_c."""
+    tau: int
+    local_aggregations: int
+    """K_l of an interval."""
+    rounds: int
+    """K_g."""
+    parameters: int
+    """M."""
+    rate: float
+    """q, of a sample in a step."""
+    epsilon: float
+    delta: float
+    gap: float
+    """F(w_0) - F*; for the corrected bound the largest F(w_k) - F* of the run."""
+    gamma: float | None = None
+    c2: float | None = None
+    v2: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "clip_norm", "epsilon"):
+            _check(name, getattr(self, name), least=0.0, open_=True)
+        for name in ("sgd_noise", "between", "within", "gap", "c2", "v2"):
+            _check(name, getattr(self, name), least=0.0)
+        for name in ("tau", "local_aggregations", "rounds", "parameters"):
+            _check(name, getattr(self, name), least=1.0)
+        for size in self.devices or (0.0,):
+            _check("devices", size, least=1.0)
+        for name, open_ in (("trusted", False), ("rate", True)):
+            _check(name, getattr(self, name), least=0.0, most=1.0, open_=open_)
+        if not 0 < self.delta < 1:
+            invalid("delta", self.delta, "lies in (0, 1)")
+        if self.gamma is not None and not 0 < self.gamma <= self.largest_gamma * (1 + 1e-12):
+            law = f"the theorem needs 0 < gamma <= min(1/tau, 1/K_g)/beta = {self.largest_gamma:.6g}"
+            invalid("gamma", self.gamma, law, "leave it out for the largest")
+
+    @property
+    def largest_gamma(self) -> float:
+        """min(1/tau, 1/K_g) / beta."""
+        return largest_gamma(self.tau, self.rounds, self.smoothness)
+
+    @property
+    def step(self) -> float:
+        """gamma as given, else the largest that the theorem allows."""
+        return self.largest_gamma if self.gamma is None else self.gamma
+
+    @cached_property
+    def accounted(self) -> float:
+        """The constant with which eq. (15) gives the noise that is really needed: z epsilon / (q sqrt(L log(1/delta))).
+
+        L = K_g K_l segments of m = tau / K_l steps, each released once; a sample is in a segment with 1 - (1 - q)^m.
+        """
+        segments = self.rounds * self.local_aggregations
+        steps = math.ceil(self.tau / self.local_aggregations)
+        rate = 1 - (1 - self.rate) ** steps
+        whole = accounting.gaussian(noise=1.0, steps=segments)
+        scheme = whole if rate >= 1 else accounting.poisson(noise=1.0, rate=rate, steps=segments)
+        noise = scheme.calibrated(epsilon=self.epsilon, delta=self.delta).noise_multiplier
+        return noise * self.epsilon / (self.rate * math.sqrt(segments * math.log(1 / self.delta)))
+
+    @property
+    def at_edges(self) -> float:
+        """c2."""
+        return self.accounted if self.c2 is None else self.c2
+
+    @property
+    def at_devices(self) -> float:
+        """v2, which the paper does not define; the accountant's value like c2."""
+        return self.accounted if self.v2 is None else self.v2
+
+    def noise_of(self, devices: float) -> float:
+        """p c2^2 / s^2 + (1 - p) v2^2 / s of a subnet."""
+        return self.trusted * self.at_edges**2 / devices**2 + (1 - self.trusted) * self.at_devices**2 / devices
+
+
+def _check(name: str, value: float | None, *, least: float, most: float = math.inf, open_: bool = False) -> None:
+    if value is None:
+        return
+    if not (math.isfinite(value) and least <= value <= most) or (open_ and value == least):
+        upper = f" and at most {most:g}" if math.isfinite(most) else ""
+        invalid(name, value, f"is a number {'above' if open_ else 'from'} {least:g}{upper}")
+
+
+def largest_gamma(tau: float, rounds: int, smoothness: float) -> float:
+    """The step size that Theorem 4.3 allows at most: min(1/tau, 1/K_g) / beta."""
+    return min(1 / tau, 1 / rounds) / smoothness
