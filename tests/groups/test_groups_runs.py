@@ -86,7 +86,7 @@ class Sketch:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_algorithms_own_releases_flow_as_planned(grouped, schedule, period, rounds, plus):
     setting = engine.build(grouped(**{"data.clients": 6, "privacy.noise_multiplier": 0.8}))
-    setting = setting.with_mechanism(setting.mechanism.with_noise({0: 0.8}))
+    setting = setting.with_noise({0: 0.8})
     ledger = Sketch(setting, schedule, period, dp_ogl_plus if plus else dp_ogl).ledger(rounds)
     assert_equal(ledger, schedule, period, rounds, plus=plus)
 

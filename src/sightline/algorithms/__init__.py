@@ -5,16 +5,34 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.algorithms import dp_ogl, dp_ogl_plus, fedavg, fedavgm, feddyn, fedprox, fedyogi, local, pfedme, scaffold
+from sightline.algorithms import (
+    dp_ogl,
+    dp_ogl_plus,
+    fedavg,
+    fedavgm,
+    feddyn,
+    fedprox,
+    fedyogi,
+    local,
+    pfedme,
+    pfedme_local,
+    scaffold,
+)
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.algorithms.upcycle import Upcycle, upcycled
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
+from sightline.mechanisms import Rule
 
 REGISTRY: dict[str, Algorithm] = {
     module.ALGORITHM.name: module.ALGORITHM
     for module in (fedavg, fedavgm, fedprox, scaffold, feddyn, pfedme, fedyogi, local, dp_ogl, dp_ogl_plus)
 }
+
+RULES: dict[str, type[Rule]] = {
+    rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme_local.Moreau)
+}
+"""What clients may be told to keep, by name: real nodes know these and nothing else."""
 
 PLANNED = [
     "mrmtl",
@@ -64,4 +82,4 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["PLANNED", "REGISTRY", "Algorithm", "Round", "State", "build", "find", "settings_of"]
+__all__ = ["PLANNED", "REGISTRY", "RULES", "Algorithm", "Round", "State", "build", "find", "settings_of"]

@@ -33,19 +33,29 @@ def round_(state: State, r: Round, settings: FedDyn) -> State:
     """
     alpha = float(settings.alpha)
     cohort = r.sample()
-    updates = r.train(cohort, state["model"], memory=gradient_memory(alpha), proximal=alpha)
+    updates = r.train(cohort, state["model"], memory=GradientMemory(alpha).memory(), proximal=alpha)
     step = r.release_mean(updates)
     drift = state["drift"] - (alpha * r.effort(cohort).share) * step
     return {"model": state["model"] + step - (1 / alpha) * drift, "drift": drift}
 
 
-def gradient_memory(alpha: float) -> Memory:
+@dataclass(frozen=True)
+class GradientMemory:
     """What a client keeps: its gradient at its last model, by the first-order condition."""
 
-    def update(moved: Moved) -> Tensor:
-        return moved.old - alpha * (moved.end - moved.start)
+    alpha: float
 
-    return Memory("gradient", update=update, linear=lambda own: -own)
+    def linear(self, own: Tensor) -> Tensor:
+        """-g_k."""
+        return -own
+
+    def update(self, moved: Moved) -> Tensor:
+        """g_k - alpha (w_k - w_t)."""
+        return moved.old - self.alpha * (moved.end - moved.start)
+
+    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+        """The gradient as a memory."""
+        return Memory("gradient", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
 def models(state: State, clients: range) -> Public:

@@ -6,7 +6,7 @@ from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.algorithms.pfedme_local import Moreau
 from sightline.config import Experiment
 from sightline.errors import invalid, refuse
-from sightline.mechanisms import Memory, Public
+from sightline.mechanisms import Public
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def init(start: Public, clients: range, settings: PFedMe) -> State:
 def round_(state: State, r: Round, settings: PFedMe) -> State:
     """Lines 2-10: clients move their copies of w towards their personal models; the server averages the copies."""
     solver = Moreau(settings.penalty, settings.inner_steps, settings.personal_learning_rate)  # lines 4-8
-    updates = r.train(r.sample(), state["model"], memory=Memory("personal", solver=solver))  # line 9: a subset sends
+    updates = r.train(r.sample(), state["model"], memory=solver.memory())  # line 9: a subset sends
     return {"model": state["model"] + settings.mixing * r.release_mean(updates)}  # line 10
 
 

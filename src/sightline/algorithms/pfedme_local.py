@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sightline.data import Shard
+from sightline.mechanisms import Memory
 from sightline.models import FlatModel
 from sightline.training import LocalWork
 from sightline.training.batches import shuffled
@@ -24,6 +25,10 @@ class Moreau:
     penalty: float
     inner_steps: int
     learning_rate: float
+
+    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+        """The personal model as a memory."""
+        return Memory("personal", solver=self, sources=sources, rule=self)
 
     def __call__(
         self, model: FlatModel, start: Tensor, shard: Shard, work: LocalWork, *, steps: int, rng: np.random.Generator

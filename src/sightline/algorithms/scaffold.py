@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, Effort, Round, State, keeps_state
+from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
 from sightline.mechanisms import Memory, Moved, Public
 
 
@@ -29,7 +29,8 @@ def round_(state: State, r: Round, settings: Scaffold) -> State:
     """
     control, cohort = state["control"], r.sample()  # lines 3-5
     effort = r.effort(cohort)
-    updates = r.train(cohort, state["model"], memory=control_variate(control, effort))  # lines 6-14
+    rule = ControlVariate(control.value, effort.learning_rate, effort.steps, effort.most_steps)
+    updates = r.train(cohort, state["model"], memory=rule.memory(control.sources))  # lines 6-14
     step = r.release_mean(updates)  # line 16, mean of the D y_i
     change = -1.0 / (effort.learning_rate * effort.most_steps) * step - effort.steps / effort.most_steps * control
     return {
@@ -38,15 +39,27 @@ def round_(state: State, r: Round, settings: Scaffold) -> State:
     }
 
 
-def control_variate(control: Public, effort: Effort) -> Memory:
+@dataclass(frozen=True, eq=False)
+class ControlVariate:
     """What a client keeps: c_i, which turns its gradient g into g - c_i + c (line 10)."""
 
-    def update(moved: Moved) -> Tensor:
-        """Line 12, option II: c_i - c + (x - y_i) / (K eta)."""
-        gradient = (moved.start - moved.end) / (effort.learning_rate * effort.most_steps)
-        return moved.old - effort.steps / effort.most_steps * control.value + gradient
+    control: Tensor
+    learning_rate: float
+    steps: float
+    most_steps: float
 
-    return Memory("control", update=update, linear=lambda own: control.value - own, sources=control.sources)
+    def linear(self, own: Tensor) -> Tensor:
+        """c - c_i."""
+        return self.control - own
+
+    def update(self, moved: Moved) -> Tensor:
+        """Line 12, option II: c_i - c + (x - y_i) / (K eta)."""
+        gradient = (moved.start - moved.end) / (self.learning_rate * self.most_steps)
+        return moved.old - self.steps / self.most_steps * self.control + gradient
+
+    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+        """The control variate as a memory."""
+        return Memory("control", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
 def models(state: State, clients: range) -> Public:

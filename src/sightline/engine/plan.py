@@ -53,7 +53,7 @@ def calibrated(setting: Setting) -> Setting:
         multipliers = needed_noise(setting, plan(setting))
     else:
         return rehearsed(setting)  # an absolute amount of noise
-    return rehearsed(setting.with_mechanism(setting.mechanism.with_noise(multipliers)))
+    return rehearsed(setting.with_noise(multipliers))
 
 
 def rehearsed(setting: Setting) -> Setting:

@@ -131,7 +131,11 @@ class LiveRound:
         mechanism = self._setting.mechanism
         made, outcome = self._release(updates, channel, mechanism.claims_each, mechanism.each)
         pairs = zip(updates.cohort.members, made, strict=True)
-        return {member: Public(outcome.values[member], frozenset({release.id})) for member, release in pairs}
+        return {
+            member: Public(outcome.values[member], frozenset({release.id}))
+            for member, release in pairs
+            if member in outcome.values
+        }
 
     def _release(
         self,

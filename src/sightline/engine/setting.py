@@ -1,7 +1,7 @@
 """From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Setting:
     settings: Any
     resources: Resources | None = None
     """What sending costs, where the experiment has a model of it."""
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+    """Each client's noise multiplier, once it is given or calibrated."""
 
     @property
     def unit(self) -> Unit:
@@ -71,13 +73,16 @@ class Setting:
             return first
         return sampler_of(self.experiment, channel)
 
-    def with_mechanism(self, mechanism: Mechanism) -> "Setting":
+    def with_noise(self, multipliers: Mapping[int, float]) -> "Setting":
         """The same setting with calibrated noise."""
-        return replace(self, mechanism=mechanism)
+        return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
 
 
-def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
-    """Load the data, build the model, choose the mechanism; the noise is not calibrated yet."""
+def build(experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None) -> Setting:
+    """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
+
+    A `federation` that is given stands in for the experiment's own data: real sites have theirs.
+    """
     algorithm, settings = algorithms.build(experiment)
     privacy = experiment.privacy
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
@@ -87,7 +92,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None) -> Setting:
         law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
-    federation = data.load(experiment.data, streams=streams, root=data_root)
+    federation = federation or data.load(experiment.data, streams=streams, root=data_root)
     if needs_unit_features(experiment):
         federation = unit_features(federation)
     place = topology.build(

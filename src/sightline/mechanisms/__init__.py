@@ -6,12 +6,12 @@ from sightline.mechanisms.clip import Aggregate, Bounded, clip, clipped_sum, sen
 from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism, Outcome, Scene
-from sightline.mechanisms.memory import Memory, Moved, Recall, Shelf, effective_steps
+from sightline.mechanisms.memory import Memory, Moved, Recall, Rule, Shelf, effective_steps
 from sightline.mechanisms.open import Open
 from sightline.mechanisms.public import Public, combined
 from sightline.mechanisms.samplers import SAMPLERS, Cohort, CohortSampler, build_sampler
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
-from sightline.mechanisms.worker import Block, Occasion, PrivateSteps, Updates, Worker
+from sightline.mechanisms.worker import Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
 
 __all__ = [
     "MECHANISMS",
@@ -22,16 +22,19 @@ __all__ = [
     "CentralMean",
     "Cohort",
     "CohortSampler",
+    "Left",
     "LocalMean",
     "Mechanism",
     "Memory",
     "Moved",
+    "Nodes",
     "Occasion",
     "Open",
     "Outcome",
     "PrivateSteps",
     "Public",
     "Recall",
+    "Rule",
     "SampleAtClient",
     "SampleAtServer",
     "Scene",

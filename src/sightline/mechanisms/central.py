@@ -1,14 +1,15 @@
 """Central privacy of clients: a trusted server clips, sums, noises once, and publishes the mean."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sightline.events import Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
+from sightline.mechanisms.clip import clip
 from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Updates
+from sightline.mechanisms.worker import Left, Updates
 from sightline.randomness import EVERYONE
 
 
@@ -41,10 +42,16 @@ class CentralMean:
         )
         return scene.handed_over(updates), published
 
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member's clipped update, for the trusted server."""
+        for member, update in updates.trained():
+            bounded = clip(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
+            yield Left(member, bounded.value, bounded.rejected)
+
     def mean(self, updates: Updates, scene: Scene) -> Outcome:
-        """Clip, sum, noise once, divide by the expected cohort."""
+        """Clip, sum, noise once, divide by the expected cohort; what nodes have clipped is clipped once more."""
         noisy, rejected = self.noisy_sum(
-            (update for _, update in updates.trained()),
+            updates.handed(scene),
             dimension=updates.worker.dimension,
             clip_norm=self.clip_norm * scene.channel.clip_factor,
             noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,

@@ -1,6 +1,6 @@
 """Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
 from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Updates
+from sightline.mechanisms.worker import Left, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -53,9 +53,13 @@ class LocalMean:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's clipped and noised update."""
-        values, rejected = {}, 0
+        left = list(updates.left(self, scene))
+        return Outcome({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member clips and noises before it sends."""
         for member, update in updates.trained():
-            values[member], refused = self.noisy_sum(
+            noisy, rejected = self.noisy_sum(
                 [update],
                 dimension=updates.worker.dimension,
                 clip_norm=self.clip_norm * scene.channel.clip_factor,
@@ -63,8 +67,7 @@ class LocalMean:
                 adjacency=scene.adjacency,
                 rng=scene.noise(member),
             )
-            rejected += refused
-        return Outcome(values, rejected)
+            yield Left(member, noisy, bool(rejected))
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""

@@ -25,6 +25,13 @@ class Moved:
     """The effective number of steps, see `effective_steps`."""
 
 
+class Rule(Protocol):
+    """How a client's memory works, as a frozen value of numbers and vectors: it can be sent to the client."""
+
+    def memory(self, sources: frozenset[int] = frozenset()) -> "Memory":
+        """The memory that follows this rule; `sources` are the releases behind the vectors in it."""
+
+
 class LocalSolver(Protocol):
     """Local training that is not plain SGD."""
 
@@ -47,6 +54,8 @@ class Memory:
     linear: Callable[[Tensor], Tensor] | None = None
     solver: LocalSolver | None = None
     sources: frozenset[int] = frozenset()
+    rule: Rule | None = None
+    """What it was made from; a memory without one cannot work at real nodes."""
 
 
 @dataclass(frozen=True, eq=False)

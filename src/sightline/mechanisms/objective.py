@@ -1,7 +1,7 @@
 """Objective perturbation: every client sends the exact minimiser of its loss plus a random linear term."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.output import only_proximal
 from sightline.mechanisms.output_sensitivity import LIPSCHITZ
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Updates
+from sightline.mechanisms.worker import Left, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -88,18 +88,20 @@ class Objective:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's perturbed minimiser, as an update of its start."""
+        return Outcome({member: value for member, value, _ in updates.left(self, scene)})
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member draws its linear term, solves and covers what the solver left."""
         curvature, dimension = self._curvature(updates), updates.worker.dimension
         rngs = {member: scene.noise(member) for member in updates.cohort.members}
         linear = {
             member: isotropic_noise(dimension, rate=self.rate(member, curvature), rng=rng)
             for member, rng in rngs.items()
         }
-        values = {}
         for member, end in updates.minimised(linear=linear, gradient_tolerance=self.gradient_tolerance):
             covered = end.numpy() + self._remainder(member, curvature, dimension, rngs[member])
             model = torch.from_numpy(from_unit(covered, self.classes)).float()
-            values[member] = model - updates.starts[member].value
-        return Outcome(values)
+            yield Left(member, model - updates.starts[member].value)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""

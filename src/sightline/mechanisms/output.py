@@ -16,7 +16,7 @@ from sightline.mechanisms.objective_solver import from_unit
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.output_sensitivity import ASSUMPTIONS, Bound, Facts, output_sensitivity, published_epsilon
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.mechanisms.worker import Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -79,18 +79,20 @@ class Output:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's noised model, as an update of its start."""
-        values, rejected = {}, 0
         finite = FiniteOnly()
+        left = list(updates.left(self, scene))
+        values = dict(finite((member, value) for member, value, _ in left))
+        return Outcome(values, sum(rejected for *_, rejected in left) + finite.rejected)
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member noises its model before it sends."""
         for member, result, broken in self._results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)
             noisy = with_gaussian_noise(
                 aggregate, noise_multiplier=self.std(member, bound) / bound, rng=scene.noise(member)
             )
-            values[member] = self._as_update(noisy, updates.starts[member].value)
-            rejected += broken
-        values = dict(finite(values.items()))
-        return Outcome(values, rejected + finite.rejected)
+            yield Left(member, self._as_update(noisy, updates.starts[member].value), broken)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""

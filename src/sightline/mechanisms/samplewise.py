@@ -1,7 +1,7 @@
 """Privacy of single examples: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.mechanisms.worker import Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -63,7 +63,7 @@ class SampleAtClient:
     def mean(self, updates: Updates, scene: Scene) -> Outcome:
         """The members' models averaged by their data sizes."""
         finite = FiniteOnly()
-        models = finite(updates.trained_privately(self._plans(updates)))
+        models = finite((member, value) for member, value, _ in updates.left(self, scene))
         return Outcome({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
@@ -73,8 +73,13 @@ class SampleAtClient:
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
         finite = FiniteOnly()
-        values = dict(finite(updates.trained_privately(self._plans(updates))))
+        values = dict(finite((member, value) for member, value, _ in updates.left(self, scene)))
         return Outcome(values, finite.rejected)
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member's update by private steps."""
+        for member, update in updates.trained_privately(self._plans(updates)):
+            yield Left(member, update)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 from sightline.mechanisms.memory import Recall
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
+
+if TYPE_CHECKING:
+    from sightline.mechanisms.mechanism import Scene
 
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""
@@ -36,11 +39,38 @@ class Occasion:
     use: int
 
 
+class Left(NamedTuple):
+    """What left one member by its own part of a mechanism."""
+
+    member: int
+    value: Tensor
+    rejected: bool = False
+    """Whether its update was not finite and counts as zero."""
+
+
+class Leaves(Protocol):
+    """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
+
+    def leaving(self, updates: "Updates", scene: "Scene") -> Iterator[Left]:
+        """What each member lets go of."""
+
+
+class Nodes(Protocol):
+    """Members that are elsewhere, each with its own data, its own copy of the mechanism and a will of its own."""
+
+    def asked(self, updates: "Updates", scene: "Scene") -> Iterator[Left]:
+        """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
+
+
 class Worker(Protocol):
     """Trains clients. Results are private until a mechanism has released them."""
 
     dimension: int
     sizes: Sequence[int]
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """Where the members do their part of a mechanism themselves; None when all is done here."""
 
     def close(self) -> None:
         """Let go of processes and connections."""
@@ -116,6 +146,20 @@ class Updates:
         if all(value is values[0] for value in values):
             return values[0] if values else torch.zeros(self.worker.dimension)
         return torch.stack(values)
+
+    def left(self, mechanism: Leaves, scene: "Scene") -> Iterator[Left]:
+        """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
+        nodes = self.worker.nodes
+        return mechanism.leaving(self, scene) if nodes is None else nodes.asked(self, scene)
+
+    def handed(self, scene: "Scene") -> Iterator[Tensor]:
+        """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
+        nodes = self.worker.nodes
+        if nodes is None:
+            yield from (update for _, update in self.trained())
+            return
+        for _, value, rejected in nodes.asked(self, scene):
+            yield torch.full_like(value, torch.nan) if rejected else value
 
     def trained(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""

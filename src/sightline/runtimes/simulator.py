@@ -45,6 +45,11 @@ class Simulator:
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
         self._trainer = trainer_for(self._model, self._shards, workers)
 
+    @property
+    def nodes(self) -> None:
+        """All is done here."""
+        return None
+
     def close(self) -> None:
         """Let go of what the training needed."""
         self._trainer.close()
