@@ -36,6 +36,7 @@ class Purpose(StrEnum):
     ASSIGNMENT = "assignment"
     SELECTION = "selection"
     AUDIT = "audit"
+    TRUST = "trust"
 
 
 @dataclass(frozen=True)

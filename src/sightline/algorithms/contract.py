@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from sightline.config import Experiment
 from sightline.errors import refuse
-from sightline.mechanisms import Cohort, Memory, Public, Updates
+from sightline.ledger import Release
+from sightline.mechanisms import Cohort, Memory, Pace, Public, Updates
 from sightline.topology import Channel
 
 State = Mapping[str, Public]
@@ -31,6 +32,14 @@ class Round(Protocol):
 
     time: int
     clients: range
+    planned: Pace
+    """Local steps and step size of the experiment file."""
+    pace: Pace
+    """Those of this round."""
+    most_steps: int | None
+    """The most local steps that any round may ask for: what its claims must hold for."""
+    clip_norm: float | None
+    """The experiment's clip norm; None without privacy."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -40,11 +49,25 @@ class Round(Protocol):
     def period(self) -> int:
         """Rounds from one exchange between channels to the next."""
 
+    @property
+    def gathers(self) -> tuple[Channel, ...]:
+        """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
+
+    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+        """Ask other local steps, step sizes or participation of this round, decided from public values only.
+
+        Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
+        more than `most_steps`; a plan takes those limits in place of what is wanted.
+        """
+
+    def shares(self, channels: Sequence[Channel]) -> list[float]:
+        """The public share of each channel in a mean over all of them."""
+
     def effort(self, cohort: Cohort) -> Effort:
         """How much work the cohort's mean update is the mean of."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of the first."""
+        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of all clients."""
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
@@ -58,12 +81,18 @@ class Round(Protocol):
         """
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
-        """The cohort's mean update, made public to the channel's audience by the experiment's mechanism."""
+        """The cohort's mean update, made public to the channel's audience by the experiment's mechanism.
+
+        Without a channel it goes up through every channel that gathers, and the mean of all comes back to everybody.
+        """
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
 
-    def show(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> None:
+    def publish(self, value: Public) -> Public:
+        """Let the top show everybody a value that it worked out of what was sent up."""
+
+    def show(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:

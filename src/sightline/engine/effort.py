@@ -1,32 +1,34 @@
 """How much local work a released mean is the mean of: public, because sizes and settings are."""
 
 import math
+from collections.abc import Sequence
 
 from sightline.algorithms.contract import Effort
 from sightline.config import Local
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Cohort, effective_steps
+from sightline.mechanisms import Cohort, CohortSampler, Pace, effective_steps
 
 
-def effort_of(setting: Setting, cohort: Cohort) -> Effort:
+def effort_of(setting: Setting, cohort: Cohort, pace: Pace, samplers: Sequence[CohortSampler]) -> Effort:
     """Learning rate, effective steps and share of the clients behind a mean update.
 
     Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody
     and the expected share. Otherwise means over the cohort by data size, as the mechanisms weigh.
     """
-    experiment, sizes = setting.experiment, setting.federation.sizes.tolist()
+    experiment, sizes, local = setting.experiment, setting.federation.sizes.tolist(), setting.experiment.local
     full = experiment.samples_scheme == "full"
-    most = max(whole_steps(size, experiment.local, full=full) for size in sizes)
+    if pace.steps is not None:
+        local = local.model_copy(update={"steps": pace.steps, "epochs": None})
+    most = max(whole_steps(size, local, full=full) for size in sizes)
     if experiment.privacy.unit == "client":
-        sampler = setting.samplers[setting.topology.channels[0].name]
         weights = dict.fromkeys(setting.clients, 1.0)
-        share = sampler.expected / sampler.population
+        share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)
     else:
         weights = {member: float(sizes[member]) for member in cohort.members}
         share = math.fsum(weights.values()) / math.fsum(sizes)
-    steps = {n: expected_steps(sizes[n], experiment.local, full=full) for n in weights}
+    steps = {n: expected_steps(sizes[n], local, full=full) for n in weights}
     mean = math.fsum(weights[n] * steps[n] for n in weights) / math.fsum(weights.values()) if weights else 0.0
-    return Effort(experiment.local.learning_rate, mean, most, share)
+    return Effort(pace.learning_rate or local.learning_rate, mean, most, share)
 
 
 def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:

@@ -8,10 +8,28 @@ import torch
 
 from sightline.algorithms.contract import Effort
 from sightline.engine.effort import effort_of
+from sightline.engine.pace import allowed, paced, shares_of
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted, Refused
+from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
-from sightline.mechanisms import Cohort, Memory, Occasion, Outcome, Public, Recall, Scene, Shelf, Updates, Worker
+from sightline.mechanisms import (
+    Cohort,
+    CohortSampler,
+    Memory,
+    Occasion,
+    Outcome,
+    Pace,
+    Public,
+    Recall,
+    Scene,
+    Shelf,
+    Updates,
+    Worker,
+    divided,
+    weighted,
+)
+from sightline.mechanisms.pace import thinned
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
@@ -31,11 +49,14 @@ class LiveRound:
         self.time = time
         self.memories = dict(memories or {})
         self.clients = setting.clients
+        self.planned = Pace(setting.experiment.local.steps, setting.experiment.local.learning_rate)
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._setting = setting
         self._ledger = ledger
         self._worker = worker
         self._secret = secret
+        self.pace, self.most_steps = self.planned, self.planned.steps
+        self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
         self._draws = 0
         self._uses = 0
         self._released: set[Occasion] = set()
@@ -54,17 +75,36 @@ class LiveRound:
         """Rounds from one exchange between channels to the next."""
         return self._setting.topology.period
 
+    @property
+    def gathers(self) -> tuple[Channel, ...]:
+        """The channels through which a round of all clients reaches the top."""
+        return self._setting.topology.gathers
+
+    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+        """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
+        self.pace, self.most_steps = allowed(self._setting, wanted, self.planned, most_steps), most_steps
+
     def effort(self, cohort: Cohort) -> Effort:
         """How much work the cohort's mean update is the mean of."""
-        return effort_of(self._setting, cohort)
+        return effort_of(self._setting, cohort, self.pace, [self._sampler(channel) for channel in self.gathers])
+
+    def shares(self, channels: Sequence[Channel]) -> list[float]:
+        """The public share of each channel in a mean over all of them."""
+        return shares_of(self._setting, channels)
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw who of the channel's members takes part."""
-        channel = channel or self.channels[0]
+        """Draw who of the channel's members takes part; without a channel, of all that gather."""
+        return Cohort(tuple(n for one in ((channel,) if channel else self.gathers) for n in self._drawn(one)))
+
+    def _drawn(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        drawn = self._setting.sampler(channel).draw(rng=rng)
-        return Cohort(tuple(channel.members[place] for place in drawn))
+        return tuple(channel.members[place] for place in self._sampler(channel).draw(rng=rng))
+
+    def _sampler(self, channel: Channel) -> CohortSampler:
+        whole = self._setting.sampler(channel)
+        rate = self.pace.rates.get(channel.name)
+        return whole if rate is None else thinned(whole, rate, channel.name)
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
@@ -80,6 +120,7 @@ class LiveRound:
         starts = {member: starts[member] for member in cohort.members}
         at = Occasion(self.time, self._uses)
         self._uses += 1
+        terms = paced(self.pace, self.planned) | terms
         recall = None
         if memory is not None:
             shelf = self.memories.get(memory.name, Shelf())
@@ -91,10 +132,19 @@ class LiveRound:
         return Updates(cohort, starts, self._worker, at, terms, recall, eligible)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
-        """Claim, record, compute, hand over."""
-        mechanism = self._setting.mechanism
-        made, outcome = self._release(updates, channel, mechanism.claims, mechanism.mean)
+        """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
+        mechanism, top = self._setting.mechanism, self._setting.topology.top
+        if channel is None and self.gathers != (top,):
+            steps = self.release_means(divided(updates, self.gathers))
+            return self.publish(weighted(steps, self.shares(self.gathers)))
+        made, outcome = self._release(updates, channel or top, mechanism.claims, mechanism.mean)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
+
+    def publish(self, value: Public) -> Public:
+        """The top shows everybody a value that it worked out of what was sent up."""
+        top = self._setting.topology.top
+        (made,) = self.show([(value, top, top.audience, "mean of what was sent up")])
+        return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Several channels' means of one moment: all are claimed and recorded together, before any is computed."""
@@ -115,10 +165,10 @@ class LiveRound:
         self._charge_gathering(scenes)
         return found
 
-    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> None:
+    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
         facts = (self._setting.unit, self._setting.adjacency)
-        self._record(
+        return self._record(
             [
                 Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
                         inputs=tuple(sorted(value.sources)), what=what)
@@ -129,6 +179,7 @@ class LiveRound:
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Claim, record, compute, hand over: one release per member."""
         mechanism = self._setting.mechanism
+        channel = channel or self._setting.topology.top
         made, outcome = self._release(updates, channel, mechanism.claims_each, mechanism.each)
         pairs = zip(updates.cohort.members, made, strict=True)
         return {
@@ -140,11 +191,11 @@ class LiveRound:
     def _release(
         self,
         updates: Updates,
-        channel: Channel | None,
+        channel: Channel,
         claim: Callable[[Updates, Scene], tuple[Release, ...]],
         compute: Callable[[Updates, Scene], Outcome],
     ) -> tuple[Sequence[Release], Outcome]:
-        scene = self._scene(updates, channel or self.channels[0])
+        scene = self._scene(updates, channel)
         made = self._record(claim(updates, scene))
         outcome = self._computed(updates, scene, compute)
         self._remember(updates, made)
@@ -192,16 +243,22 @@ class LiveRound:
             unit=self._setting.unit,
             adjacency=self._setting.adjacency,
             channel=channel,
-            sampler=self._setting.sampler(channel),
+            sampler=self._sampler(channel),
             next_id=self._made_before[0].id if self._made_before else len(self._ledger),
             noise=lambda participant: self._secret.rng(
-                Purpose.NOISE, round=at.round, participant=participant, use=at.use
+                Purpose.NOISE,
+                round=at.round,
+                use=at.use,
+                participant=participant if participant >= 0 else participant - at.part,
             ),
         )
 
     def _once(self, updates: Updates) -> None:
         """The noise belongs to the training call: two releases of it at two scales would cancel out."""
-        if updates.at in self._released:
+        rivals = {
+            earlier for earlier in self._released if (earlier.round, earlier.use) == (updates.at.round, updates.at.use)
+        }
+        if updates.at in rivals or (rivals and not updates.at.part) or replace(updates.at, part=0) in rivals:
             raise Refused(f"release={updates.at}: these updates were released already; train again, or reuse the value")
         self._released.add(updates.at)
 
@@ -235,9 +292,13 @@ class LiveRound:
 class PlannedRound(LiveRound):
     """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
 
-    def sample(self, channel: Channel | None = None) -> Cohort:
+    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+        """The most that may be asked for: calibration must hold whatever will be wanted."""
+        super().set_pace(Pace(most_steps), most_steps=most_steps)
+
+    def _drawn(self, channel: Channel) -> tuple[int, ...]:
         """Everybody: calibration must hold for the busiest client."""
-        return Cohort((channel or self.channels[0]).members)
+        return channel.members
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         nothing = torch.zeros(1)

@@ -3,12 +3,14 @@
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.choose import MECHANISMS, build_mechanism
 from sightline.mechanisms.clip import Aggregate, Bounded, clip, clipped_sum, sensitivity
+from sightline.mechanisms.divided import divided
 from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism, Outcome, Scene
 from sightline.mechanisms.memory import Memory, Moved, Recall, Rule, Shelf, effective_steps
 from sightline.mechanisms.open import Open
-from sightline.mechanisms.public import Public, combined
+from sightline.mechanisms.pace import Pace
+from sightline.mechanisms.public import Public, combined, weighted
 from sightline.mechanisms.samplers import SAMPLERS, Cohort, CohortSampler, build_sampler
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.worker import Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
@@ -31,6 +33,7 @@ __all__ = [
     "Occasion",
     "Open",
     "Outcome",
+    "Pace",
     "PrivateSteps",
     "Public",
     "Recall",
@@ -46,8 +49,10 @@ __all__ = [
     "clip",
     "clipped_sum",
     "combined",
+    "divided",
     "effective_steps",
     "event_of",
     "sensitivity",
+    "weighted",
     "with_gaussian_noise",
 ]

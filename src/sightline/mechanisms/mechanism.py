@@ -37,7 +37,7 @@ class Scene:
     def handed_over(self, updates: Updates) -> Release:
         """The un-noised updates that the channel's trusted owner receives: in the ledger, not hidden."""
         what = f"updates handed to the trusted {self.channel.name}"
-        audience = frozenset({self.channel.name})
+        audience = frozenset({self.channel.name}) | self.channel.through
         return self.release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:

@@ -1,8 +1,9 @@
 """Values that have been released, and their memory of the releases they were computed from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -33,3 +34,11 @@ def combined(function: Callable[..., Tensor], *values: Public) -> Public:
     """Post-processing: any function of public values is public and comes from all their releases."""
     sources = frozenset().union(*(value.sources for value in values))
     return Public(function(*(value.value for value in values)), sources)
+
+
+def weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
+    """The sum of public values, each times its weight, in double precision."""
+    return combined(
+        lambda *rows: sum((w * row.double() for w, row in zip(weights, rows, strict=True)), torch.zeros(())).float(),
+        *values,
+    )

@@ -33,10 +33,12 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Occasion:
-    """The round and the number of the release call in it: together they name the random streams of the call."""
+    """The round and the number of the training call in it: together they name the random streams of the call."""
 
     round: int
     use: int
+    part: int = 0
+    """Which part of a call that several channels release; 0 is the whole. Only noise of channels differs by it."""
 
 
 class Left(NamedTuple):

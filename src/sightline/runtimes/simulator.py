@@ -67,29 +67,30 @@ class Simulator:
         if not cohort:
             return
         rngs = self._rngs(self._public, Purpose.BATCHES, cohort, at)
-        epochs = self._epochs(cohort, at)
-        steps = self._steps(cohort, epochs)
+        work = _asked(self._work, terms)
+        epochs = self._epochs(cohort, at) if work.steps is None else None
+        steps = self._steps(cohort, epochs, work)
         if recall is not None and recall.memory.solver is not None:
-            yield from self._solved(cohort, starts, rngs, steps, recall)
+            yield from self._solved(cohort, starts, rngs, steps, recall, work)
             return
         times = int(terms.get("repeat", 1))
         job = Job(
             "train",
             starts,
-            _with_memory(_without_repeat(terms), cohort, recall),
+            _with_memory(terms, cohort, recall),
             each={"rngs": rngs, "epochs_of": None if epochs is None else [times * some for some in epochs]},
-            shared={"work": _repeated(self._work, times)},
+            shared={"work": _repeated(work, times)},
         )
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), steps, recall)
 
     def _solved(
         self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
-        recall: Recall,
+        recall: Recall, work: LocalWork,
     ) -> Iterator[Block]:  # fmt: skip
         """Every member's training by the solver that came with the memory."""
         for place, client in enumerate(cohort):
             end, kept = recall.memory.solver(  # type: ignore[misc]
-                self._model, rows(starts, place), self._shards[client], self._work, steps=steps[place], rng=rngs[place]
+                self._model, rows(starts, place), self._shards[client], work, steps=steps[place], rng=rngs[place]
             )
             recall.keep_value(client, kept)
             yield [client], end[None]
@@ -131,9 +132,9 @@ class Simulator:
                 )
                 yield [client], torch.from_numpy(minimise(problem, gradient_tolerance=gradient_tolerance))[None]
 
-    def _steps(self, cohort: Sequence[int], epochs: Sequence[float] | None) -> list[int]:
+    def _steps(self, cohort: Sequence[int], epochs: Sequence[float] | None, work: LocalWork) -> list[int]:
         return [
-            steps_of(self.sizes[client], self._work, None if epochs is None else epochs[place])
+            steps_of(self.sizes[client], work, None if epochs is None else epochs[place])
             for place, client in enumerate(cohort)
         ]
 
@@ -158,7 +159,7 @@ class Simulator:
             "coin_rngs": self._rngs(self._secret, Purpose.BATCHES, cohort, at),
             "noise_rngs": self._rngs(self._secret, Purpose.NOISE, cohort, at),
         }
-        shared: dict[str, Any] = {"work": self._work, "clip_norm": plans[0].clip_norm}
+        shared: dict[str, Any] = {"work": _asked(self._work, terms), "clip_norm": plans[0].clip_norm}
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
         job = Job("dp_sgd", starts, _with_memory(terms, cohort, recall), each, shared)
@@ -200,11 +201,18 @@ def _repeated(work: LocalWork, times: int) -> LocalWork:
     return replace(work, epochs=epochs and times * epochs, steps=steps and times * steps)
 
 
-def _without_repeat(terms: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in terms.items() if name != "repeat"}
+WORK = ("steps", "learning_rate", "step_norm")
+"""Terms of a training call that say how the clients work, not what their objective is."""
+
+
+def _asked(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
+    """The work of this call: as the experiment says, with what the call says otherwise."""
+    other = {name: terms[name] for name in WORK if name in terms}
+    return replace(work, epochs=None if "steps" in other else work.epochs, **other)
 
 
 def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: Recall | None) -> LocalTerms:
     """The terms of the local objectives, with the linear term that every member's memory adds."""
+    terms = {name: value for name, value in terms.items() if name not in (*WORK, "repeat", "most_steps")}
     linear = None if recall is None else recall.linear_rows(cohort)
     return LocalTerms(**terms) if linear is None else LocalTerms(**terms, linear=linear)

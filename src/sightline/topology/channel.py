@@ -19,6 +19,10 @@ class Channel:
     """Its noise multiplier over the experiment's."""
     clip_factor: float = 1.0
     """Its clip norm over the experiment's."""
+    trusted: bool = False
+    """Whether its owner is handed un-noised updates and adds the noise, where trust decides who does."""
+    through: frozenset[str] = frozenset()
+    """The trusted parties that un-noised updates pass on their way to the owner."""
 
     @property
     def subjects(self) -> frozenset[str]:
@@ -39,7 +43,15 @@ class Topology(Protocol):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Every channel, in a fixed order; an algorithm that does not choose uses the first."""
+        """Every channel, in a fixed order."""
+
+    @property
+    def top(self) -> Channel:
+        """Who publishes what all clients work on together."""
+
+    @property
+    def gathers(self) -> tuple[Channel, ...]:
+        """The channels through which a round of all clients reaches the top; the top itself where it gathers alone."""
 
     @property
     def trusted(self) -> tuple[str, ...]:
@@ -75,6 +87,16 @@ class Steady:
     def channels(self) -> tuple[Channel, ...]:
         """Every channel, in a fixed order."""
         raise NotImplementedError
+
+    @property
+    def top(self) -> Channel:
+        """The first channel."""
+        return self.channels[0]
+
+    @property
+    def gathers(self) -> tuple[Channel, ...]:
+        """The top gathers by itself."""
+        return (self.top,)
 
     @property
     def observers(self) -> dict[str, str]:

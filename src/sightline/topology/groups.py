@@ -49,6 +49,16 @@ class Groups:
         """The groups as they are at first."""
         return self.channels_at(1)
 
+    @property
+    def top(self) -> Channel:
+        """The first group: nobody is above the groups, and their algorithms name the group they mean."""
+        return self.channels[0]
+
+    @property
+    def gathers(self) -> tuple[Channel, ...]:
+        """The first group."""
+        return (self.top,)
+
     def channels_at(self, time: int) -> tuple[Channel, ...]:
         """The groups that have members in an epoch."""
         return self._of_era[self.schedule.era_of((time - 1) // self.period + 1).since]

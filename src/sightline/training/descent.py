@@ -33,6 +33,9 @@ class Descent:
     def step(self, weights: Tensor, gradient: Tensor) -> None:
         """Move `weights` in place; `gradient` is used up."""
         self.add_terms(weights, gradient)
+        if self.work.step_norm is not None:
+            norms = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+            gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0))
         direction = gradient
         if self.velocity is not None:
             direction = self.velocity.mul_(self.work.momentum).add_(gradient)

@@ -13,6 +13,7 @@ class LocalWork:
     """Local SGD: `epochs` passes over the shard or `steps` mini-batches, with momentum and weight decay.
 
     v <- momentum v + g + weight_decay w;  w <- w - learning_rate v.  `batch_size` None: the whole shard every step.
+    With `step_norm` the gradient of every step, its terms included, is scaled onto the ball of that radius.
     """
 
     learning_rate: float
@@ -21,6 +22,7 @@ class LocalWork:
     epochs: int | None = None
     steps: int | None = None
     weight_decay: float = 0.0
+    step_norm: float | None = None
 
     def __post_init__(self) -> None:
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
@@ -31,6 +33,8 @@ class LocalWork:
             invalid("weight_decay", self.weight_decay, "is a number >= 0")
         if self.batch_size is not None and self.batch_size < 1:
             invalid("batch_size", self.batch_size, "is a whole number >= 1", "or None for the whole shard")
+        if self.step_norm is not None and not (isfinite(self.step_norm) and self.step_norm > 0):
+            invalid("step_norm", self.step_norm, "is a positive number", "or None for steps of any length")
         for name, count in (("epochs", self.epochs), ("steps", self.steps)):
             if count is not None and count < 0:
                 invalid(name, count, "is a whole number >= 0")

@@ -1,0 +1,103 @@
+"""One training call whose results are released by several channels: trained together, released apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.errors import Refused
+from sightline.mechanisms.memory import Recall
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Block, Occasion, PrivateSteps, Updates, Worker
+from sightline.topology import Channel
+
+TOGETHER_FLOATS = 1 << 27
+"""Beyond so many numbers the end vectors of a whole cohort are not kept at once, and parts are trained one by one."""
+
+
+def divided(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
+    """The updates of each channel's members, as if each had been trained by itself: same streams, same bits.
+
+    Guarantees: nobody's update is in two parts, so that nobody's noise is used twice; every part has noise of its own.
+    """
+    taken: set[int] = set()
+    for channel in channels:
+        if taken & set(channel.members):
+            raise Refused(f"channel={channel.name}: shares a member with another; train for each of them by itself")
+        taken |= set(channel.members)
+    if set(updates.cohort.members) - taken:
+        raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
+    worker: Worker = updates.worker
+    if len(updates.cohort.members) * worker.dimension <= TOGETHER_FLOATS:
+        worker = Together(updates)
+    return [(_part(updates, worker, channel, place + 1), channel) for place, channel in enumerate(channels)]
+
+
+def _part(updates: Updates, worker: Worker, channel: Channel, number: int) -> Updates:
+    own = frozenset(channel.members)
+    members = tuple(member for member in updates.cohort.members if member in own)
+    starts = {member: updates.starts[member] for member in members}
+    places = [place for place, member in enumerate(updates.cohort.members) if member in own]
+    terms = {name: _rows(value, places) for name, value in updates.terms.items()}
+    at = replace(updates.at, part=number)
+    return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, terms=terms, at=at)
+
+
+def _rows(value: Any, places: list[int]) -> Any:
+    return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
+
+
+class Together:
+    """Trains a whole cohort when the first of its parts asks, and hands every part its rows."""
+
+    def __init__(self, whole: Updates) -> None:
+        self._whole = whole
+        self._ends: dict[int, Tensor] = {}
+        self.dimension, self.sizes = whole.worker.dimension, whole.worker.sizes
+
+    def close(self) -> None:
+        """Nothing of its own to let go."""
+
+    def train(
+        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
+        recall: Recall | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
+        """The part's end vectors."""
+        if cohort and not self._ends:
+            whole = self._whole
+            members, rows = whole.cohort.members, whole.start_rows()
+            self._keep(whole.worker.train(members, rows, at=whole.at, terms=whole.terms, recall=recall))
+        yield from self._rows(cohort)
+
+    def dp_sgd(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion,
+        terms: Mapping[str, Any], recall: Recall | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
+        """The part by itself: every part has plans of its own."""
+        return self._whole.worker.dp_sgd(cohort, starts, plans=plans, at=at, terms=terms, recall=recall)
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+    ) -> Iterator[Block]:
+        """The part by itself."""
+        return self._whole.worker.gradient_sums(cohort, starts, plans=plans, at=at)
+
+    def minimise(
+        self, cohort: Sequence[int], starts: Tensor, *, terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float,
+    ) -> Iterator[Block]:  # fmt: skip
+        """The part by itself."""
+        worker = self._whole.worker
+        return worker.minimise(cohort, starts, terms=terms, linear=linear, gradient_tolerance=gradient_tolerance)
+
+    def _keep(self, blocks: Iterator[Block]) -> None:
+        for members, ends in blocks:
+            self._ends.update(zip(members, ends, strict=True))
+
+    def _rows(self, cohort: Sequence[int]) -> Iterator[Block]:
+        if cohort:
+            yield list(cohort), torch.stack([self._ends.pop(member) for member in cohort])
