@@ -32,7 +32,7 @@ def divided(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates
     if set(updates.cohort.members) - taken:
         raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
     worker: Worker = updates.worker
-    if len(updates.cohort.members) * worker.dimension <= TOGETHER_FLOATS:
+    if worker.nodes is None and len(updates.cohort.members) * worker.dimension <= TOGETHER_FLOATS:
         worker = Together(updates)
     return [(_part(updates, worker, channel, place + 1), channel) for place, channel in enumerate(channels)]
 
@@ -53,6 +53,8 @@ def _rows(value: Any, places: list[int]) -> Any:
 
 class Together:
     """Trains a whole cohort when the first of its parts asks, and hands every part its rows."""
+
+    nodes = None
 
     def __init__(self, whole: Updates) -> None:
         self._whole = whole
