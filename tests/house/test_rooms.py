@@ -13,7 +13,7 @@ import sightline
 SOURCE = Path(sightline.__file__).parent
 ROOMS = (
     "config events data models topology accounting ledger training mechanisms resources algorithms engine runtimes "
-    "audit report api cli"
+    "audit report api sweep serve cli"
 ).split()
 """In the order that data walks through them; `api` is the Python door beside the command line's."""
 FOUNDATION = {"errors", "randomness"}

@@ -14,7 +14,7 @@ from sightline.cli.main import outcome
 from sightline.report import Run
 from sightline.report.comparison import Spread, compared
 from sightline.report.comparison_charts import AGAINST, charts, course
-from sightline.report.comparison_notes import notes
+from sightline.report.comparison_notes import TUNING, notes
 from sightline.report.comparison_plain import plain, table
 
 BY = {against.name: against for against in AGAINST}
@@ -108,7 +108,8 @@ def test_notes_say_what_choosing_costs_and_that_noise_is_shared(folder: Path, tm
     assert "no epsilon here counts that choice" in found
     assert "share their noise" in found
     secret = [made(tmp_path / "os", "fedavg", seed, noise_source="os") for seed in (0, 1)]
-    assert notes(compared(secret)) == []
+    assert notes(compared(secret)) == [TUNING]
+    assert notes(compared(secret[:1])) == []
     late = made(tmp_path / "late", "fedavg", 0, status="running")
     assert "not finished (running" in notes(compared([late]))[0]
     other = made(tmp_path / "other", "fedavg", 7, delta=1e-6)

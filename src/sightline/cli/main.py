@@ -15,6 +15,7 @@ COMMANDS = {
     "calibrate": "the least noise that meets an epsilon",
     "convergence": "what the theory of an algorithm promises for given constants",
     "groups": "epsilon of every pair of workers in overlapping groups",
+    "sweep": "every combination of some settings and seeds, side by side",
     "compare": "runs side by side, with mean and spread over seeds",
     "report": "rebuild the report of a run directory",
     "datasets": "what data is available, where it was looked for, how to get the rest",

@@ -67,6 +67,11 @@ class SqliteStore:
         row = self._connection.execute("SELECT hash FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return row[0] if row else GENESIS
 
+    def length(self) -> int:
+        """How many releases there are: they are numbered from zero."""
+        row = self._connection.execute("SELECT max(id) FROM release").fetchone()
+        return 0 if row[0] is None else int(row[0]) + 1
+
     def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
         """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
         releases: list[Release] = []

@@ -8,7 +8,7 @@ from sightline.report.numbers import count, plural
 from sightline.report.run import Run
 
 TUNING = (
-    "Choosing among these settings by how well they did looks at private data once more, and no epsilon here counts "
+    "Choosing among these runs by how well they did looks at private data once more, and no epsilon here counts "
     "that choice. Each epsilon is for publishing that run alone."
 )
 
@@ -18,7 +18,7 @@ def notes(comparison: Comparison) -> list[str]:
     runs = list(comparison.runs)
     private = [run for run in runs if run.unit is not Unit.NONE]
     found = [_unfinished(run) for run in runs if run.fact("status") != "finished"]
-    found += [_unlike(private), TUNING if len(comparison.groups) > 1 and private else "", _shared_noise(private)]
+    found += [_unlike(private), TUNING if len(private) > 1 else "", _shared_noise(private)]
     return [sentence for sentence in found if sentence]
 
 

@@ -1,5 +1,6 @@
 """The comparison as a figure: a page that needs nothing but itself, or a picture."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,7 @@ def content(comparison: Comparison) -> Content:
 
 def draw(comparison: Comparison, path: Path, title: str = "Comparison") -> None:
     """Write the figure: by the file's ending a page (.html) or a picture (.png, .svg, .pdf)."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in (*PICTURES, "html"):
-        invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
+    kind = check_figure(path)
     try:
         if kind == "html":
             write_whole(path, render_page(title, [(Frame("comparison", title), content(comparison))]))
@@ -46,11 +45,21 @@ def draw(comparison: Comparison, path: Path, title: str = "Comparison") -> None:
         invalid("--figure", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
 
 
-def _picture(comparison: Comparison, path: Path, kind: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+def check_figure(path: Path) -> str:
+    """The kind of figure that a path asks for, before anything long is begun for it."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in (*PICTURES, "html"):
+        invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
+    if kind != "html" and find_spec("matplotlib") is None:
         invalid("--figure", path, "pictures need matplotlib", 'use .html, or pip install "sightline[figures]"')
+    if not path.parent.is_dir():
+        invalid("--figure", path, "there is no such folder", "give a file in a folder that exists")
+    return kind
+
+
+def _picture(comparison: Comparison, path: Path, kind: str) -> None:
+    from matplotlib.figure import Figure
+
     shown = [against for against in AGAINST if any(course(group, against).x for group in comparison.groups)]
     if not shown:
         invalid("--figure", path, "no run has an evaluated round yet", "wait for the first")

@@ -1,0 +1,34 @@
+"""Where a job stands on disk."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from sightline.config import Experiment, to_toml
+from sightline.engine import CONFIG, RunRecord
+from sightline.engine.record import DATABASE
+
+
+class Standing(StrEnum):
+    """What is to be done with a job."""
+
+    START = "start"
+    RESUME = "resume"
+    DONE = "done"
+    TAKEN = "taken"
+    """Another run, of other settings, lies in its folder."""
+
+
+def standing(directory: Path, experiment: Experiment) -> Standing:
+    """How far the run in a folder is; one that was killed before its first release is started anew."""
+    if not (directory / DATABASE).is_file():
+        return Standing.START
+    record = RunRecord.open(directory)
+    try:
+        status, begun = record.facts.get("status"), record.store.length() > 0
+    finally:
+        record.close()
+    if not begun:
+        return Standing.START
+    if (directory / CONFIG).read_text(encoding="utf-8") != to_toml(experiment):
+        return Standing.TAKEN
+    return Standing.DONE if status in ("finished", "stopped") else Standing.RESUME

@@ -1,0 +1,71 @@
+"""A sweep from its words to what came of it."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sightline.errors import invalid
+from sightline.sweep.crew import Crew, Message
+from sightline.sweep.grid import Job
+from sightline.sweep.standing import Standing, standing
+
+
+@dataclass
+class Swept:
+    """What came of the jobs; those in none of the lists were not reached."""
+
+    done: list[Job] = field(default_factory=list)
+    failed: list[tuple[Job, str]] = field(default_factory=list)
+    before: int = 0
+    """How many of them were done before this sweep began."""
+    interrupted: bool = False
+
+
+OnMessage = Callable[[Job, Message], None]
+
+
+def sweep(
+    jobs: Sequence[Job], *, workers: int | None = None, on_message: OnMessage = lambda job, message: None
+) -> Swept:
+    """Run what is not yet done, `workers` at a time (default: one per core).
+
+    Guarantees: nothing starts while another run lies in a job's folder; a job that fails leaves the others alone; after
+    an interrupt the same call goes on where this one stopped.
+    """
+    if workers is not None and workers < 1:
+        invalid("--workers", workers, "at least one process trains")
+    swept = Swept(failed=[(job, job.mistake) for job in jobs if job.experiment is None])
+    tasks = [(job, job.experiment, standing(job.directory, job.experiment)) for job in jobs if job.experiment]
+    for job, _, how in tasks:
+        if how is Standing.TAKEN:
+            invalid("--out", job.directory, "holds a run of other settings", "give another --out, or remove it")
+
+    def take(job: Job, message: Message) -> None:
+        if "ended" in message:
+            swept.done.append(job)
+        elif "failed" in message:
+            swept.failed.append((job, str(message["failed"])))
+        on_message(job, message)
+
+    for job, experiment, how in tasks:
+        if how is Standing.DONE:
+            take(job, {"round": experiment.rounds, "ended": "done before"})
+    swept.before = len(swept.done)
+    crew = Crew([task for task in tasks if task[2] is not Standing.DONE], workers or cores(), take)
+    try:
+        crew.run()
+    except KeyboardInterrupt:
+        swept.interrupted = True
+    return swept
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def directories(swept: Swept, jobs: Sequence[Job]) -> list[Path]:
+    """The folders of the jobs that are done, in the order of the jobs."""
+    done = {job.directory for job in swept.done}
+    return [job.directory for job in jobs if job.directory in done]
