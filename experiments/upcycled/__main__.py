@@ -5,9 +5,10 @@ import os
 from itertools import chain
 from pathlib import Path
 
+from experiments.jobs import read
 from experiments.upcycled.page import write_page
 from experiments.upcycled.parts import PARTS, QUICK
-from experiments.upcycled.runner import read, run_all
+from experiments.upcycled.runner import run_all
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reproduction" / "upcycled.md"

@@ -1,13 +1,12 @@
-"""Run cells, one JSON line each; a cell whose line is there already is not run again."""
+"""What one run of the reproduction gives."""
 
-import json
 import tempfile
 import time
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from experiments.jobs import run_jobs
 from experiments.upcycled.cells import Cell
 
 
@@ -46,39 +45,6 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def done_keys(results: Path) -> set[str]:
-    """The cells whose results are in the file."""
-    return {row["key"] for row in read(results)}
-
-
-def read(results: Path) -> list[dict[str, Any]]:
-    """All results; a line that was cut off by an interruption is left out."""
-    rows = []
-    for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
 def run_all(cells: Iterable[Cell], results: Path, *, workers: int) -> None:
-    """Run what is missing, `workers` at a time, and write every result as soon as it is there."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    done = done_keys(results)
-    waiting = [cell for cell in cells if cell.key not in done]
-    columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar, ProcessPoolExecutor(workers) as pool, results.open("a", encoding="utf-8") as file:
-        task = bar.add_task("upcycled", total=len(waiting))
-        running: dict[Future[dict[str, Any]], Cell] = {}
-        while waiting or running:
-            while waiting and len(running) < workers:
-                cell = waiting.pop(0)
-                running[pool.submit(run_cell, cell)] = cell
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                cell = running.pop(future)
-                file.write(json.dumps(future.result()) + "\n")
-                file.flush()
-                bar.update(task, advance=1, description=cell.key)
+    """Run the cells whose results are missing."""
+    run_jobs(cells, results, work=run_cell, workers=workers, title="upcycled")

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from experiments.jobs import read
 from experiments.upcycled.page import PAPER, gain, verdict, write_page
 from experiments.upcycled.parts import PARTS, QUICK
-from experiments.upcycled.runner import read, run_all
+from experiments.upcycled.runner import run_all
 from sightline.config import parse
 
 ROOT = Path(__file__).parents[2]

@@ -66,6 +66,13 @@ def test_raw_updates_are_clustered_too():
     assert same_clusters(found.assigned.tolist(), TRUTH.tolist())
 
 
+def test_the_unit_of_the_updates_does_not_matter():
+    points = raw(four_clusters(spread=0.5))
+    one, small = fit(points, 4, seed=0), fit(points / 2**30, 4, seed=0)
+    assert small.mss == pytest.approx(one.mss, rel=1e-9)
+    assert small.assigned.tolist() == one.assigned.tolist()
+
+
 def test_equal_arguments_give_equal_bits():
     points = prepared(four_clusters())
     one, two = surest(points, seed=3), surest(points.copy(), seed=3)

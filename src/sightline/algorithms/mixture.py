@@ -15,7 +15,7 @@ from sightline.errors import invalid
 TOLERANCE = 1e-6
 """At which gain of the likelihood EM stops (appendix C.8)."""
 LEAST_VARIANCE = 1e-6
-"""What keeps a component of one point from becoming a point: radius 1e-3 of scaled updates."""
+"""What keeps a component of one point from becoming a point: a radius of 1e-3 of the points' widest spread."""
 MOST_ITERATIONS = 1000
 
 
@@ -91,15 +91,16 @@ def fit(points: NDArray[np.float64], count: int, *, seed: int) -> Mixture:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
+    span = np.ptp(points, axis=0).max()
     model = GaussianMixture(
         count, covariance_type="spherical", init_params="k-means++", tol=TOLERANCE, reg_covar=LEAST_VARIANCE,
         max_iter=MOST_ITERATIONS, random_state=seed,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(points)
-    radii = np.sqrt(model.covariances_)
-    return Mixture(points, model.means_, radii, posteriors(points, model.means_, radii))
+        model.fit(points / span)
+    centres, radii = span * model.means_, span * np.sqrt(model.covariances_)
+    return Mixture(points, centres, radii, posteriors(points, centres, radii))
 
 
 def posteriors(
@@ -115,7 +116,7 @@ def posteriors(
 
 def _one(points: NDArray[np.float64]) -> Mixture:
     """One component around everything."""
-    radius = np.sqrt(points.var(axis=0).mean() + LEAST_VARIANCE)
+    radius = max(np.sqrt(points.var(axis=0).mean()), np.finfo(np.float64).tiny)
     return Mixture(points, points.mean(axis=0)[None], np.array([radius]), np.ones((len(points), 1)))
 
 

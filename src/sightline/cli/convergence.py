@@ -119,3 +119,43 @@ def _sizes(text: str, subnets: int) -> tuple[float, ...]:
     if len(sizes) not in (1, subnets):
         invalid("--devices", text, f"names {len(sizes)} sizes for --subnets {subnets}", "give one, or all of them")
     return sizes if len(sizes) == subnets else sizes * subnets
+
+
+CLUSTERED = """
+\b
+Examples:
+  sightline convergence clustered --samples 8000 --batch 8000 --parameters 28938 --clip-norm 1 --noise 1.9 --eta 0.005
+  sightline convergence clustered --samples 8000 --batch 32 --parameters 28938 --clip-norm 1 --noise 1.3 --eta 0.005 \\
+      --distance 0.3 --larger 250 --rho 1.5 --json
+"""
+
+
+@command.command("clustered", epilog=CLUSTERED)
+@click.option("--samples", type=int, required=True, help="N: training examples of a client.")
+@click.option("--batch", "batch_size", type=int, required=True, help="b: batch size of the round.")
+@click.option("--parameters", type=int, required=True, help="p: parameters of the model.")
+@click.option("--clip-norm", type=float, required=True, help="c: clip norm of an example's gradient.")
+@click.option("--noise", "noise_multiplier", type=float, required=True, help="z: noise multiplier.")
+@click.option("--eta", "learning_rate", type=float, required=True, help="Step size.")
+@click.option("--epochs", type=int, default=1, show_default=True, help="K: local epochs.")
+@click.option("--distance", type=float, help="Delta: distance between two clusters' centres; gives their overlap.")
+@click.option("--larger", "factor", type=float, help="k: a first batch k times as large, with --distance.")
+@click.option("--rho", "noise_ratio", type=float, default=1.0, show_default=True, help="z(k b) <= rho z(b).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def clustered(distance: float | None, factor: float | None, noise_ratio: float, as_json: bool, **setting: float) -> int:
+    """Noise of a client's update (Lemma 4.1) and overlap of two clusters (Lemma 4.2) in R-DPCFL's first round."""
+    from sightline.algorithms import theory_clustered as theory
+    from sightline.errors import invalid
+
+    if factor is not None and distance is None:
+        invalid("larger", factor, "an overlap needs a distance", "give --distance")
+    noise = theory.update_noise(**setting)  # type: ignore[arg-type]
+    shown: dict[str, float] = {"steps": noise.steps, "variance": noise.variance, "radius": noise.radius}
+    shown["distance_for_mss_2"] = 4 * noise.radius
+    if distance is not None:
+        shown |= {"mss": theory.separation(noise, distance), "overlap": theory.component_overlap(noise, distance)}
+    if factor is not None and distance is not None:
+        larger = theory.overlap_of_larger_batch(noise, distance, factor=factor, noise_ratio=noise_ratio)
+        shown["overlap_of_larger_batch"] = larger
+    click.echo(json.dumps(shown) if as_json else "\n".join(f"{name:24} {value:.6g}" for name, value in shown.items()))
+    return 0
