@@ -28,6 +28,7 @@ class Purpose(StrEnum):
     SPLIT = "train/test split"
     INIT = "model initialisation"
     COHORT = "cohort"
+    SCHEDULE = "schedule"
     BATCHES = "batches"
     VIEWS = "views"
     NOISE = "noise"

@@ -65,7 +65,7 @@ MISTAKES = [
     (["run", QUICKSTART, "--set", "data.source=digit"], 'did you mean "digits"'),
     (["run", QUICKSTART, "--set", "data.clients=5000"], "data.clients=5000"),
     (["run", QUICKSTART, "--set", "privacy.epsilon=nan"], "privacy.epsilon=nan"),
-    (["run", QUICKSTART, "--set", "sampling.clients={scheme='balanced', uses=3}"], "balanced"),
+    (["run", QUICKSTART, "--set", "sampling.clients={scheme='balanced', uses=41}"], "sampling.clients.uses=41"),
     (["run", QUICKSTART, "--runtime", "flour"], "flour"),
     (["run", QUICKSTART, "--nosuch"], "nosuch"),
     (["run"], "CONFIG"),

@@ -25,6 +25,12 @@ KINDS = {
     "at the clients": {"privacy.where": "client"},
     "samples": {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}},
     "local": {"algorithm.name": "local", "privacy.unit": "sample"},
+    "balanced": {"sampling.clients": {"scheme": "balanced", "uses": 2}},
+    "check-ins": {"sampling.clients": {"scheme": "check_ins", "rate": 0.8, "epochs": 2}},
+    "balanced samples": {
+        "privacy.unit": "sample",
+        "sampling": {"clients": {"scheme": "full"}, "samples": {"scheme": "balanced", "uses": 4, "epochs": 2}},
+    },
     "momentum": {"local.momentum": 0.5, "local.stragglers": 0.5, "local.epochs": 3},
 }
 

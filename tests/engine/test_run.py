@@ -184,7 +184,7 @@ def test_mechanisms_are_exactly_the_known_ones():
 @pytest.mark.parametrize("scheme", sorted(SAMPLERS))
 @pytest.mark.parametrize("algorithm", ["fedavg", "local"])
 def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_path, unit, where, scheme, algorithm):
-    rate = {"rate": 0.5} if scheme in ("poisson", "fixed") else {"uses": 2} if scheme == "balanced" else {}
+    rate = {"full": {}, "balanced": {"uses": 1}}.get(scheme, {"rate": 0.5})
     changes = {
         "rounds": 2,
         "algorithm.name": algorithm,
@@ -196,7 +196,7 @@ def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_pat
     try:
         run = sightline.run(tiny(**changes), out=tmp_path / "run")
     except InvalidInput:
-        assert scheme == "balanced" or (algorithm == "local" and where == "server")
+        assert (algorithm, where) == ("local", "server")
         assert not (tmp_path / "run").exists()
         return
     again = accounting.epsilon(dict(max(

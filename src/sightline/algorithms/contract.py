@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.ledger import Release
-from sightline.mechanisms import Cohort, Memory, Pace, Public, Updates
+from sightline.mechanisms import Cohort, Cohorts, Memory, Pace, Public, Updates
 from sightline.topology import Channel
 
 State = Mapping[str, Public]
@@ -124,6 +124,11 @@ def suits_everything(experiment: Experiment) -> None:
     """The check of an algorithm that runs with every unit and mechanism."""
 
 
+def one_a_round(experiment: Experiment) -> Cohorts:
+    """Of an algorithm that draws a cohort of each channel in every round."""
+    return Cohorts(experiment.rounds)
+
+
 def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
     """The check of an algorithm whose clients keep what they learned.
 
@@ -134,7 +139,7 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
 
     def check(experiment: Experiment) -> None:
         privacy, scheme = experiment.privacy, experiment.sampling.clients.scheme
-        hidden = scheme == "balanced" or (scheme == "fixed" and privacy.adjacency == "replace")
+        hidden = experiment.sampling.clients.scheduled or (scheme == "fixed" and privacy.adjacency == "replace")
         if privacy.unit == "client" and privacy.place == "server" and hidden:
             law = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
             refuse("sampling.clients.scheme", scheme, law, 'use scheme = "poisson" or "full"')
@@ -162,5 +167,7 @@ class Algorithm:
     """Refuses experiments with which the algorithm has no guarantee."""
     topologies: tuple[str, ...] = ("star",)
     """The kinds of topology that it runs on."""
+    cohorts: Callable[[Experiment], Cohorts] = one_a_round
+    """How many cohorts of each channel it draws."""
     kept: str = ""
     """The memory that is each client's own model: what clients are judged by, private, never published."""

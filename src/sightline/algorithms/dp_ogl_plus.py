@@ -12,6 +12,7 @@ from sightline.algorithms import dp_ogl
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.config import Experiment
 from sightline.errors import invalid, refuse
+from sightline.mechanisms import Cohorts
 from sightline.topology import Channel
 
 
@@ -67,8 +68,22 @@ def check(experiment: Experiment) -> None:
         refuse("privacy.unit", "sample", law, 'use unit = "client", or algorithm.name = "dp_ogl"')
 
 
+def cohorts(experiment: Experiment) -> Cohorts:
+    """One cohort of each group at the end of every interval."""
+    period = int(experiment.topology.settings.get("period", 1))
+    return Cohorts(experiment.rounds // period, period)
+
+
 SAYS = dp_ogl.SAYS + " Each sampled worker trains alone through an interval; nothing is released inside it."
 
 ALGORITHM = Algorithm(
-    "dp_ogl_plus", DPOGLPlus, dp_ogl.init, round_, dp_ogl.models, says=SAYS, check=check, topologies=("groups",)
+    "dp_ogl_plus",
+    DPOGLPlus,
+    dp_ogl.init,
+    round_,
+    dp_ogl.models,
+    says=SAYS,
+    check=check,
+    topologies=("groups",),
+    cohorts=cohorts,
 )

@@ -117,9 +117,22 @@ class Local(Section):
 class Sampler(Section):
     """Who takes part: every client of a round, or every example of a step."""
 
-    scheme: Literal["full", "poisson", "fixed", "balanced", "shuffle"] = "full"
+    scheme: Literal["full", "poisson", "fixed", "balanced", "check_ins", "shuffle"] = "full"
     rate: Probability | None = None
     uses: Count | None = None
+    epochs: Count | None = None
+    """Of a schedule: how many are drawn one after the other, each over an equal share of the rounds."""
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether who takes part when is drawn ahead for many steps, not by the coins of one."""
+        return self.scheme in ("balanced", "check_ins")
+
+    def _check_keys(self, section: str, *, rated: tuple[str, ...]) -> None:
+        _needs(section, self, "rate", self.scheme in rated)
+        _needs(section, self, "uses", self.scheme == "balanced")
+        if not self.scheduled:
+            _needs(section, self, "epochs", False)
 
 
 class ClientSampler(Sampler):
@@ -129,8 +142,7 @@ class ClientSampler(Sampler):
     def _has_what_it_needs(self) -> "ClientSampler":
         if self.scheme == "shuffle":
             invalid("sampling.clients.scheme", "shuffle", "clients are not shuffled", "use full, poisson or fixed")
-        _needs("sampling.clients", self, "rate", self.scheme in ("poisson", "fixed"))
-        _needs("sampling.clients", self, "uses", self.scheme == "balanced")
+        self._check_keys("sampling.clients", rated=("poisson", "fixed", "check_ins"))
         return self
 
 
@@ -140,10 +152,12 @@ class SampleSampler(Sampler):
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "SampleSampler":
         if self.scheme == "fixed":
-            invalid("sampling.samples.scheme", "fixed", "examples come by shuffle, full, poisson or balanced")
-        if self.rate is not None:
+            invalid(
+                "sampling.samples.scheme", "fixed", "examples come by shuffle, full, poisson, balanced or check_ins"
+            )
+        if self.rate is not None and self.scheme != "check_ins":
             invalid("sampling.samples.rate", self.rate, "the rate is batch_size / samples", "set local.batch_size")
-        _needs("sampling.samples", self, "uses", self.scheme == "balanced")
+        self._check_keys("sampling.samples", rated=("check_ins",))
         return self
 
 
@@ -240,17 +254,26 @@ class Experiment(Section):
         elif self.samples_scheme not in ("shuffle", "full"):
             law = f'unit = "{self.privacy.unit}" says nothing about single examples'
             invalid("sampling.samples.scheme", self.samples_scheme, law, 'use shuffle or full, or unit = "sample"')
-        if self.privacy.adjacency == "replace" and self.sampling.clients.scheme == "poisson":
-            law = "Poisson cohorts are accounted as add/remove"
+        clients = self.sampling.clients
+        if self.privacy.adjacency == "replace" and (clients.scheme == "poisson" or clients.scheduled):
+            law = f"{clients.scheme.capitalize()} cohorts are accounted as add/remove"
             refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or scheme = "fixed"')
+        for section, sampler in (("clients", clients), ("samples", self.sampling.samples)):
+            if sampler is not None and self.rounds % (sampler.epochs or 1):
+                law = f"the rounds={self.rounds} are divided into epochs of equal length"
+                invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
         return self
 
     def _check_sample_unit(self) -> None:
         if self.samples_scheme == "shuffle":
             law = "a shuffled epoch does not have Poisson's guarantee"
             refuse("sampling.samples.scheme", "shuffle", law, 'use scheme = "poisson" with unit = "sample"')
+        samples, clients = self.sampling.samples, self.sampling.clients
+        if samples is not None and samples.scheduled and clients.scheme != "full":
+            law = f"the {samples.scheme} schedule of examples runs over all local steps, so every round needs everybody"
+            refuse("sampling.clients.scheme", clients.scheme, law, 'use clients = {scheme = "full"}')
         if self.privacy.adjacency == "replace":
-            law = "Poisson batches are accounted as add/remove"
+            law = f"{self.samples_scheme.capitalize()} batches are accounted as add/remove"
             refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove"')
         if self.privacy.place == "server" and self.local.weight_decay > 0:
             law = "the server only noises and applies gradient sums"

@@ -59,7 +59,8 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "noise_source": privacy.noise_source,
         "sampling": {
             "clients": experiment.sampling.clients.model_dump(exclude_none=True),
-            "samples": {"scheme": experiment.samples_scheme},
+            "samples": {"scheme": experiment.samples_scheme}
+            | (experiment.sampling.samples.model_dump(exclude_none=True) if experiment.sampling.samples else {}),
         },
         "observers": setting.topology.observers,
         "lines": lines_of(setting),

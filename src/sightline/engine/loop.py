@@ -26,7 +26,7 @@ from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
-from sightline.mechanisms import Public, Shelf, Worker
+from sightline.mechanisms import Public, Schedules, Shelf, Worker
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -75,6 +75,7 @@ class Run:
         self.secret = Streams.from_operating_system(directory / SECRET) if from_os else public
         self.worker = make_worker(setting, public, self.secret)
         self.memories: Mapping[str, Shelf] = {}
+        self.schedules = Schedules(self.secret)
 
     def to_the_end(self) -> str | None:
         """Every round that is left."""
@@ -109,7 +110,7 @@ class Run:
 
     def _round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
-        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number, self.memories)
+        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
         after = self.setting.algorithm.round(state, r, self.setting.settings)
         state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
         self.memories = r.memories

@@ -23,6 +23,8 @@ from sightline.mechanisms import (
     Public,
     Recall,
     Scene,
+    ScheduledCohorts,
+    Schedules,
     Shelf,
     Updates,
     Worker,
@@ -44,9 +46,10 @@ class LiveRound:
 
     def __init__(
         self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
-        memories: Mapping[str, Shelf] | None = None,
+        memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None,
     ) -> None:  # fmt: skip
         self.time = time
+        self._schedules = schedules or Schedules(secret)
         self.memories = dict(memories or {})
         self.clients = setting.clients
         self.planned = Pace(setting.experiment.local.steps, setting.experiment.local.learning_rate)
@@ -99,7 +102,12 @@ class LiveRound:
     def _drawn(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        return tuple(channel.members[place] for place in self._sampler(channel).draw(rng=rng))
+        sampler = self._sampler(channel)
+        if isinstance(sampler, ScheduledCohorts):
+            drawn = sampler.scheduled(self.time, self._schedules, line=self._setting.line(channel))
+        else:
+            drawn = sampler.draw(rng=rng)
+        return tuple(channel.members[place] for place in drawn)
 
     def _sampler(self, channel: Channel) -> CohortSampler:
         whole = self._setting.sampler(channel)
@@ -251,6 +259,7 @@ class LiveRound:
                 use=at.use,
                 participant=participant if participant >= 0 else participant - at.part,
             ),
+            line=self._setting.line(channel),
         )
 
     def _once(self, updates: Updates) -> None:
@@ -297,8 +306,8 @@ class PlannedRound(LiveRound):
         super().set_pace(Pace(most_steps), most_steps=most_steps)
 
     def _drawn(self, channel: Channel) -> tuple[int, ...]:
-        """Everybody: calibration must hold for the busiest client."""
-        return channel.members
+        """Everybody, in the rounds of the busiest client: calibration must hold for it."""
+        return channel.members if self._setting.sampler(channel).planned(self.time) else ()
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         nothing = torch.zeros(1)

@@ -71,7 +71,11 @@ class Setting:
         first = self.samplers.get(channel.name)
         if first is not None and first.population == len(channel.members):
             return first
-        return sampler_of(self.experiment, channel)
+        return sampler_of(self.experiment, channel, self.algorithm)
+
+    def line(self, channel: Channel) -> int:
+        """The channel's number among all."""
+        return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Setting":
         """The same setting with calibrated noise."""
@@ -102,7 +106,8 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         server_trusted=privacy.unit != "none" and privacy.place == "server",
         labels=lambda share: held_labels(federation, share),
     )
-    samplers = {channel.name: sampler_of(experiment, channel) for channel in place.channels}
+    _refuse_schedules_of_changing_members(experiment, place)
+    samplers = {channel.name: sampler_of(experiment, channel, algorithm) for channel in place.channels}
     mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
     _refuse_unused_factors(place, mechanism)
     model = _model(experiment, federation)
@@ -120,7 +125,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
     )
 
 
-def sampler_of(experiment: Experiment, channel: Channel) -> CohortSampler:
+def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:
     """Who of a channel takes part: as the experiment says, at the channel's own rate where it has one."""
     settings = experiment.sampling.clients
     if channel.rate is not None:
@@ -128,7 +133,8 @@ def sampler_of(experiment: Experiment, channel: Channel) -> CohortSampler:
             invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
-    return build_sampler(settings, population=len(channel.members), adjacency=adjacency)
+    cohorts = algorithm.cohorts(experiment)
+    return build_sampler(settings, population=len(channel.members), adjacency=adjacency, cohorts=cohorts)
 
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
@@ -138,6 +144,14 @@ def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
         labels, counts = np.unique(client.train.y, return_counts=True)
         found.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
     return found
+
+
+def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topology) -> None:
+    """A schedule over the whole run is for those who are there for the whole run."""
+    for name, sampler in (("clients", experiment.sampling.clients), ("samples", experiment.sampling.samples)):
+        if sampler is not None and sampler.scheduled and not place.steady:
+            law = "members come and go, and a schedule counts the uses of those who stay"
+            refuse(f"sampling.{name}.scheme", sampler.scheme, law, 'use scheme = "poisson", or fixed memberships')
 
 
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:

@@ -32,9 +32,10 @@ class Ledger:
     def __init__(self, releases: Iterable[Release] = (), *, store: Store | None = None) -> None:
         self._releases: list[Release] = []
         self._views: dict[Parties, View] = {}
+        self._joint: dict[str, Release] = {}
         self._store = store
         for release in releases:
-            self._admit(release)
+            self._admit([release])
             self._releases.append(release.numbered(len(self._releases)))
 
     def __len__(self) -> int:
@@ -48,15 +49,23 @@ class Ledger:
 
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
         """Record releases, durably, before their values are used; returns them with their ids."""
-        for release in releases:
-            self._admit(release)
+        self._admit(releases)
         numbered = tuple(release.numbered(len(self) + place) for place, release in enumerate(releases))
         if self._store is not None:
             self._store.append(numbered)
         self._releases.extend(numbered)
         return numbered
 
-    def _admit(self, release: Release) -> None:
+    def _admit(self, releases: Sequence[Release]) -> None:
+        joint: dict[str, Release] = {}
+        for release in releases:
+            self._check_unit(release)
+            if release.joint:
+                check_joint(joint.get(release.joint) or self._joint.get(release.joint), release)
+                joint[release.joint] = release
+        self._joint |= joint
+
+    def _check_unit(self, release: Release) -> None:
         first = self._releases[0] if self._releases else release
         if (release.unit, release.adjacency) != (first.unit, first.adjacency):
             raise Refused(
@@ -139,3 +148,21 @@ class Ledger:
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
         return Ledger(replace(release, event=scaled(release.event, factor)) for release in self)
+
+
+def check_joint(before: Release | None, release: Release) -> None:
+    """Releases of one joint name are charged once, so they must be what one event covers.
+
+    The same event about the same subjects, hidden from the same parties, and no two of one round: a second release that
+    the event does not know of would be free.
+    """
+    if before is None:
+        return
+    if (before.event, before.subjects, before.coins_known_to) != (
+        release.event,
+        release.subjects,
+        release.coins_known_to,
+    ):
+        raise Refused(f"joint={release.joint}: its releases have one event, the same subjects and the same coins")
+    if before.time >= release.time:
+        raise Refused(f"joint={release.joint}: round {release.time} would be released twice under one charge")

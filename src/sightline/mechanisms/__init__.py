@@ -11,19 +11,22 @@ from sightline.mechanisms.memory import Memory, Moved, Recall, Rule, Shelf, effe
 from sightline.mechanisms.open import Open
 from sightline.mechanisms.pace import Pace
 from sightline.mechanisms.public import Public, combined, weighted
-from sightline.mechanisms.samplers import SAMPLERS, Cohort, CohortSampler, build_sampler
+from sightline.mechanisms.samplers import SAMPLERS, Cohort, Cohorts, CohortSampler, ScheduledCohorts, build_sampler
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
+from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.worker import Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
 
 __all__ = [
     "MECHANISMS",
     "SAMPLERS",
     "Aggregate",
+    "Allotment",
     "Block",
     "Bounded",
     "CentralMean",
     "Cohort",
     "CohortSampler",
+    "Cohorts",
     "Left",
     "LocalMean",
     "Mechanism",
@@ -41,6 +44,8 @@ __all__ = [
     "SampleAtClient",
     "SampleAtServer",
     "Scene",
+    "ScheduledCohorts",
+    "Schedules",
     "Shelf",
     "Updates",
     "Worker",

@@ -39,6 +39,7 @@ class CentralMean:
             what="noisy mean of clipped updates",
             inputs=updates.sources,
             coins_known_to=frozenset({scene.channel.name}),
+            joint=scene.joint,
         )
         return scene.handed_over(updates), published
 

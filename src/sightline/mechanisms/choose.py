@@ -13,7 +13,7 @@ from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.open import Open
 from sightline.mechanisms.output import Output
 from sightline.mechanisms.output_sensitivity import Bound, Facts
-from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, steps_for
+from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, scheduled, steps_for
 from sightline.mechanisms.worker import PrivateSteps
 
 UNIT_NOISE = 1.0
@@ -24,10 +24,14 @@ def _plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSte
     local = experiment.local
     batch_size = None if experiment.samples_scheme == "full" else local.batch_size
     clip_norm = experiment.privacy.clip_norm
-    return {
+    plans = {
         client: steps_for(size, batch_size=batch_size, epochs=local.epochs, steps=local.steps, clip_norm=clip_norm)
         for client, size in enumerate(sizes)
     }
+    sampler = experiment.sampling.samples
+    if sampler is None or not sampler.scheduled:
+        return plans
+    return {client: scheduled(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()}
 
 
 def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
@@ -86,7 +90,4 @@ def build_mechanism(experiment: Experiment, *, sizes: Sequence[int], classes: in
         return _objective(experiment, sizes, classes)
     if privacy.place == "edge":
         refuse("privacy.where", "edge", "a star has no edge servers", 'use where = "server" or "client"')
-    if experiment.samples_scheme == "balanced":
-        law = "balanced batches are not in this version"
-        refuse("sampling.samples.scheme", "balanced", law, 'use scheme = "poisson"')
     return MECHANISMS[privacy.unit, privacy.place](experiment, sizes)

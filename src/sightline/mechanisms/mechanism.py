@@ -28,6 +28,14 @@ class Scene:
     """The ledger number that the next release will get."""
     noise: Callable[[int], np.random.Generator]
     """participant -> the stream of its noise in this release call, used once."""
+    line: int = 0
+    """The channel's number: schedules are kept apart by it."""
+
+    @property
+    def joint(self) -> str:
+        """The name of the releases that are charged together with this one; none where it is charged alone."""
+        name = self.sampler.joint(self.time)
+        return f"{self.channel.name}, {name}" if name else ""
 
     def release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
         """A release of this round; about all members of the channel unless `subjects` says otherwise."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from sightline.errors import invalid, refuse
 from sightline.events import Event
-from sightline.mechanisms.samplers import CohortSampler, Full, PoissonCohorts
+from sightline.mechanisms.samplers import CohortSampler, Full, Memoryless, PoissonCohorts
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Thinned:
+class Thinned(Memoryless):
     """Draws fewer than `whole` would, and claims what `whole` claims: a smaller rate reveals no more.
 
     Guarantees: `hidden_event` does not depend on `rate`, so a rate that was chosen from earlier releases adds nothing

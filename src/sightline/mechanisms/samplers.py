@@ -9,6 +9,7 @@ import numpy as np
 from sightline.config import ClientSampler
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Poisson, WithoutReplacement
+from sightline.mechanisms.schedule import Allotment, Schedules
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,17 @@ class Cohort:
     """The clients that take part in a round: a secret wherever amplification is claimed."""
 
     members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """How many cohorts of each channel a run draws, and every how many rounds."""
+
+    count: int
+    spacing: int = 1
+
+
+ONE_COHORT = Cohorts(1)
 
 
 class CohortSampler(Protocol):
@@ -35,9 +47,27 @@ class CohortSampler(Protocol):
     def hidden_event(self, event: Event) -> Event:
         """What `event` becomes against an observer who does not see the coins; all clients are its subjects."""
 
+    def joint(self, time: int) -> str:
+        """The name shared by the rounds that one hidden event covers; none where every round has its own."""
+
+    def planned(self, time: int) -> bool:
+        """Whether the busiest client takes part in a round: a plan in which all do so is the worst case."""
+
+
+class Memoryless:
+    """What samplers have in common whose rounds know nothing of each other."""
+
+    def joint(self, time: int) -> str:
+        """Every round is charged by itself."""
+        return ""
+
+    def planned(self, time: int) -> bool:
+        """Anybody may be drawn every time."""
+        return True
+
 
 @dataclass(frozen=True)
-class Full:
+class Full(Memoryless):
     """Everybody, every round: nothing is hidden, nothing is amplified."""
 
     population: int
@@ -57,7 +87,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class PoissonCohorts:
+class PoissonCohorts(Memoryless):
     """Every client by a coin of its own with probability `rate`; the cohort may be empty."""
 
     population: int
@@ -78,7 +108,7 @@ class PoissonCohorts:
 
 
 @dataclass(frozen=True)
-class FixedCohorts:
+class FixedCohorts(Memoryless):
     """Exactly `size` clients, uniformly without replacement: not Poisson, and not accounted as if it were.
 
     Under replace-one adjacency it is amplified as what it is. Under add/remove (zero-out) the size of the cohort ties
@@ -109,23 +139,70 @@ class FixedCohorts:
         return event
 
 
-def _fixed(settings: ClientSampler, population: int, adjacency: Adjacency) -> CohortSampler:
+@dataclass(frozen=True)
+class ScheduledCohorts:
+    """Every client in exactly k of T rounds, by a schedule that is drawn once an epoch and hidden.
+
+    The event of an epoch is one for all its rounds, see `Allotment.event`.
+    """
+
+    population: int
+    allotment: Allotment
+    spacing: int = 1
+    """Rounds from one cohort to the next."""
+
+    @property
+    def expected(self) -> float:
+        """N k / T."""
+        return self.allotment.share * self.population
+
+    def step(self, time: int) -> int:
+        """The step of the schedule that a round is, from 0."""
+        return time // self.spacing - 1
+
+    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
+        """Refused: one round's coins cannot know how often a client was used before."""
+        law = "the cohorts of a schedule are not drawn by one round's coins"
+        refuse("sampling.clients.scheme", "balanced", law, "walk the schedule: `scheduled`")
+
+    def scheduled(self, time: int, schedules: Schedules, *, line: int) -> tuple[int, ...]:
+        """The places of a round's cohort among the members of the channel `line`, in increasing order."""
+        used = schedules.used(self.step(time), self.allotment, members=self.population, line=line)
+        return tuple(used.tolist())
+
+    def hidden_event(self, event: Event) -> Event:
+        """The event of a whole epoch."""
+        return self.allotment.event(event)
+
+    def joint(self, time: int) -> str:
+        """The epoch of the schedule that the round belongs to."""
+        return f"schedule {self.step(time) // self.allotment.steps + 1}"
+
+    def planned(self, time: int) -> bool:
+        """k rounds of every epoch, the first ones: what was sent early flows furthest."""
+        return self.step(time) % self.allotment.steps < self.allotment.uses
+
+
+def _fixed(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     return FixedCohorts(population, max(1, round((settings.rate or 1.0) * population)), adjacency)
 
 
-def _balanced(settings: ClientSampler, population: int, adjacency: Adjacency) -> CohortSampler:
-    law = "balanced participation is not in this version"
-    refuse("sampling.clients.scheme", "balanced", law, 'use scheme = "poisson" with rate = uses / rounds')
+def _scheduled(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
+    allotment = Allotment.read("sampling.clients", settings, cohorts.count)
+    return ScheduledCohorts(population, allotment, cohorts.spacing)
 
 
-SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency], CohortSampler]] = {
-    "full": lambda settings, population, adjacency: Full(population),
-    "poisson": lambda settings, population, adjacency: PoissonCohorts(population, settings.rate or 1.0),
+SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]] = {
+    "full": lambda settings, population, adjacency, cohorts: Full(population),
+    "poisson": lambda settings, population, adjacency, cohorts: PoissonCohorts(population, settings.rate or 1.0),
     "fixed": _fixed,
-    "balanced": _balanced,
+    "balanced": _scheduled,
+    "check_ins": _scheduled,
 }
 
 
-def build_sampler(settings: ClientSampler, *, population: int, adjacency: Adjacency) -> CohortSampler:
-    """The sampler of an experiment file."""
-    return SAMPLERS[settings.scheme](settings, population, adjacency)
+def build_sampler(
+    settings: ClientSampler, *, population: int, adjacency: Adjacency, cohorts: Cohorts = ONE_COHORT
+) -> CohortSampler:
+    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know."""
+    return SAMPLERS[settings.scheme](settings, population, adjacency, cohorts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sightline.config import Sampler
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly
@@ -13,14 +14,20 @@ from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.worker import Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
 
 def event_of(plan: PrivateSteps) -> Event:
-    """What one client's round reveals of any one of its examples: its steps, each a sampled Gaussian."""
+    """What one client's round reveals of any one of its examples: its steps, each a sampled Gaussian.
+
+    Under a schedule it is what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
+    """
     step: Event = Gaussian(plan.noise_multiplier)
+    if plan.allotment is not None:
+        return plan.allotment.event(step)
     if plan.rate < 1:
         step = Poisson(plan.rate, step)
     return step if plan.steps == 1 else Repeat(plan.steps, step)
@@ -38,12 +45,28 @@ def steps_for(
     return PrivateSteps(clip_norm, 1.0, batch / examples, count, float(batch))
 
 
+def scheduled(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: int) -> PrivateSteps:
+    """The same steps with examples by a hidden schedule over all local steps of the run; `batch_size` still says how
+    many steps a round has, and the expected batch follows from the schedule.
+    """
+    allotment = Allotment.read("sampling.samples", sampler, rounds * plan.steps)
+    expected = allotment.share * examples
+    return replace(plan, rate=allotment.share, expected_batch=expected, allotment=allotment)
+
+
+def joint_of(plan: PrivateSteps, scene: Scene, owner: str) -> str:
+    """The name of the releases that one epoch of a schedule of examples covers; none without a schedule."""
+    if plan.allotment is None:
+        return ""
+    return f"{owner} in {scene.channel.name}, schedule {plan.epoch(scene.time) + 1}"
+
+
 @dataclass(frozen=True)
 class SampleAtClient:
     """Every client trains with DP-SGD and sends the result; the server averages by data size.
 
     Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
-    client took part in, against everyone. Sizes are public.
+    client took part in, against everyone; under a schedule, one `Allocation` of all its steps. Sizes are public.
     """
 
     plans: Mapping[int, PrivateSteps]
@@ -78,15 +101,15 @@ class SampleAtClient:
 
     def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
         """Each member's update by private steps."""
-        for member, update in updates.trained_privately(self._plans(updates)):
+        for member, update in updates.trained_privately(self._plans(updates, scene)):
             yield Left(member, update)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _plans(self, updates: Updates) -> list[PrivateSteps]:
-        return [self.plans[member] for member in updates.cohort.members]
+    def _plans(self, updates: Updates, scene: Scene) -> list[PrivateSteps]:
+        return [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
 
     def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
@@ -97,6 +120,7 @@ class SampleAtClient:
                 what="own model after private local steps",
                 subjects=of(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
+                joint=joint_of(self.plans[member], scene, client_name(member)),
             )
             for member in updates.cohort.members
         )
@@ -136,13 +160,15 @@ class SampleAtServer:
             subjects=members,
             inputs=updates.sources,
             coins_known_to=frozenset({scene.channel.name}),
+            joint=joint_of(self.plan, scene, "examples"),
         )
         return scene.handed_over(updates), published
 
     def mean(self, updates: Updates, scene: Scene) -> Outcome:
         """Sum the clients' clipped gradient sums, noise once, take one step."""
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
-        for gradient in updates.gradient_sums([self.plans[member] for member in updates.cohort.members]):
+        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        for gradient in updates.gradient_sums(plans):
             total += gradient
         noisy = with_gaussian_noise(
             Aggregate(total, self.plan.clip_norm),

@@ -12,6 +12,7 @@ from torch import Tensor
 from sightline.mechanisms.memory import Recall
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.schedule import Allotment
 
 if TYPE_CHECKING:
     from sightline.mechanisms.mechanism import Scene
@@ -29,6 +30,18 @@ class PrivateSteps:
     rate: float
     steps: int
     expected_batch: float
+    allotment: Allotment | None = None
+    """Of a hidden schedule of examples over the steps of many rounds, in place of a coin at every step."""
+    line: int = 0
+    """Which of the client's schedules: it has one in every channel."""
+
+    def first_step(self, round: int) -> int:
+        """How many steps the client has done before a round, having done all of them."""
+        return (round - 1) * self.steps
+
+    def epoch(self, round: int) -> int:
+        """The epoch of the schedule that a round belongs to, from 0."""
+        return 0 if self.allotment is None else self.first_step(round) // self.allotment.steps
 
 
 @dataclass(frozen=True)

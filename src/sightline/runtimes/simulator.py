@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Block, Occasion, PrivateSteps, Recall, effective_steps
+from sightline.mechanisms import Allotment, Block, Occasion, PrivateSteps, Recall, Schedules, effective_steps
 from sightline.mechanisms.objective_solver import Regression, minimise, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.trainer import Job, trainer_for
@@ -31,6 +31,7 @@ class Simulator:
         self._model = setting.model
         self._shards = [client.train for client in setting.federation.clients]
         self._public, self._secret = public, secret
+        self._schedules = Schedules(secret)
         self._stragglers = local.stragglers
         full = setting.experiment.samples_scheme == "full"
         self._work = LocalWork(
@@ -159,6 +160,8 @@ class Simulator:
             "coin_rngs": self._rngs(self._secret, Purpose.BATCHES, cohort, at),
             "noise_rngs": self._rngs(self._secret, Purpose.NOISE, cohort, at),
         }
+        if any(plan.allotment is not None for plan in plans):
+            each["batches"] = [self._scheduled(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
         shared: dict[str, Any] = {"work": _asked(self._work, terms), "clip_norm": plans[0].clip_norm}
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
@@ -173,13 +176,26 @@ class Simulator:
         view_rngs = self._rngs(self._secret, Purpose.VIEWS, cohort, at)
         for place, (client, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
             shard = self._shards[client]
-            drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
+            if plan.allotment is None:
+                drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
+            else:
+                (drawn,) = self._scheduled(client, plan, at)
             start = rows(starts, place)
             views = None if self._views is None else (self._views, view_rngs[place])
             total = clipped_gradient_sum(
                 self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm, rng=rng, views=views
             )
             yield [client], total[None]
+
+    def _scheduled(self, client: int, plan: PrivateSteps, at: Occasion) -> list[NDArray[np.intp]]:
+        """The batches of a client's round by its hidden schedule."""
+        first = plan.first_step(at.round)
+        return [
+            self._schedules.used(
+                step, cast(Allotment, plan.allotment), members=self.sizes[client], participant=client, line=plan.line
+            )
+            for step in range(first, first + plan.steps)
+        ]
 
     def _rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: Occasion

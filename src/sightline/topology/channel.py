@@ -70,6 +70,10 @@ class Topology(Protocol):
         """Rounds from one exchange between channels to the next."""
 
     @property
+    def steady(self) -> bool:
+        """Whether the members of every channel stay the same for the whole run."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know to trust the guarantee."""
 
@@ -81,6 +85,7 @@ class Steady:
     """What most topologies have in common: channels never change, and observers of one kind are all alike."""
 
     period = 1
+    steady = True
     notes: tuple[str, ...] = ()
 
     @property

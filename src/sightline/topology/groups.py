@@ -45,6 +45,11 @@ class Groups:
             invalid("topology.period", self.period, "groups exchange every 1, 2, ... epochs")
 
     @property
+    def steady(self) -> bool:
+        """Whether memberships never change."""
+        return len(self.schedule.eras) == 1
+
+    @property
     def channels(self) -> tuple[Channel, ...]:
         """The groups as they are at first."""
         return self.channels_at(1)
