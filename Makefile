@@ -7,7 +7,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format constraints bench bench-setup clean
+.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,16 @@ test: .venv/.ready   ## the fast tests
 
 test-slow: .venv/.ready   ## every test, the slow ones too
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+.venv-flower/.ready: constraints-flower.txt pyproject.toml
+	@test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
+	@echo "Installing Flower and Ray into .venv-flower (once; a few minutes) ..."
+	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "torch==2.13.0"
+	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
+	@touch $@
+
+flower-test: .venv-flower/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
+	FLWR_TELEMETRY_ENABLED=0 .venv-flower/bin/python -m pytest tests/flower
 
 check: .venv/.ready  ## format, lint, types, then the fast tests
 	$(BIN)/ruff format --check .

@@ -10,9 +10,12 @@ from typing import Any
 from sightline import engine, report
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord, finite
-from sightline.errors import invalid
+from sightline.errors import did_you_mean, invalid
 from sightline.ledger import Ledger
 from sightline.runtimes import Simulator
+from sightline.runtimes.flower.simulation import check_installed, simulated
+
+RUNTIMES = ("simulator", "flower")
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,20 @@ def run(
     resume: bool = False,
     seed: int | None = None,
     workers: int = 1,
+    runtime: str = "simulator",
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Run an experiment file (or an `Experiment`) and return its results.
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
-    where the model is too large to be stacked; the results are the same bits. Everything that can be wrong with the
-    input raises `InvalidInput` before a run directory exists.
+    where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
+    a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
+    wrong with the input raises `InvalidInput` before a run directory exists.
     """
+    if runtime not in RUNTIMES:
+        invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
+    if runtime == "flower":
+        check_installed()
     if workers < 1:
         invalid("workers", workers, "at least one process trains")
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
@@ -83,7 +92,11 @@ def run(
     directory = engine.directory_to_resume(experiment, place) if resume else None
     setting = engine.calibrated(engine.build(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    engine.run(setting, directory, partial(Simulator, workers=workers), resume=resume, on_round=on_round)
+    loop = partial(engine.run, setting, directory, resume=resume, on_round=on_round)
+    if runtime == "flower":
+        simulated(setting, directory, loop, workers=workers)
+    else:
+        loop(partial(Simulator, workers=workers))
     report.write_report(directory)
     return Run(directory)
 

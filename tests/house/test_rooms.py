@@ -4,6 +4,7 @@ import ast
 import inspect
 import pkgutil
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROOMS = (
 ).split()
 """In the order that data walks through them; `api` is the Python door beside the command line's."""
 FOUNDATION = {"errors", "randomness"}
+FLOWER = find_spec("flwr") is not None
 
 
 def room_of(path):
@@ -72,7 +74,7 @@ def test_every_room_says_what_it_is():
 
 def public_things():
     for info in pkgutil.walk_packages([str(SOURCE)], "sightline."):
-        if info.name.endswith("__main__"):
+        if info.name.endswith("__main__") or (info.name.startswith("sightline.runtimes.flower.") and not FLOWER):
             continue
         module = import_module(info.name)
         for name, thing in vars(module).items():

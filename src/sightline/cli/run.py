@@ -35,10 +35,6 @@ def command(
     workers: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Train the experiment in CONFIG (a TOML file) and write its report."""
-    if runtime == "flower":
-        from sightline.errors import invalid
-
-        invalid("--runtime", runtime, "not in this version", "use --runtime simulator")
     from sightline.config import read
 
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
@@ -46,7 +42,7 @@ def command(
     with RoundBar(experiment.name, experiment.rounds) as bar:
         import sightline
 
-        done = sightline.run(experiment, out=out, resume=resume, workers=workers, on_round=bar.advance)
+        done = sightline.run(experiment, out=out, resume=resume, workers=workers, runtime=runtime, on_round=bar.advance)
     summary = done.summary
     if as_json:
         click.echo(json.dumps(summary, allow_nan=False))

@@ -81,6 +81,10 @@ class Recall:
         """What a member kept; zero before its first round."""
         return self._shelf.values.get(member, torch.zeros(self._dimension))
 
+    def kept(self, member: int) -> Tensor | None:
+        """What a member kept; None before its first round."""
+        return self._shelf.values.get(member)
+
     def linear_rows(self, members: Sequence[int]) -> Tensor | None:
         """One row per member: the gradient of the linear term of its objective."""
         linear = self.memory.linear

@@ -1,0 +1,124 @@
+"""The questions that a server asks its nodes: one letter per member of a cohort, and how a node reads it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.algorithms import RULES
+from sightline.errors import invalid, refuse
+from sightline.mechanisms import Memory, Occasion, PrivateSteps
+from sightline.runtimes.letter import Letter, packed, tensor, unpacked
+from sightline.topology import Channel
+from sightline.training.work import rows
+
+LEAVING = "leaving"
+"""The call by which a node does its own part of the mechanism; every other call hands a result over in the clear."""
+CALLS = (LEAVING, "train", "dp_sgd", "gradient_sums", "minimise")
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a whole cohort is asked, before it is dealt out to its members."""
+
+    call: str
+    starts: Tensor
+    at: Occasion
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    memory: Memory | None = None
+    channel: Channel | None = None
+    plans: Sequence[PrivateSteps] | None = None
+    linear: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    gradient_tolerance: float | None = None
+
+    def letter(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> Letter:
+        """The question to the member at that place of the cohort."""
+        terms, arrays = packed({name: _row(value, place) for name, value in self.terms.items()}, "terms")
+        words = dict(common) | {
+            "call": self.call,
+            "client": client,
+            "round": self.at.round,
+            "use": self.at.use,
+            "terms": terms,
+            "plan": None if self.plans is None else dataclasses.asdict(self.plans[place]),
+            "gradient_tolerance": self.gradient_tolerance,
+        }
+        if self.channel is not None:
+            factors = {"clip_factor": self.channel.clip_factor, "noise_factor": self.channel.noise_factor}
+            words["channel"] = {"name": self.channel.name} | factors
+        if self.memory is not None:
+            rule, more = packed(_fields(self.memory), "rule")
+            words["memory"] = {"rule": type(self.memory.rule).__name__, "settings": rule}
+            arrays |= more
+        if client in self.linear:
+            arrays["linear"] = self.linear[client]
+        if kept is not None:
+            arrays["kept"] = kept.numpy()
+        return Letter(words, arrays | {"start": rows(self.starts, place).numpy()})
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A question as its node reads it."""
+
+    call: str
+    client: int
+    at: Occasion
+    start: Tensor
+    terms: Mapping[str, Any]
+    memory: Memory | None
+    channel: Channel
+    plan: PrivateSteps | None
+    linear: NDArray[np.float64] | None
+    gradient_tolerance: float | None
+    kept: Tensor | None
+
+    @classmethod
+    def read(cls, letter: Letter, client: int) -> "Task":
+        """The task in a letter; malformed ones are refused, and so is memory by a rule that this node does not know."""
+        words, arrays = letter.words, letter.arrays
+        try:
+            call, plan = str(words["call"]), words.get("plan")
+            if call not in CALLS:
+                invalid("call", call, "no such question")
+            factors = dict(words.get("channel") or {"name": "server"})
+            return cls(
+                call=call,
+                client=client,
+                at=Occasion(int(words["round"]), int(words["use"])),
+                start=tensor(arrays["start"]),
+                terms=unpacked(words["terms"], arrays, "terms"),
+                memory=_memory(words.get("memory"), arrays),
+                channel=Channel(members=(client,), audience=frozenset({"public"}), **factors),
+                plan=None if plan is None else PrivateSteps(**plan),
+                linear=np.array(arrays["linear"]) if "linear" in arrays else None,
+                gradient_tolerance=words.get("gradient_tolerance"),
+                kept=tensor(arrays["kept"]) if "kept" in arrays else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            invalid("question", type(error).__name__, f"is not one that this version asks ({error})")
+
+
+def _row(value: Any, place: int) -> Any:
+    return rows(value, place) if isinstance(value, Tensor) else value
+
+
+def _fields(memory: Memory) -> dict[str, Any]:
+    rule: Any = memory.rule
+    if rule is None or type(rule).__name__ not in RULES:
+        law = "what its clients keep is no rule that a node knows"
+        refuse("--runtime", f"flower ({memory.name})", law, "use --runtime simulator")
+    return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+
+
+def _memory(words: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> Memory | None:
+    if words is None:
+        return None
+    name = str(words["rule"])
+    if name not in RULES:
+        invalid("memory", name, "no rule that this node knows", f"known: {', '.join(RULES)}")
+    return RULES[name](**unpacked(words["settings"], arrays, "rule")).memory()

@@ -1,0 +1,94 @@
+"""A client's side of a round: its own part of the mechanism, with its own data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from sightline.engine.setting import Setting
+from sightline.mechanisms import Block, Cohort, Left, Mechanism, Public, Recall, Scene, Shelf, Updates
+from sightline.mechanisms.samplers import Full
+from sightline.randomness import Purpose, Streams
+from sightline.runtimes.asking import LEAVING, Task
+from sightline.runtimes.simulator import Simulator
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a client computed: the vector that it may send, and the one that it keeps."""
+
+    value: Tensor
+    rejected: bool
+    kept: Tensor | None
+
+
+class Desk:
+    """Answers for clients whose data are in `setting`, by the same code as the simulator.
+
+    Guarantees: the value of `leaving` is the one that the mechanism lets go of, with the client's own noise where the
+    mechanism noises at clients; the same streams give the same bits as in the simulator.
+    """
+
+    def __init__(self, setting: Setting, public: Streams, secret: Streams) -> None:
+        self.setting, self._secret = setting, secret
+        self._simulator = Simulator(setting, public, secret)
+        self._with_noise = lru_cache(maxsize=8)(self._noised)
+
+    def mechanism(self, noise: float | None) -> Mechanism:
+        """The experiment's mechanism with the noise that this client needs."""
+        return self.setting.mechanism if noise is None else self._with_noise(noise)
+
+    def _noised(self, noise: float) -> Mechanism:
+        return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
+
+    def updates(self, task: Task, old: Tensor | None) -> Updates:
+        """What the client would send, not yet computed."""
+        recall = None
+        if task.memory is not None:
+            shelf = Shelf({} if old is None else {task.client: old})
+            recall = Recall(task.memory, shelf, self._simulator.dimension)
+        starts = {task.client: Public(task.start)}
+        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall)
+
+    def scene(self, task: Task, *, next_id: int = 0, secret: Streams | None = None) -> Scene:
+        """The round as this client sees it: a channel of one member, and its own noise."""
+        streams = secret or self._secret
+        return Scene(
+            time=task.at.round,
+            unit=self.setting.unit,
+            adjacency=self.setting.adjacency,
+            channel=task.channel,
+            sampler=Full(1),
+            next_id=next_id,
+            noise=lambda participant: streams.rng(
+                Purpose.NOISE, round=task.at.round, participant=participant, use=task.at.use
+            ),
+        )
+
+    def compute(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
+        """Do what the task asks."""
+        if task.call == LEAVING:
+            _, value, rejected = one(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
+        else:
+            value, rejected = next(self._raw(task, updates))[1][0], False
+        recall = updates.recall
+        return Result(value, rejected, None if recall is None else recall.after.get(task.client))
+
+    def _raw(self, task: Task, updates: Updates) -> Iterator[Block]:
+        cohort, work, plans = [task.client], self._simulator, [task.plan] if task.plan else []
+        if task.call == "train":
+            return work.train(cohort, task.start, at=task.at, terms=task.terms, recall=updates.recall)
+        if task.call == "dp_sgd":
+            return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, terms=task.terms, recall=updates.recall)
+        if task.call == "gradient_sums":
+            return work.gradient_sums(cohort, task.start, plans=plans, at=task.at)
+        linear = {} if task.linear is None else {task.client: task.linear}
+        tolerance = float(task.gradient_tolerance or 0.0)
+        return work.minimise(cohort, task.start, terms=task.terms, linear=linear, gradient_tolerance=tolerance)
+
+
+def one(left: Iterator[Left]) -> Left:
+    """The single member's own; the generator is run to its end, so that all that belongs to it has happened."""
+    (found,) = left
+    return found

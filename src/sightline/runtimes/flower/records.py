@@ -1,0 +1,28 @@
+"""Letters as Flower's records, and back."""
+
+import json
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from sightline.errors import InvalidInput
+from sightline.runtimes.letter import Letter
+
+WORDS, ARRAYS = "words", "arrays"
+
+
+def to_record(letter: Letter) -> RecordDict:
+    """Words as one JSON text, arrays as they are."""
+    arrays = {name: Array(np.ascontiguousarray(array)) for name, array in letter.arrays.items()}
+    return RecordDict(
+        {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
+    )
+
+
+def from_record(record: RecordDict) -> Letter:
+    """The letter in a record; anything else is refused."""
+    try:
+        words = json.loads(str(record[WORDS]["json"]))
+        return Letter(words, {name: array.numpy() for name, array in record[ARRAYS].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"message={type(error).__name__}: not a letter of this version") from None

@@ -1,0 +1,71 @@
+"""`sightline run --runtime flower`: the engine's loop as a ServerApp on Flower's simulation engine."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sightline.data.folder import data_root
+from sightline.engine import Setting
+from sightline.engine.loop import MakeWorker
+from sightline.errors import SightlineError
+from sightline.runtimes.remote import Remote
+
+SIMULATED_TIMEOUT = 3600.0
+"""A simulated node is slow at worst, never gone."""
+
+
+def simulated(setting: Setting, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
+    """Run the loop with every client as a node of Flower's simulation engine, `workers` of them at a time.
+
+    Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here as it was.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    from sightline.runtimes.flower.client_app import app as client_app
+    from sightline.runtimes.flower.grid_post import GridPost, connected
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    outcome: list[BaseException] = []
+
+    def main(grid: Grid, context: Context) -> None:
+        def worker(setting: Setting, *streams: Any) -> Remote:
+            nodes = dict(enumerate(connected(grid, len(setting.clients), timeout=SIMULATED_TIMEOUT)))
+            words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
+            post = GridPost(grid, nodes, timeout=SIMULATED_TIMEOUT)
+            return Remote(setting, post, words=words, simulated=True)
+
+        try:
+            loop(worker)
+        except BaseException as error:
+            outcome.append(error)
+
+    server_app = ServerApp()
+    server_app.main()(main)
+    run_simulation(
+        server_app,
+        client_app,
+        len(setting.clients),
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": workers, "include_dashboard": False},
+        },
+    )
+    if outcome:
+        raise outcome[0]
+
+
+def check_installed() -> None:
+    """Say how to get Flower where it is missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("flwr", "ray") if find_spec(name) is None]
+    if missing:
+        raise SightlineError(
+            f"--runtime=flower: {' and '.join(missing)} cannot be imported; pip install 'sightline[flower]'"
+        )

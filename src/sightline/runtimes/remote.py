@@ -1,0 +1,209 @@
+"""Clients that are elsewhere: the server's side of a round on real nodes."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.config import to_toml
+from sightline.engine.setting import Setting
+from sightline.errors import SightlineError
+from sightline.mechanisms import Block, CentralMean, Left, LocalMean, Occasion, PrivateSteps, Recall, Scene, Updates
+from sightline.mechanisms.clip import sensitivity
+from sightline.runtimes.asking import LEAVING, Ask
+from sightline.runtimes.letter import Letter, tensor
+from sightline.topology import Channel, client_name
+
+ROWS_BYTES = 1 << 27
+"""How much memory the answers of one turn may take."""
+LARGEST_NORM = 1e6
+"""A vector of a larger norm is no model update, whatever the mechanism."""
+PATIENCE = 3
+"""So many rounds may pass in which everybody was asked in vain."""
+
+
+class NobodyAnswers(SightlineError):
+    """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
+
+
+class Post(Protocol):
+    """Takes questions to nodes and brings back answers."""
+
+    def ask(self, letters: Mapping[int, Letter], group: str) -> Mapping[int, Letter | str]:
+        """Client -> its answer, or in a few words why there is none. Waits no longer than it was told to."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Remote:
+    """A worker whose clients are behind a `Post`.
+
+    Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
+    not finite or too large to be one, is left out, and `tell` says why. Where clients are only `simulated`, nothing of
+    that may happen, so it stops the run; and what they keep comes back too, for the checkpoint.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        post: Post,
+        *,
+        words: Mapping[str, Any],
+        simulated: bool,
+        tell: Callable[[int, int, str], None] | None = None,
+    ) -> None:
+        self.dimension = setting.model.parameters
+        self.sizes = setting.federation.sizes.tolist()
+        self._setting, self._post, self._simulated = setting, post, simulated
+        self._tell = tell
+        self._common = dict(words) | {"experiment": to_toml(setting.experiment)}
+        self._known: set[tuple[int, str]] = set()
+        self._in_vain = 0
+
+    @property
+    def nodes(self) -> "Remote":
+        """The members do their part of a mechanism themselves."""
+        return self
+
+    def close(self) -> None:
+        """Let go of the nodes."""
+        self._post.close()
+
+    def asked(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """What the members let go of."""
+        ask = Ask(LEAVING, updates.start_rows(), updates.at, updates.terms, _memory(updates.recall), scene.channel)
+        largest = self._largest(scene.channel)
+        for client, answer in self._answers(updates.cohort.members, ask, updates.recall, largest):
+            yield Left(client, tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
+
+    def train(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        at: Occasion,
+        terms: Mapping[str, Any],
+        recall: Recall | None = None,
+    ) -> Iterator[Block]:
+        """End vectors, handed over in the clear."""
+        yield from self._blocks(cohort, Ask("train", starts, at, terms, _memory(recall)), recall)
+
+    def dp_sgd(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        plans: Sequence[PrivateSteps],
+        at: Occasion,
+        terms: Mapping[str, Any],
+        recall: Recall | None = None,
+    ) -> Iterator[Block]:
+        """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
+        yield from self._blocks(cohort, Ask("dp_sgd", starts, at, terms, _memory(recall), plans=plans), recall)
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+    ) -> Iterator[Block]:
+        """Sums of clipped gradients, handed over in the clear."""
+        yield from self._blocks(cohort, Ask("gradient_sums", starts, at, plans=plans), None)
+
+    def minimise(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]],
+        gradient_tolerance: float,
+    ) -> Iterator[Block]:
+        """Exact minimisers, handed over in the clear."""
+        at = Occasion(0, 0)
+        ask = Ask("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
+        yield from self._blocks(cohort, ask, None)
+
+    def _blocks(self, cohort: Sequence[int], ask: Ask, recall: Recall | None) -> Iterator[Block]:
+        for client, answer in self._answers(cohort, ask, recall, LARGEST_NORM):
+            yield [client], tensor(answer.arrays["value"])[None]
+
+    def _answers(
+        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, largest: float
+    ) -> Iterator[tuple[int, Letter]]:
+        """The usable answers, in the order of the cohort."""
+        turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
+        for first in range(0, len(cohort), turn):
+            places = range(first, min(first + turn, len(cohort)))
+            letters = {cohort[place]: self._letter(ask, place, cohort[place], recall) for place in places}
+            group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
+            found = self._post.ask(letters, group)
+            for client in letters:
+                answer = found.get(client, "no answer")
+                why = answer if isinstance(answer, str) else self._wrong(answer, largest)
+                if why or isinstance(answer, str):
+                    self._left_out(ask.at.round, client, why)
+                    continue
+                answered += 1
+                self._keep(client, answer, recall)
+                yield client, answer
+        self._patience(answered, len(cohort))
+
+    def _letter(self, ask: Ask, place: int, client: int, recall: Recall | None) -> Letter:
+        common = self._common | {"noise": self._setting.multipliers.get(client)}
+        return ask.letter(place, client, common=common, kept=self._restored(client, recall))
+
+    def _restored(self, client: int, recall: Recall | None) -> Tensor | None:
+        """What a simulated client kept in a run that is resumed; afterwards its node remembers by itself."""
+        if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
+            return None
+        self._known.add((client, recall.memory.name))
+        return recall.kept(client)
+
+    def _keep(self, client: int, answer: Letter, recall: Recall | None) -> None:
+        if recall is not None and "kept" in answer.arrays:
+            recall.keep_value(client, tensor(answer.arrays["kept"]))
+
+    def _largest(self, channel: Channel) -> float:
+        """The largest norm that a member's part of the mechanism can have; with noise, but for odds of e^-40."""
+        mechanism = self._setting.mechanism
+        if not isinstance(mechanism, CentralMean | LocalMean):
+            return LARGEST_NORM
+        clip_norm = mechanism.clip_norm * channel.clip_factor
+        largest = clip_norm * (1 + 1e-5)
+        if isinstance(mechanism, LocalMean):
+            noise = mechanism.noise_multiplier * channel.noise_factor * sensitivity(clip_norm, self._setting.adjacency)
+            largest += noise * (math.sqrt(self.dimension) + 9)
+        return largest
+
+    def _wrong(self, answer: Letter, largest: float) -> str:
+        """Why an answer cannot be used; nothing when it can."""
+        if "refused" in answer.words:
+            return f"refused: {answer.words['refused']}"
+        value = answer.arrays.get("value")
+        if value is None or value.shape != (self.dimension,) or value.dtype.kind != "f":
+            looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
+            return f"sent {looks} where ({self.dimension},) numbers were asked for"
+        norm = torch.linalg.vector_norm(tensor(value), dtype=torch.float64).item()
+        if math.isfinite(norm) and norm > largest:
+            return f"sent a vector of norm {norm:.3g}, at most {largest:.3g} is possible"
+        return "" if math.isfinite(norm) or self._simulated else "sent numbers that are not finite"
+
+    def _left_out(self, round: int, client: int, why: str) -> None:
+        if self._tell is None:
+            raise SightlineError(f"{client_name(client)}: {why}")
+        self._tell(round, client, why)
+
+    def _patience(self, answered: int, asked: int) -> None:
+        self._in_vain = self._in_vain + 1 if asked and not answered else 0
+        if self._in_vain >= PATIENCE:
+            raise NobodyAnswers(
+                f"nodes={asked}: nobody gave a usable answer {PATIENCE} times running; see the reasons above, "
+                "then go on with --resume"
+            )
+
+
+def _memory(recall: Recall | None) -> Any:
+    return None if recall is None else recall.memory

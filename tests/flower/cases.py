@@ -1,0 +1,78 @@
+"""Small experiments of every algorithm, mechanism and sampler, and what it means that two runs are the same."""
+
+import copy
+
+from safetensors.numpy import load_file
+
+from sightline.algorithms import REGISTRY
+
+BASE = {
+    "name": "same",
+    "rounds": 4,
+    "data": {"source": "synthetic", "partition": "natural", "clients": 6, "features": 8, "classes": 3, "size_min": 12,
+             "size_mean": 2.0, "size_sigma": 0.5},
+    "model": {"name": "mlp", "hidden": [5]},
+    "local": {"epochs": 2, "batch_size": 8, "learning_rate": 0.2, "momentum": 0.5},
+    "sampling": {"clients": {"scheme": "poisson", "rate": 0.7}},
+    "privacy": {"unit": "client", "noise_multiplier": 0.8, "clip_norm": 0.4, "delta": 1e-3},
+}  # fmt: skip
+GROUPS = {"kind": "groups", "structure": "ring", "groups": 3, "period": 2}
+LINEAR = {"model": {"name": "linear"}, "local": {"steps": 1, "weight_decay": 0.1}}
+
+
+def changed(**sections):
+    plain = copy.deepcopy(BASE)
+    for name, value in sections.items():
+        plain[name] = value
+    return plain
+
+
+def topology_of(name):
+    kinds = REGISTRY[name].topologies
+    return {"kind": "star"} if "star" in kinds else GROUPS if "groups" in kinds else {"kind": kinds[0]}
+
+
+def privacy(unit, where=None, **more):
+    found = {"unit": unit, "delta": 1e-3, "clip_norm": 0.4} | more
+    return found if where is None else found | {"where": where}
+
+
+CASES = {
+    "open": changed(privacy={"unit": "none"}),
+    "local noise": changed(privacy=privacy("client", "client", noise_multiplier=2.0)),
+    "local noise, calibrated": changed(privacy=privacy("client", "client", epsilon=20.0)),
+    "integer arithmetic": changed(privacy=privacy("client", noise_multiplier=1.0, arithmetic="integer")),
+    "private steps": changed(privacy=privacy("sample", noise_multiplier=1.0)),
+    "private steps, own noise": changed(privacy=privacy("sample", epsilon=5.0)),
+    "gradient at the server": changed(
+        privacy=privacy("sample", "server", noise_multiplier=1.0), local={"steps": 1, "batch_size": 8}
+    ),
+    "output": changed(privacy=privacy("sample", mechanism="output", sensitivity="clipped_model", noise_multiplier=1.0)),
+    "output, exact": changed(
+        **LINEAR, privacy=privacy("sample", mechanism="output", sensitivity="strongly_convex", noise_multiplier=1.0)
+    ),
+    "objective": changed(
+        **LINEAR, privacy=privacy("sample", mechanism="objective", epsilon=60.0),
+        algorithm={"name": "fedprox", "mu": 0.5},
+    ),
+    "stragglers": changed(local=BASE["local"] | {"stragglers": 0.6, "epochs": 3}),
+    "fixed cohorts": changed(sampling={"clients": {"scheme": "fixed", "rate": 0.5}}),
+}  # fmt: skip
+for name in REGISTRY:
+    CASES[f"algorithm {name}"] = changed(
+        algorithm={"name": name}, topology=topology_of(name),
+        privacy=privacy("client", "client" if REGISTRY[name].personal else "server", noise_multiplier=0.8),
+    )  # fmt: skip
+
+
+def bits(run):
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in run.rounds]
+    return rows, [release.body() for release in run.ledger]
+
+
+def same(left, right):
+    assert bits(left) == bits(right)
+    ours, theirs = (load_file(run.directory / "model.safetensors") for run in (left, right))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name].tobytes() == theirs[name].tobytes(), name

@@ -1,0 +1,55 @@
+"""A post that is no network: letters become bytes and come back from nodes in this process."""
+
+import pytest
+
+from sightline import engine, report
+from sightline.api import Run
+from sightline.config import parse
+from sightline.runtimes import simulated_node
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.remote import Remote
+
+
+class Loopback:
+    """Every client has a node with a memory of its own; answers come in reverse order, as they well may."""
+
+    def __init__(self):
+        self.kept = {}
+        self.asked = []
+
+    def ask(self, letters, group):
+        self.asked.append((group, {client: letter.words for client, letter in letters.items()}))
+        found = {}
+        for client, letter in reversed(letters.items()):
+            arrived = Letter.from_bytes(letter.to_bytes())
+            answer = simulated_node.answer(arrived, self.kept.setdefault(client, {}))
+            found[client] = Letter.from_bytes(answer.to_bytes())
+        return found
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def loopback():
+    return Loopback()
+
+
+@pytest.fixture
+def run_remotely(tmp_path, loopback):
+    """Run an experiment on nodes behind a post."""
+
+    def run(plain, *, post=None, out="remote", resume=False, tell=None, on_round=lambda row: None):
+        setting = engine.calibrated(engine.build(parse(plain)))
+        directory = tmp_path / out
+        directory.mkdir(exist_ok=resume)
+
+        def worker(setting, public, secret):
+            words = {"folder": str(directory)}
+            return Remote(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
+
+        engine.run(setting, directory, worker, resume=resume, on_round=on_round)
+        report.write_report(directory)
+        return Run(directory)
+
+    return run

@@ -1,0 +1,14 @@
+"""Clients behind a post give the bits that the simulator gives, for every algorithm, mechanism and sampler."""
+
+import pytest
+
+import sightline
+from sightline.config import parse
+from tests.flower.cases import CASES, same
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nodes_give_the_bits_of_the_simulator(case, run_remotely, tmp_path):
+    plain = CASES[case]
+    here = sightline.run(parse(plain), out=tmp_path / "here")
+    same(run_remotely(plain), here)
