@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
-from sightline.report import clients, costs, curves, groups, headline, settings, sight, traffic
+from sightline.report import clients, clusters, costs, curves, groups, headline, settings, sight, traffic
 from sightline.report.disk import write_whole
 from sightline.report.run import Run
 from sightline.report.section import Content, Frame, Section
@@ -22,6 +22,7 @@ SECTIONS: tuple[Section, ...] = (
     curves.SECTION,
     sight.SECTION,
     groups.SECTION,
+    clusters.SECTION,
     clients.SECTION,
     traffic.SECTION,
     costs.SECTION,
