@@ -16,6 +16,7 @@ from sightline.events import (
     Exponential,
     Gaussian,
     Poisson,
+    Pooled,
     Product,
     Pure,
     Repeat,
@@ -35,6 +36,7 @@ EXAMPLES: dict[str, Event] = {
     "without_replacement": WithoutReplacement(20, 200, Gaussian(2.0)),
     "split": Split(3, Gaussian(1.2)),
     "allocation": Allocation(10, 3, Gaussian(2.0)),
+    "pooled": Pooled(4, Gaussian(1.2)),
     "repeat": Repeat(2, Poisson(0.1, Gaussian(1.3))),
     "product": Product((Gaussian(3.0), Poisson(0.3, Pure(0.2)))),
 }

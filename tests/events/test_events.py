@@ -13,6 +13,7 @@ from sightline.events import (
     Exponential,
     Gaussian,
     Poisson,
+    Pooled,
     Product,
     Pure,
     Repeat,
@@ -37,6 +38,7 @@ EVENTS = st.recursive(
         st.builds(Poisson, st.floats(0.01, 1), inner),
         st.builds(Split, st.integers(1, 9), inner),
         st.builds(Repeat, st.integers(0, 9), inner),
+        st.builds(Pooled, st.integers(1, 9), inner),
         st.builds(lambda e: Allocation(9, 3, e), inner),
         st.builds(lambda e: WithoutReplacement(3, 9, e), inner),
         st.builds(lambda e: Product(tuple(e)), st.lists(inner, max_size=3)),
@@ -53,7 +55,7 @@ def test_json_gives_the_event_back(event):
 @given(EVENTS)
 def test_known_coins_leave_no_coin(event):
     kinds = str(with_known_coins(event))
-    assert not any(word in kinds for word in ("Poisson", "Split", "Allocation", "WithoutReplacement"))
+    assert not any(word in kinds for word in ("Poisson", "Split", "Allocation", "WithoutReplacement", "Pooled"))
 
 
 @given(EVENTS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import singledispatch
 
 from sightline.errors import invalid, refuse
-from sightline.events import Allocation, Event, Gaussian, Poisson, Product, Repeat, Split, WithoutReplacement
+from sightline.events import Allocation, Event, Gaussian, Poisson, Pooled, Product, Repeat, Split, WithoutReplacement
 
 Composition = Mapping[Event, int]
 """A multiset of events: what one observer saw of one subject."""
@@ -61,6 +61,14 @@ def _(event: Product) -> dict[Event, int]:
 def _(event: Poisson) -> dict[Event, int]:
     inner = simplified(event.event)
     return parts_of(inner) if event.rate == 1 else wrapped(inner, Poisson(event.rate, inner))
+
+
+@parts_of.register
+def _(event: Pooled) -> dict[Event, int]:
+    inner = simplified(event.event)
+    if event.noises == 1 or not isinstance(inner, Gaussian):  # noises of another kind do not add up to more
+        return parts_of(inner)
+    return {Gaussian(inner.noise_multiplier * math.sqrt(event.noises) * (1 - 1e-12)): 1}
 
 
 @parts_of.register

@@ -13,6 +13,8 @@ from sightline.algorithms import (
     feddyn,
     fedprox,
     fedyogi,
+    h2fdp,
+    hierarchy_baselines,
     local,
     pfedme,
     pfedme_local,
@@ -26,8 +28,8 @@ from sightline.mechanisms import Rule
 
 REGISTRY: dict[str, Algorithm] = {
     module.ALGORITHM.name: module.ALGORITHM
-    for module in (fedavg, fedavgm, fedprox, scaffold, feddyn, pfedme, fedyogi, local, dp_ogl, dp_ogl_plus)
-}
+    for module in (fedavg, fedavgm, fedprox, scaffold, feddyn, pfedme, fedyogi, local, dp_ogl, dp_ogl_plus, h2fdp)
+} | {baseline.name: baseline for baseline in hierarchy_baselines.BASELINES}
 
 RULES: dict[str, type[Rule]] = {
     rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme_local.Moreau)
@@ -39,10 +41,6 @@ PLANNED = [
     "ifca",
     "oracle_clusters",
     "rdpcfl",
-    "h2fdp",
-    "hfl",
-    "hfl_dp",
-    "pedpfl",
 ]
 """Names that the experiment file knows and that later versions build."""
 

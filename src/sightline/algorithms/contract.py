@@ -140,7 +140,7 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
     def check(experiment: Experiment) -> None:
         privacy, scheme = experiment.privacy, experiment.sampling.clients.scheme
         hidden = experiment.sampling.clients.scheduled or (scheme == "fixed" and privacy.adjacency == "replace")
-        if privacy.unit == "client" and privacy.place == "server" and hidden:
+        if privacy.unit == "client" and privacy.place != "client" and hidden:
             law = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
             refuse("sampling.clients.scheme", scheme, law, 'use scheme = "poisson" or "full"')
         if privacy.unit == "sample" and privacy.mechanism == "gaussian" and privacy.place == "server":
@@ -165,7 +165,7 @@ class Algorithm:
     """A sentence for the report, where the guarantee needs one."""
     check: Callable[[Experiment], None] = suits_everything
     """Refuses experiments with which the algorithm has no guarantee."""
-    topologies: tuple[str, ...] = ("star",)
+    topologies: tuple[str, ...] = ("star", "tree")
     """The kinds of topology that it runs on."""
     cohorts: Callable[[Experiment], Cohorts] = one_a_round
     """How many cohorts of each channel it draws."""

@@ -32,4 +32,4 @@ def models(state: State, clients: range) -> dict[int, Public]:
 
 SAYS = "Clients train alone; epsilon is for publishing every client's own model after each round."
 
-ALGORITHM = Algorithm("local", Local, init, round_, models, personal=True, says=SAYS)
+ALGORITHM = Algorithm("local", Local, init, round_, models, personal=True, says=SAYS, topologies=("star",))

@@ -219,6 +219,16 @@ class Resources(OpenSection):
     model: str
 
 
+NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
+"""Algorithms by which every device adds its own noise."""
+
+
+def _word(given: dict[str, Any], section: str, key: str) -> Any:
+    """A key of a section that may not be there, or be anything."""
+    found = given.get(section)
+    return found.get(key) if isinstance(found, dict) else None
+
+
 class Experiment(Section):
     """One experiment file, read and checked."""
 
@@ -234,6 +244,19 @@ class Experiment(Section):
     sampling: Sampling = Sampling()
     privacy: Privacy = Privacy(unit="none")
     resources: Resources | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_where_it_belongs(cls, given: Any) -> Any:
+        """On a tree clients' noise is added where trust ends, unless the file or the algorithm says otherwise."""
+        if not isinstance(given, dict) or not isinstance(given.get("privacy"), dict):
+            return given
+        privacy, kind = given["privacy"], _word(given, "topology", "kind")
+        if privacy.get("where") or privacy.get("unit", "client") != "client":
+            return given
+        if _word(given, "algorithm", "name") in NOISE_AT_DEVICES:
+            return given | {"privacy": privacy | {"where": "client"}}
+        return given | {"privacy": privacy | {"where": "edge"}} if kind == "tree" else given
 
     @field_validator("name")
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from sightline.engine.setting import Setting
 from sightline.events import Unit
 from sightline.ledger import written
-from sightline.mechanisms import CentralMean, LocalMean, SampleAtClient, SampleAtServer
+from sightline.mechanisms import ByTrust, CentralMean, LocalMean, SampleAtClient, SampleAtServer, SegmentSums
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
 from sightline.training import clipping_note
@@ -96,7 +96,7 @@ def noise_multiplier(setting: Setting) -> float | dict[str, float] | None:
     if isinstance(mechanism, SampleAtClient | SampleAtServer):
         found = {plan.noise_multiplier for plan in mechanism.plans.values()}
         return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
-    if isinstance(mechanism, Output | Objective) and mechanism.multipliers:
+    if isinstance(mechanism, ByTrust | SegmentSums | Output | Objective) and mechanism.multipliers:
         spread = set(mechanism.multipliers.values())
         return spread.pop() if len(spread) == 1 else {"min": min(spread), "max": max(spread)}
     return None
@@ -136,6 +136,8 @@ def guarantee(setting: Setting) -> list[str]:
 
 
 def _trusted(setting: Setting) -> str:
+    if setting.experiment.topology.kind == "tree":
+        return f"Trusted are {written(frozenset(setting.topology.trusted))}: their part is to receive"
     if setting.experiment.topology.kind == "groups":
         return "The groups' masters are trusted: they receive"
     return "The server is trusted: its part is to receive"

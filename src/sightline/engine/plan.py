@@ -19,6 +19,8 @@ from sightline.topology import client_name
 class NoWorker:
     """Stands where the data would be: a plan never trains."""
 
+    nodes = None
+
     def __init__(self, sizes: list[int]) -> None:
         self.dimension = 1
         self.sizes = sizes

@@ -17,7 +17,15 @@ from sightline.config import Experiment
 from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
-from sightline.mechanisms import CentralMean, CohortSampler, LocalMean, Mechanism, build_mechanism, build_sampler
+from sightline.mechanisms import (
+    ByTrust,
+    CentralMean,
+    CohortSampler,
+    LocalMean,
+    Mechanism,
+    build_mechanism,
+    build_sampler,
+)
 from sightline.mechanisms.choose import needs_unit_features
 from sightline.mechanisms.mechanism import only_sums
 from sightline.mechanisms.objective_features import unit_features
@@ -103,7 +111,8 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
-        server_trusted=privacy.unit != "none" and privacy.place == "server",
+        place=privacy.place if privacy.unit != "none" else "none",
+        streams=streams,
         labels=lambda share: held_labels(federation, share),
     )
     _refuse_schedules_of_changing_members(experiment, place)
@@ -157,7 +166,7 @@ def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topolog
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
     """Channels with noise or clip norms of their own need a mechanism that uses them."""
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
-    if own and not isinstance(mechanism, CentralMean | LocalMean):
+    if own and not isinstance(mechanism, CentralMean | LocalMean | ByTrust):
         law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
         refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 

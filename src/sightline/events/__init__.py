@@ -7,6 +7,7 @@ from sightline.events.event import (
     Exponential,
     Gaussian,
     Poisson,
+    Pooled,
     Product,
     Pure,
     Repeat,
@@ -16,6 +17,7 @@ from sightline.events.event import (
     scaled,
     to_json,
     with_known_coins,
+    without_pooling,
 )
 from sightline.events.unit import Adjacency, Unit
 
@@ -27,6 +29,7 @@ __all__ = [
     "Exponential",
     "Gaussian",
     "Poisson",
+    "Pooled",
     "Product",
     "Pure",
     "Repeat",
@@ -37,4 +40,5 @@ __all__ = [
     "scaled",
     "to_json",
     "with_known_coins",
+    "without_pooling",
 ]

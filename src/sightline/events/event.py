@@ -110,6 +110,21 @@ class Allocation(Event):
 
 
 @dataclass(frozen=True)
+class Pooled(Event):
+    """A sum in which `noises` noises, each by itself enough for the Gaussian `event`, lie on top of one another.
+
+    Against a single observer who sees no summand and knows none of the `noises` it is Gaussian(z sqrt(noises)). Against
+    who sees the summands, and against coalitions, whose members might know some of the noises, `event` alone counts.
+    """
+
+    noises: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check(self, "noises", self.noises >= 1, "there is at least one noise")
+
+
+@dataclass(frozen=True)
 class Repeat(Event):
     """`times` independent (adaptively chosen) releases of the same `event`."""
 
@@ -148,6 +163,8 @@ def rebuild(event: Event, change: Callable[[Event], Event]) -> Event:
         return Allocation(event.steps, event.uses, change(event.event))
     if isinstance(event, Repeat):
         return Repeat(event.times, change(event.event))
+    if isinstance(event, Pooled):
+        return Pooled(event.noises, change(event.event))
     return event
 
 
@@ -159,11 +176,20 @@ def with_known_coins(event: Event) -> Event:
     >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
     Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
     """
-    if isinstance(event, Poisson | WithoutReplacement | Split):
+    if isinstance(event, Poisson | WithoutReplacement | Split | Pooled):
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
     return rebuild(event, with_known_coins)
+
+
+def without_pooling(event: Event) -> Event:
+    """What the event is against a coalition: noises that its members may have added themselves protect nobody.
+
+    >>> without_pooling(Pooled(4, Gaussian(2.0)))
+    Gaussian(noise_multiplier=2.0)
+    """
+    return without_pooling(event.event) if isinstance(event, Pooled) else rebuild(event, without_pooling)
 
 
 def scaled(event: Event, factor: float) -> Event:

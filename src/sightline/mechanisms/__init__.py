@@ -1,5 +1,6 @@
 """Updates become bounded, sums carry their sensitivity, noise is added where trust ends."""
 
+from sightline.mechanisms.by_trust import ByTrust, PooledMean
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.choose import MECHANISMS, build_mechanism
 from sightline.mechanisms.clip import Aggregate, Bounded, clip, clipped_sum, sensitivity
@@ -14,6 +15,7 @@ from sightline.mechanisms.public import Public, combined, weighted
 from sightline.mechanisms.samplers import SAMPLERS, Cohort, Cohorts, CohortSampler, ScheduledCohorts, build_sampler
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.schedule import Allotment, Schedules
+from sightline.mechanisms.segments import SegmentSums, segment_rate
 from sightline.mechanisms.worker import Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Allotment",
     "Block",
     "Bounded",
+    "ByTrust",
     "CentralMean",
     "Cohort",
     "CohortSampler",
@@ -37,6 +40,7 @@ __all__ = [
     "Open",
     "Outcome",
     "Pace",
+    "PooledMean",
     "PrivateSteps",
     "Public",
     "Recall",
@@ -46,6 +50,7 @@ __all__ = [
     "Scene",
     "ScheduledCohorts",
     "Schedules",
+    "SegmentSums",
     "Shelf",
     "Updates",
     "Worker",
@@ -57,6 +62,7 @@ __all__ = [
     "divided",
     "effective_steps",
     "event_of",
+    "segment_rate",
     "sensitivity",
     "weighted",
     "with_gaussian_noise",

@@ -6,6 +6,7 @@ from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
 from sightline.mechanisms.arithmetic import ARITHMETIC, NoisySum
+from sightline.mechanisms.by_trust import ByTrust
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism
@@ -14,6 +15,7 @@ from sightline.mechanisms.open import Open
 from sightline.mechanisms.output import Output
 from sightline.mechanisms.output_sensitivity import Bound, Facts
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, scheduled, steps_for
+from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.worker import PrivateSteps
 
 UNIT_NOISE = 1.0
@@ -46,6 +48,9 @@ MECHANISMS: dict[tuple[str, str], Callable[[Experiment, Sequence[int]], Mechanis
     ("sample", "server"): lambda experiment, sizes: SampleAtServer(
         _plans(experiment, sizes), experiment.local.learning_rate
     ),
+    ("client", "edge"): lambda experiment, sizes: ByTrust(*_client_noise(experiment)),
+    ("sample", "edge"): lambda experiment, sizes: SegmentSums(_plans(experiment, sizes)),
+    ("none", "edge"): lambda experiment, sizes: Open(),
     ("none", "server"): lambda experiment, sizes: Open(),
     ("none", "client"): lambda experiment, sizes: Open(),
 }
@@ -88,6 +93,10 @@ def build_mechanism(experiment: Experiment, *, sizes: Sequence[int], classes: in
         return _output(experiment, sizes, classes)
     if privacy.mechanism == "objective":
         return _objective(experiment, sizes, classes)
-    if privacy.place == "edge":
-        refuse("privacy.where", "edge", "a star has no edge servers", 'use where = "server" or "client"')
+    tree = experiment.topology.kind == "tree"
+    if privacy.place == "edge" and not tree:
+        law = f"a {experiment.topology.kind} has no edge servers"
+        refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
+    if tree and (privacy.unit, privacy.place) == ("client", "client"):
+        return ByTrust(*_client_noise(experiment))
     return MECHANISMS[privacy.unit, privacy.place](experiment, sizes)

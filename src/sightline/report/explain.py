@@ -11,6 +11,7 @@ from sightline.events import (
     Exponential,
     Gaussian,
     Poisson,
+    Pooled,
     Product,
     Pure,
     Repeat,
@@ -74,6 +75,11 @@ def _(event: Split, who: str = "subject") -> str:
 def _(event: Allocation, who: str = "subject") -> str:
     hidden = f"each {who} in exactly {count(event.uses)} of {count(event.steps)} steps, a hidden choice"
     return f"{explain(event.event, who)}, {hidden}"
+
+
+@explain.register
+def _(event: Pooled, who: str = "subject") -> str:
+    return f"{explain(event.event, who)}, in a sum with the noise of {count(event.noises)} {who}s"
 
 
 @explain.register

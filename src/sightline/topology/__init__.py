@@ -4,14 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
+from sightline.randomness import Streams
 from sightline.topology.channel import Channel, Line, Steady, Topology, client_name
 from sightline.topology.groups import Groups, Labels, build_groups, group_name
 from sightline.topology.groups_file import read_schedule, schedule_from
 from sightline.topology.groups_schedule import Era, Schedule, constant
 from sightline.topology.groups_structures import STRUCTURES
 from sightline.topology.star import PUBLIC, SERVER, Star
+from sightline.topology.tree import CLOUD, Node, Noise, Tree
+from sightline.topology.tree_build import build_tree
 
-PLANNED = ("tree", "clusters")
+PLANNED = ("clusters",)
 """Kinds that the experiment file names and that later versions build."""
 
 
@@ -24,7 +27,7 @@ def build_star(
     return Star(clients, server_trusted)
 
 
-REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star, "groups": build_groups}
+REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star, "groups": build_groups, "tree": build_tree}
 
 
 def find(kind: str) -> Callable[..., Topology]:
@@ -37,13 +40,25 @@ def find(kind: str) -> Callable[..., Topology]:
 
 
 def build(
-    kind: str, settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+    kind: str,
+    settings: Mapping[str, Any],
+    *,
+    clients: int,
+    place: str,
+    labels: Labels | None = None,
+    streams: Streams | None = None,
 ) -> Topology:
-    """The topology of an experiment file, by its name; `labels` says what workers hold, for those that ask."""
-    return find(kind)(settings, clients=clients, server_trusted=server_trusted, labels=labels)
+    """The topology of an experiment file, by its name.
+
+    `place` says who adds the noise; `labels` what workers hold and `streams` what chance decides, for those that ask.
+    """
+    if kind == "tree":
+        return build_tree(settings, clients=clients, place=place, streams=streams)
+    return find(kind)(settings, clients=clients, server_trusted=place == "server", labels=labels)
 
 
 __all__ = [
+    "CLOUD",
     "PLANNED",
     "PUBLIC",
     "REGISTRY",
@@ -54,13 +69,17 @@ __all__ = [
     "Groups",
     "Labels",
     "Line",
+    "Node",
+    "Noise",
     "Schedule",
     "Star",
     "Steady",
     "Topology",
+    "Tree",
     "build",
     "build_groups",
     "build_star",
+    "build_tree",
     "client_name",
     "constant",
     "find",

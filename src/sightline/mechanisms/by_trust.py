@@ -1,0 +1,78 @@
+"""Privacy of clients where trust ends: a trusted server noises the sum, else every device noises what it sends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sightline.events import Pooled
+from sightline.ledger import Release
+from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
+from sightline.mechanisms.central import CentralMean
+from sightline.mechanisms.local import LocalMean
+from sightline.mechanisms.mechanism import Outcome, Scene
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Updates
+
+
+@dataclass(frozen=True)
+class PooledMean(LocalMean):
+    """`LocalMean` whose single messages only the gathering server sees: everybody else sees their sum.
+
+    Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
+    other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
+    members. Not claimed with integer arithmetic, where the sum of rounded noises is not a rounded Gaussian.
+    """
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        *sent, mean = super().claims(updates, scene)
+        others = len(sent) - 1
+        if others < 2 or self.noisy_sum is not noisy_sum_of_floats:
+            return *sent, mean
+        gatherer = frozenset({scene.channel.name})
+        return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
+
+
+@dataclass(frozen=True)
+class ByTrust:
+    """Every channel by its own trust, with the noise that its own members need.
+
+    Guarantees: those of `CentralMean` below a trusted server, those of `PooledMean` elsewhere.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    noisy_sum: NoisySum = noisy_sum_of_floats
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+    """Client -> the noise multiplier that keeps it within its target."""
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "ByTrust":
+        """The same mechanism; every channel takes the largest noise that one of its members needs."""
+        return replace(self, multipliers=dict(multipliers))
+
+    def at(self, scene: Scene) -> CentralMean | PooledMean:
+        """The mechanism of a channel."""
+        members = scene.channel.members
+        noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members), default=self.noise_multiplier)
+        kind = CentralMean if scene.channel.trusted else PooledMean
+        return kind(self.clip_norm, noise, self.noisy_sum)
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """As the channel's own mechanism claims."""
+        return self.at(scene).claims(updates, scene)
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """As the channel's own mechanism computes."""
+        return self.at(scene).mean(updates, scene)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """As the channel's own mechanism claims."""
+        return self.at(scene).claims_each(updates, scene)
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """As the channel's own mechanism computes."""
+        return self.at(scene).each(updates, scene)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """As the channel's own mechanism counts."""
+        return self.at(scene).senders(cohort, scene)

@@ -1,0 +1,138 @@
+"""Privacy of single examples in segments of clipped steps: the sum of a device's steps, noised where trust ends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from sightline.errors import refuse
+from sightline.events import Adjacency, Event, Gaussian, Poisson
+from sightline.ledger import Release
+from sightline.mechanisms.arithmetic import noisy_sum_of_floats
+from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import client_name
+
+
+def segment_rate(rate: float, steps: int) -> float:
+    """The probability that an example is in at least one of `steps` independent Poisson batches.
+
+    >>> segment_rate(0.1, 1), round(segment_rate(0.1, 2), 6), segment_rate(1.0, 5)
+    (0.1, 0.19, 1.0)
+    """
+    return rate if steps == 1 else 1 - (1 - rate) ** steps
+
+
+@dataclass(frozen=True)
+class SegmentSums:
+    r"""-eta sum of m gradients, each scaled onto the ball of radius G, + N(0, (z 2 eta m G)^2).
+
+    Guarantees: for every example of a member, `Poisson(1 - (1 - q)^m, Gaussian(z))`. An example bends the whole path of
+    its device once it was drawn, so the sum moves by at most 2 eta m G; it moves it only if one of the m batches drew
+    it, and never q alone is the rate of that. Who took part is not claimed to hide anything.
+    """
+
+    plans: Mapping[int, PrivateSteps]
+    """Each client's batches: clip norm, rate and expected size."""
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "SegmentSums":
+        """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
+        return replace(self, multipliers=dict(multipliers))
+
+    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """A trusted server's noisy sum, or one release per member and their mean."""
+        members = updates.cohort.members
+        if scene.channel.trusted:
+            rate = max(self.plans[n].rate for n in scene.channel.members)
+            published = scene.release(
+                source=scene.channel.name,
+                event=self._event(updates, rate, self._noise(scene.channel.members)),
+                audience=scene.channel.audience,
+                what="noisy sum of clipped steps",
+                subjects=frozenset(map(client_name, members)),
+                inputs=updates.sources,
+                coins_known_to=frozenset({scene.channel.name}),
+            )
+            return scene.handed_over(updates), published
+        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
+        return *sent, scene.published_mean(inputs, "mean of noisy sums of clipped steps")
+
+    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+        """The mean over the members, noised once by the trusted server or by each of them."""
+        if scene.channel.trusted:
+            noise = self._noise(scene.channel.members)
+            total, rejected = self._noised(updates, scene, [u for _, u in self._steps(updates)], noise, EVERYONE)
+        else:
+            outcome = self.each(updates, scene)
+            rejected = outcome.rejected
+            total = sum(outcome.values.values(), torch.zeros(updates.worker.dimension))
+        return Outcome({EVERYONE: total / max(1, len(updates.cohort.members))}, rejected)
+
+    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+        """One release per member, to everyone; refused below a trusted server, which protects sums."""
+        if scene.channel.trusted:
+            only_sums()
+        return self._sent(updates, scene, scene.channel.audience)
+
+    def each(self, updates: Updates, scene: Scene) -> Outcome:
+        """Every member's noisy sum of steps."""
+        values, rejected = {}, 0
+        for member, update in self._steps(updates):
+            values[member], refused = self._noised(updates, scene, [update], self._noise((member,)), member)
+            rejected += refused
+        return Outcome(values, rejected)
+
+    def senders(self, cohort: Cohort, scene: Scene) -> float:
+        """The members."""
+        return float(len(cohort.members))
+
+    def _noise(self, members: tuple[int, ...]) -> float:
+        return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)
+
+    def _event(self, updates: Updates, rate: float, noise: float) -> Event:
+        """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
+        whole = segment_rate(rate, _term(updates, "most_steps"))
+        return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
+
+    def _steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
+        steps = _term(updates, "steps")
+        plans = [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
+        return list(updates.trained_privately(plans))
+
+    def _noised(
+        self, updates: Updates, scene: Scene, sums: list[torch.Tensor], noise: float, participant: int
+    ) -> tuple[torch.Tensor, int]:
+        clip_norm = next(iter(self.plans.values())).clip_norm * scene.channel.clip_factor
+        return noisy_sum_of_floats(
+            sums,
+            dimension=updates.worker.dimension,
+            clip_norm=clip_norm,
+            noise_multiplier=noise,
+            adjacency=Adjacency.REPLACE,  # both ends of the difference may lie anywhere in the ball
+            rng=scene.noise(participant),
+        )
+
+    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+        return tuple(
+            scene.release(
+                source=client_name(member),
+                event=self._event(updates, self.plans[member].rate, self._noise((member,))),
+                audience=audience,
+                what="own noisy sum of clipped steps",
+                subjects=of(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )
+
+
+def _term(updates: Updates, name: str) -> int:
+    if name not in updates.terms:
+        law = "one example's effect on an update of many free steps has no bound to be noised"
+        refuse("privacy.where", "edge", law, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
+    return int(updates.terms[name])
