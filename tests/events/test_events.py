@@ -66,6 +66,7 @@ def test_scaling_twice_is_scaling_once(event):
 def test_the_registry_knows_every_event():
     assert set(Event.registry.values()) == {
         Gaussian, Clear, Pure, Exponential, Poisson, WithoutReplacement, Split, Allocation, Repeat, Product,
+        Pooled,
     }  # fmt: skip
 
 

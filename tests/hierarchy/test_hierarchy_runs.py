@@ -1,0 +1,272 @@
+"""Runs on trees: the model of a naive loop, the ledger of closed-form counts, noise that moves with trust."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from safetensors.torch import load_file
+
+import sightline
+from sightline import engine
+from sightline.errors import InvalidInput
+from sightline.events import Clear, Gaussian, Poisson, Pooled
+from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
+from tests.engine.test_resume import Crash, crash_in, left_behind
+from tests.oracle.hierarchy_naive import h2fdp
+
+DELTA = 1e-5
+
+
+def flat(run, setting):
+    return setting.model.join(load_file(run.directory / "model.safetensors")).numpy()
+
+
+def epsilon_by_google(events):
+    """Composed by another library."""
+    accountant = PLDAccountant()
+    for event, times in events.items():
+        inner = dp_event.GaussianDpEvent(
+            event.noise_multiplier if isinstance(event, Gaussian) else event.event.noise_multiplier
+        )
+        made = inner if isinstance(event, Gaussian) else dp_event.PoissonSampledDpEvent(event.rate, inner)
+        accountant.compose(made, times)
+    return accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("rate", [None, 0.6])
+@pytest.mark.parametrize("trusted", [[], ["edge-0", "edge-1"], 1.0])
+def test_h2fdp_ends_where_the_naive_loop_does(treed, tmp_path, rate, trusted):
+    sampling = {"scheme": "full"} if rate is None else {"scheme": "poisson", "rate": rate}
+    experiment = treed(**{"topology.trusted": trusted, "sampling.clients": sampling})
+    setting = engine.build(experiment)
+    run = sightline.run(experiment, out=tmp_path / "run")
+    edges = [(channel.members, channel.trusted) for channel in setting.topology.channels]
+    expected = h2fdp(
+        setting.federation, setting.start.numpy(), edges, rounds=3, tau=6, every=2, gamma=0.3, radius=0.5, batch_size=4,
+        noise=0.8, seed=experiment.seed, rate=rate,
+    )  # fmt: skip
+    np.testing.assert_allclose(flat(run, setting), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_counts_per_observer_in_closed_form(treed, tmp_path):
+    """R intervals of K_l segments: everybody has R K_l releases to answer for; how much each hides is the observer's."""
+    run = sightline.run(treed(), out=tmp_path / "run")
+    releases = 3 * 3
+    trusted, alone, untrusted = "client-0", "client-3", "client-4"
+    for observer in ("cloud", "public", "edge-2", "client-5"):
+        for subject in (trusted, alone):
+            assert run.ledger.composition(subject, observer) == {Gaussian(0.8): releases}
+    for observer in ("cloud", "public", "client-0", "edge-2"):
+        assert run.ledger.composition(untrusted, observer).total() == releases
+    assert run.ledger.composition(trusted, "edge-0")[Clear()] == releases
+    assert run.ledger.composition(trusted, "edge-1")[Clear()] == 0  # another trusted edge was handed nothing of it
+    assert run.summary["trusted"] == ["edge-0", "edge-1"]
+    assert set(run.summary["observers"]) == {"cloud", UNTRUSTED, SAME, ELSEWHERE, "public"}
+
+
+def test_noises_of_devices_add_up_except_for_who_gathers_them(treed, tmp_path):
+    run = sightline.run(treed(**{"topology": {"kind": "tree", "subnets": [5, 1]}}), out=tmp_path / "run")
+    pooled = Pooled(4, Gaussian(0.8))
+    for observer in ("cloud", "public", "client-1", "client-5", "edge-1"):
+        assert run.ledger.composition("client-0", observer) == {pooled: 9}
+    assert run.ledger.composition("client-0", "edge-0") == {Gaussian(0.8): 9}
+    assert run.ledger.composition("client-5", "cloud") == {Gaussian(0.8): 9}  # nobody to hide among
+    assert run.ledger.composition("client-0", {"cloud", "edge-0"}) == {Gaussian(0.8): 9}
+    assert run.ledger.composition("client-0", {"client-1", "client-2"}) == {Gaussian(0.8): 9}  # they know two noises
+    seen = run.summary["observers"]
+    assert seen[UNTRUSTED] == pytest.approx(epsilon_by_google({Gaussian(0.8): 9}), rel=2e-3)
+    assert seen[SAME] == pytest.approx(epsilon_by_google({Gaussian(1.6): 9}), rel=2e-3)
+    assert seen[SAME] < seen["cloud"] == seen[UNTRUSTED]  # the lone device is as exposed to the cloud
+
+
+def test_what_pooling_claims_is_what_the_sum_of_noises_does():
+    """Monte Carlo: of k noises the observer knows one; z of what is left is sqrt(k - 1) z up to 5 sigma."""
+    rng, k, z = np.random.default_rng(0), 5, 0.8
+    noises = z * rng.standard_normal((200_000, k))
+    unknown = noises.sum(1) - noises[:, 0]
+    assert np.std(unknown) == pytest.approx(z * math.sqrt(k - 1), rel=5 / math.sqrt(2 * 200_000))
+
+
+def test_hidden_participation_counts_only_where_it_is_hidden(treed, tmp_path):
+    experiment = treed(**{"sampling.clients": {"scheme": "poisson", "rate": 0.5}})
+    run = sightline.run(experiment, out=tmp_path / "run")
+    assert run.ledger.composition("client-0", "cloud") == {Poisson(0.5, Gaussian(0.8)): 9}
+    taken = run.ledger.composition("client-4", "edge-2")
+    assert set(taken) <= {Gaussian(0.8)}  # the untrusted edge knows who answered
+    assert 0 < taken[Gaussian(0.8)] < 9
+
+
+@pytest.mark.parametrize("sampling", [{"scheme": "full"}, {"scheme": "poisson", "rate": 0.4}])
+@pytest.mark.parametrize("trusted", [0.0, ["edge-0"], ["edge-2", "edge-1"], 1.0])
+def test_every_observer_stays_within_the_target(treed, tmp_path, trusted, sampling):
+    changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0, "topology.trusted": trusted}
+    experiment = treed(**changes, **{"sampling.clients": sampling})
+    run = sightline.run(experiment, out=tmp_path / "run")
+    tree = engine.build(experiment).topology
+    parties = {"cloud", "public", *(node.name for node in tree.nodes), *(f"client-{n}" for n in range(6))}
+    epsilons = [
+        run.ledger.epsilon(f"client-{n}", observer, DELTA)
+        for n in range(6) for observer in parties - set(tree.trusted) - {f"client-{n}"}
+    ]  # fmt: skip
+    assert max(epsilons) == run.epsilon <= 5.0
+    if sampling["scheme"] == "full":
+        assert run.epsilon > 4.99
+
+
+def test_noise_moves_with_trust(treed):
+    """Trust handed from edge to edge: the trusted one is handed clean sums and noises them, the others' devices do."""
+    changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0, "topology.subnets": 3}
+    hidden = {"sampling.clients": {"scheme": "poisson", "rate": 0.4}}
+    for name in ("edge-0", "edge-1", "edge-2"):
+        setting = engine.calibrated(engine.build(treed(**changes, **hidden, **{"topology.trusted": [name]})))
+        ledger = engine.plan(setting)
+        number = int(name[-1])
+        for edge in range(3):
+            members = [f"client-{n}" for n in (2 * edge, 2 * edge + 1)]
+            sources = {r.source for r in ledger if r.subjects & set(members) and r.event not in (Clear(),)}
+            assert sources == ({name} if edge == number else set(members))
+            clear = [r for r in ledger if r.event == Clear() and r.subjects & set(members)]
+            assert all(r.audience == {name} for r in clear)
+            assert bool(clear) == (edge == number)
+        needed = setting.mechanism.multipliers
+        at_edge, at_device = needed[2 * number], needed[(2 * number + 2) % 6]
+        assert at_edge < at_device  # participation is hidden behind the trusted edge only
+        assert name not in [line.observer for line in setting.topology.lines[UNTRUSTED]]
+
+
+def test_two_levels_are_noised_once_at_the_top_of_the_trusted_chain(treed, tmp_path):
+    tree = {"kind": "tree", "levels": [3, 2], "trusted": ["edge-0", "region-0"]}
+    run = sightline.run(treed(**{"topology": tree, "algorithm": {"name": "fedavg"}}), out=tmp_path / "run")
+    noisy = [r for r in run.ledger if r.source == "region-0"]
+    assert {tuple(sorted(r.subjects)) for r in noisy} == {("client-0", "client-1")}
+    assert all(r.audience == {"region-0", "cloud"} for r in noisy)
+    clear = [r for r in run.ledger if r.event == Clear()]
+    assert all(r.audience == {"edge-0", "region-0"} for r in clear)
+    assert math.isfinite(run.epsilon)
+
+
+@pytest.mark.parametrize("algorithm", ["h2fdp", "fedavg", "scaffold"])
+@pytest.mark.parametrize(("name", "call"), [("save_checkpoint", 2), ("evaluated", 2)])
+def test_an_interrupted_run_ends_as_an_unbroken_one(treed, tmp_path, monkeypatch, algorithm, name, call):
+    experiment = treed(**{"algorithm": {"name": algorithm}, "local.steps": 5})
+    with monkeypatch.context() as patch:
+        crash_in(patch, engine.loop, name, call, before=True)
+        with pytest.raises(Crash):
+            sightline.run(experiment, out=tmp_path / "broken")
+    sightline.run(experiment, out=tmp_path / "whole")
+    sightline.run(experiment, out=tmp_path / "broken", resume=True)
+    assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
+
+
+FLAT = ["fedavg", "fedavgm", "fedprox", "fedyogi", "scaffold", "feddyn", "pfedme"]
+
+
+@pytest.mark.parametrize("algorithm", FLAT)
+def test_without_privacy_a_tree_is_a_star(treed, tmp_path, algorithm):
+    open_ = {"privacy": {"unit": "none"}, "algorithm": {"name": algorithm, "upcycle": 0.3}, "rounds": 2}
+    tree = sightline.run(treed(**open_), out=tmp_path / "tree")
+    star = sightline.run(treed(**open_, **{"topology": {"kind": "star"}}), out=tmp_path / "star")
+    setting = engine.build(treed(**open_))
+    np.testing.assert_allclose(flat(tree, setting), flat(star, setting), rtol=1e-4, atol=1e-6)
+    assert math.isinf(tree.epsilon)
+
+
+@pytest.mark.parametrize("algorithm", FLAT)
+@pytest.mark.parametrize("where", ["edge", "client"])
+def test_flat_algorithms_stay_within_their_target(treed, tmp_path, algorithm, where):
+    changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 6.0, "privacy.where": where, "rounds": 2}
+    run = sightline.run(treed(**changes, **{"algorithm": {"name": algorithm}}), out=tmp_path / "run")
+    assert 5.99 < run.epsilon <= 6.0
+    worst = run.ledger.composition("client-4", "edge-2")
+    assert epsilon_by_google(worst) <= 6.0 * 1.002
+
+
+@pytest.mark.parametrize("changes", [
+    {"topology": {"kind": "tree", "subnets": 1}},
+    {"topology": {"kind": "tree", "subnets": 6, "trusted": 0.5}},
+    {"topology": {"kind": "tree", "subnets": 2}, "algorithm.name": "hfl_dp", "privacy.where": None},
+    {"topology": {"kind": "tree", "subnets": 1}, "algorithm.name": "pedpfl", "privacy.where": None},
+    {"topology": {"kind": "star"}, "algorithm.name": "pedpfl", "privacy.where": None},
+    {"privacy": {"unit": "none"}, "algorithm.name": "hfl"},
+    {"privacy.adjacency": "replace"},
+])  # fmt: skip
+def test_corners_run(treed, tmp_path, changes):
+    run = sightline.run(treed(rounds=2, **changes, **{"algorithm.local_aggregation": 2}), out=tmp_path / "run")
+    assert run.summary["rounds_done"] == 2
+    assert math.isinf(run.epsilon) == (run.summary["unit"] == "none")
+
+
+def test_sample_unit_counts_whole_segments(treed, tmp_path):
+    changes = {"privacy.unit": "sample", "privacy.noise_multiplier": None, "privacy.epsilon": 4.0}
+    experiment = treed(**changes)
+    setting = engine.calibrated(engine.build(experiment))
+    run = sightline.run(experiment, out=tmp_path / "run")
+    plans, sizes = setting.mechanism.plans, setting.federation.sizes
+    assert plans[4].rate == min(4, sizes[4]) / sizes[4]
+    (event,) = run.ledger.composition("client-4", "edge-2")
+    assert isinstance(event, Poisson)
+    assert event.rate == pytest.approx(1 - (1 - 4 / sizes[4]) ** 2)  # m = 2 steps, never q alone
+    assert run.ledger.composition("client-4", "edge-2")[event] == 9
+    assert 3.99 < run.epsilon <= 4.0
+    (below,) = run.ledger.composition("client-0", "cloud")
+    assert below.rate == pytest.approx(1 - (1 - 4 / min(sizes[:3])) ** 2)  # the member that is drawn most often
+
+
+def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
+    """Brute force: exchange one example of a device and look how far its released sum can move."""
+    experiment = treed(**{"privacy.unit": "sample", "privacy.clip_norm": 0.2})
+    setting = engine.build(experiment)
+    shard = setting.federation.clients[4].train
+    from sightline.training import LocalTerms, LocalWork, dp_sgd
+
+    def segment(x):
+        work = LocalWork(learning_rate=0.3, batch_size=4, steps=4, step_norm=0.2)
+        rng = [np.random.default_rng(5)]
+        blocks = dp_sgd(
+            setting.model, setting.start, [type(shard)(x, shard.y)], work, clip_norm=0.2, noise_std=[0.0],
+            sample_rates=[1.0], steps=[4], divisors=[1.0], coin_rngs=rng, noise_rngs=rng, terms=LocalTerms(),
+        )  # fmt: skip
+        return next(blocks)[1][0] - setting.start
+
+    other = shard.x.copy()
+    other[0] = -100 * other[0]
+    before, after = segment(shard.x), segment(other)
+    assert float(before.norm()) <= 0.3 * 4 * 0.2 * (1 + 1e-6)
+    assert float((before - after).norm()) <= 2 * 0.3 * 4 * 0.2 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"local.momentum": 0.5}, "beyond eta m G"),
+    ({"local.steps": 7}, "divisor of local.steps"),
+    ({"local": {"epochs": 1}}, "counts steps"),
+    ({"privacy.where": "server"}, "before the cloud could add noise"),
+    ({"privacy.unit": "sample", "privacy.where": "client"}, "noises sums of clipped steps"),
+    ({"algorithm.name": "hfl"}, "without privacy"),
+    ({"algorithm": {"name": "hfl_dp"}}, "every device adds noise"),
+    ({"algorithm.name": "pedpfl", "privacy.where": "client"}, "one subnet"),
+    ({"algorithm": {"name": "h2fdp", "schedule": "cosine"}}, "no such step size schedule"),
+    ({"algorithm": {"name": "local"}}, "runs on star"),
+    ({"topology": {"kind": "star"}}, "runs on tree"),
+    ({"algorithm": {"name": "fedavg"}, "topology": {"kind": "star"}}, "has no edge servers"),
+    ({"algorithm": {"name": "fedavg"}, "privacy.unit": "sample"}, "no bound to be noised"),
+    ({"algorithm": {"name": "fedavg"}, "privacy.where": "server"}, "would see clean updates"),
+    ({"algorithm": {"name": "scaffold"}, "privacy.adjacency": "replace",
+      "sampling.clients": {"scheme": "fixed", "rate": 0.5}}, "remember that they took part"),
+])  # fmt: skip
+def test_what_does_not_compose_is_refused(treed, tmp_path, changes, words):
+    with pytest.raises(InvalidInput, match=words) as error:
+        sightline.run(treed(**changes), out=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_a_trusted_cloud_noises_once(treed, tmp_path):
+    changes = {"privacy.where": "server", "topology.trusted": 1.0, "algorithm": {"name": "fedavg"}}
+    run = sightline.run(treed(**changes), out=tmp_path / "run")
+    star = sightline.run(treed(**changes, **{"topology": {"kind": "star"}}), out=tmp_path / "star")
+    setting = engine.build(treed(**changes))
+    np.testing.assert_allclose(flat(run, setting), flat(star, setting), rtol=1e-5)
+    assert run.epsilon == star.epsilon
+    assert run.summary["trusted"] == ["edge-0", "edge-1", "edge-2", "cloud"]
