@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import sightline
 from sightline import engine
 from sightline.errors import InvalidInput
-from sightline.events import Clear, Gaussian, Poisson, Pooled
+from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp
@@ -241,6 +241,7 @@ def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
     ({"local.momentum": 0.5}, "beyond eta m G"),
     ({"local.steps": 7}, "divisor of local.steps"),
     ({"local": {"epochs": 1}}, "counts steps"),
+    ({"sampling.clients": {"scheme": "balanced", "uses": 2}}, "counts one use a round"),
     ({"privacy.where": "server"}, "before the cloud could add noise"),
     ({"privacy.unit": "sample", "privacy.where": "client"}, "noises sums of clipped steps"),
     ({"algorithm.name": "hfl"}, "without privacy"),
@@ -270,3 +271,17 @@ def test_a_trusted_cloud_noises_once(treed, tmp_path):
     np.testing.assert_allclose(flat(run, setting), flat(star, setting), rtol=1e-5)
     assert run.epsilon == star.epsilon
     assert run.summary["trusted"] == ["edge-0", "edge-1", "edge-2", "cloud"]
+
+
+def test_schedules_of_regions_are_apart(treed, tmp_path):
+    """Two regions must not share a hidden schedule: members of one would give away the coins of the other's."""
+    changes = {
+        "topology": {"kind": "tree", "levels": [4, 2], "trusted": 1.0}, "data.clients": 8, "rounds": 12,
+        "algorithm": {"name": "fedavg"}, "sampling.clients": {"scheme": "balanced", "uses": 6},
+    }  # fmt: skip
+    setting = engine.build(treed(**changes))
+    assert [channel.name for channel in setting.topology.gathers] == ["region-0", "region-1"]
+    assert len({setting.line(channel) for channel in setting.topology.gathers}) == 2
+    run = sightline.run(treed(**changes), out=tmp_path / "run")
+    (event,) = run.ledger.composition("client-0", "cloud")
+    assert event == Allocation(12, 6, Gaussian(0.8))

@@ -96,9 +96,8 @@ def models(state: State, clients: range) -> Public:
 
 def check(experiment: Experiment) -> None:
     """Refuse what breaks the bound eta m G on a segment, or leaves an edge's word to its devices without noise."""
-    local, privacy = experiment.local, experiment.privacy
+    name, local = experiment.algorithm.name, experiment.local
     every = experiment.algorithm.settings.get("local_aggregation", H2FDP.local_aggregation)
-    name = experiment.algorithm.name
     if local.steps is None:
         invalid(
             "local.epochs", local.epochs, f"{name} counts steps, tau of them in an interval", "e.g. local.steps = 20"
@@ -106,15 +105,28 @@ def check(experiment: Experiment) -> None:
     if isinstance(every, int) and every >= 1 and local.steps % every:
         law = f"an interval of local.steps={local.steps} is cut into segments of equal length"
         invalid("algorithm.local_aggregation", every, law, "give a divisor of local.steps")
-    if privacy.unit != "none" and local.momentum:
+    if experiment.sampling.clients.scheduled and every != local.steps:
+        law = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
+        refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, law, 'use scheme = "poisson" or "full"')
+    if experiment.privacy.unit != "none":
+        check_private(experiment)
+
+
+def check_private(experiment: Experiment) -> None:
+    """The same for private runs only."""
+    name, privacy = experiment.algorithm.name, experiment.privacy
+    if experiment.local.momentum:
         law = "momentum carries a gradient into steps after its segment, beyond eta m G"
-        refuse("local.momentum", local.momentum, law, "use momentum = 0")
-    if privacy.unit != "none" and privacy.place == "server":
+        refuse("local.momentum", experiment.local.momentum, law, "use momentum = 0")
+    if privacy.place == "server":
         law = "edges publish to their devices between global rounds, before the cloud could add noise"
         refuse("privacy.where", "server", law, 'use where = "edge" with trusted edges')
     if privacy.unit == "sample" and privacy.place != "edge":
         law = f"{name} noises sums of clipped steps, where trust ends"
         refuse("privacy.where", privacy.place, law, 'use where = "edge", with trusted = 0.0 for noise at every device')
+    if privacy.unit == "sample" and experiment.samples_scheme not in ("poisson", "full"):
+        law = "a segment's rate is that of independent Poisson batches"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
 
 
 SAYS = (

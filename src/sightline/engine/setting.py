@@ -116,7 +116,8 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         labels=lambda share: held_labels(federation, share),
     )
     _refuse_schedules_of_changing_members(experiment, place)
-    samplers = {channel.name: sampler_of(experiment, channel, algorithm) for channel in place.channels}
+    every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
+    samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
     _refuse_unused_factors(place, mechanism)
     model = _model(experiment, federation)

@@ -19,14 +19,15 @@ class PooledMean(LocalMean):
 
     Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
-    members. Not claimed with integer arithmetic, where the sum of rounded noises is not a rounded Gaussian.
+    members. Not claimed with integer arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for
+    members that are elsewhere, who may not answer and then add no noise.
     """
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claims(updates, scene)
         others = len(sent) - 1
-        if others < 2 or self.noisy_sum is not noisy_sum_of_floats:
+        if others < 2 or self.noisy_sum is not noisy_sum_of_floats or updates.worker.nodes is not None:
             return *sent, mean
         gatherer = frozenset({scene.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
