@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sightline.engine.load import load_of
 from sightline.engine.setting import Setting
 from sightline.events import Unit
 from sightline.ledger import written
@@ -62,6 +63,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
             "samples": {"scheme": experiment.samples_scheme}
             | (experiment.sampling.samples.model_dump(exclude_none=True) if experiment.sampling.samples else {}),
         },
+        "load": load_of(setting),
         "observers": setting.topology.observers,
         "lines": lines_of(setting),
         "notes": list(setting.topology.notes),
@@ -126,6 +128,7 @@ def guarantee(setting: Setting) -> list[str]:
             "Cohorts of a fixed size under add/remove adjacency: no amplification by sampling is claimed. "
             'adjacency = "replace" accounts for it.'
         )
+    sentences += scheduled(setting)
     if isinstance(setting.mechanism, Output | Objective):
         curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
         rounds = setting.experiment.rounds
@@ -133,6 +136,26 @@ def guarantee(setting: Setting) -> list[str]:
     if setting.algorithm.says:
         sentences.append(setting.algorithm.says)
     return sentences + list(setting.topology.notes)
+
+
+def scheduled(setting: Setting) -> list[str]:
+    """What a schedule promises, for clients and for examples."""
+    sampling, privacy = setting.experiment.sampling, setting.experiment.privacy
+    told = []
+    for who, sampler, hidden in (
+        ("client", sampling.clients, privacy.unit == "client" and privacy.place == "server"),
+        ("example", sampling.samples, True),
+    ):
+        if sampler is None or not sampler.scheduled:
+            continue
+        uses = f"exactly {sampler.uses} times" if sampler.uses else f"with probability {sampler.rate:g} once"
+        told.append(f"Each {who} is used {uses} in each of {sampler.epochs or 1} schedule(s), drawn at random.")
+        if hidden:
+            told.append(
+                "The schedule is a secret: the epsilon of a whole schedule is counted from its first round on, "
+                "so that a run that stops early has spent it."
+            )
+    return told
 
 
 def _trusted(setting: Setting) -> str:

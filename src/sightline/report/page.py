@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
-from sightline.report import clients, clusters, costs, curves, groups, headline, settings, sight, traffic
+from sightline.report import clients, clusters, costs, curves, groups, headline, load, settings, sight, traffic
 from sightline.report.disk import write_whole
 from sightline.report.run import Run
 from sightline.report.section import Content, Frame, Section
@@ -24,6 +24,7 @@ SECTIONS: tuple[Section, ...] = (
     groups.SECTION,
     clusters.SECTION,
     clients.SECTION,
+    load.SECTION,
     traffic.SECTION,
     costs.SECTION,
     settings.SECTION,

@@ -1,0 +1,88 @@
+"""The load: how often a member is used, exactly by a schedule or spread by coins; worked out, never counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from sightline.report.bars import Bars, bar_chart
+from sightline.report.chart import Tick
+from sightline.report.numbers import count, number, plural, short
+from sightline.report.run import Run
+from sightline.report.section import Content, Section
+
+MOST_BARS = 60
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The law of how often one member is used: binomial, or a constant."""
+
+    trials: int
+    chance: float
+    each: int = 1
+
+    def at(self, level: float) -> int:
+        """The quantile at a level."""
+        return self.each * int(stats.binom.ppf(level, self.trials, self.chance))
+
+    @property
+    def mean(self) -> float:
+        """The expected number of uses."""
+        return self.each * self.trials * self.chance
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the number of uses."""
+        return float(self.each * np.sqrt(self.trials * self.chance * (1 - self.chance)))
+
+    def figures(self, members: int) -> tuple[str, ...]:
+        """Mean, standard deviation, where 98% lie, the median of the least and of the most used of all members."""
+        low, high = self.at(0.01), self.at(0.99)
+        least, most = self.at(-np.expm1(np.log(0.5) / members)), self.at(np.exp(np.log(0.5) / members))
+        whole = count(low) if low == high else f"{count(low)} to {count(high)}"
+        return short(self.mean, 4), number(self.deviation, 3), whole, count(least), count(most)
+
+
+def content(run: Run) -> Content | None:
+    """A table and a picture for clients and for examples; None where everybody is always used."""
+    loads = [_told(load) for load in run.fact("load", [])]
+    return {"loads": loads} if loads else None
+
+
+SECTION = Section("load", "How often each is used", content)
+
+
+def _told(load: Mapping[str, Any]) -> dict[str, Any]:
+    members, steps, who = int(load["members"]), int(load["steps"]), str(load["who"])
+    scheduled = load.get("rate") is None
+    rate = load["uses"] * load["epochs"] * load["chance"] / steps if scheduled else float(load["rate"])
+    coins = Spread(steps, rate)
+    rows = [("Independent coins" + (" of the same rate" if scheduled else ""), coins.figures(members))]
+    words = "Which it was is not shown anywhere: these numbers follow from the settings alone."
+    if scheduled:
+        own = Spread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
+        rows.insert(0, ("This run's schedule", own.figures(members)))
+        if load["chance"] == 1:
+            words = (
+                f"Every {who} is used exactly {count(own.mean)} times in {count(steps)} {load['steps_are']}. " + words
+            )
+    return {"who": who, "rows": rows, "words": words, "chart": _chart(coins, members, who, scheduled)}
+
+
+def _chart(coins: Spread, members: int, who: str, scheduled: bool) -> Bars | None:
+    """How many members coins would use how often; None where there is nothing to draw."""
+    low, high = coins.at(1e-4), coins.at(1 - 1e-4)
+    if not low < high <= low + MOST_BARS:
+        return None
+    uses = list(range(low, high + 1))
+    heights = [members * float(stats.binom.pmf(use, coins.trials, coins.chance)) for use in uses]
+    words = [f"{plural(use, 'use')}: {number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
+    every = -(-len(uses) // 8)
+    labels = [Tick(place, str(uses[place])) for place in range(0, len(uses), every)]
+    title = f"Expected number of {who}s by how often " + (
+        "coins of the same rate would use them" if scheduled else "they are used"
+    )
+    return bar_chart(f"load-{who}", title, heights, words, labels=labels, x="uses", y=f"{who}s")
