@@ -124,9 +124,20 @@ def summarised(directory: Path) -> dict[str, Any]:
             "rejected_updates": int(done.total("rejected")),
             "uplink_floats": done.total("uplink_floats"),
             **{name: done.total(name) for name in ("energy_joule", "delay_seconds") if done.fact("resources")},
+            **_clusters(done),
         }
     )
     return summary
+
+
+def _clusters(done: report.Run) -> dict[str, Any]:
+    """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
+    facts = done.fact("clusters")
+    if facts is None:
+        return {}
+    last = (done.rounds[-1].get("clusters") if done.rounds else None) or {}
+    own = {"purity": last.get("purity"), "minority_accuracy": done.last("minority_accuracy")}
+    return {"clusters": {"count": facts["count"], "mss": facts["mss"]} | own}
 
 
 def _number(value: float | None, otherwise: float) -> float:

@@ -15,12 +15,16 @@ from sightline.algorithms import (
     fedyogi,
     h2fdp,
     hierarchy_baselines,
+    ifca,
     local,
+    mrmtl,
+    oracle_clusters,
     pfedme,
     pfedme_local,
+    rdpcfl,
     scaffold,
 )
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
 from sightline.algorithms.upcycle import Upcycle, upcycled
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
@@ -28,21 +32,29 @@ from sightline.mechanisms import Rule
 
 REGISTRY: dict[str, Algorithm] = {
     module.ALGORITHM.name: module.ALGORITHM
-    for module in (fedavg, fedavgm, fedprox, scaffold, feddyn, pfedme, fedyogi, local, dp_ogl, dp_ogl_plus, h2fdp)
+    for module in (
+        fedavg,
+        fedavgm,
+        fedprox,
+        scaffold,
+        feddyn,
+        pfedme,
+        fedyogi,
+        local,
+        mrmtl,
+        dp_ogl,
+        dp_ogl_plus,
+        h2fdp,
+        ifca,
+        oracle_clusters,
+        rdpcfl,
+    )
 } | {baseline.name: baseline for baseline in hierarchy_baselines.BASELINES}
 
 RULES: dict[str, type[Rule]] = {
     rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme_local.Moreau)
 }
 """What clients may be told to keep, by name: real nodes know these and nothing else."""
-
-PLANNED = [
-    "mrmtl",
-    "ifca",
-    "oracle_clusters",
-    "rdpcfl",
-]
-"""Names that the experiment file knows and that later versions build."""
 
 
 def build(experiment: Experiment) -> tuple[Algorithm, Any]:
@@ -51,13 +63,12 @@ def build(experiment: Experiment) -> tuple[Algorithm, Any]:
     rule = given.pop("upcycle", None)
     settings = settings_of(algorithm, given)
     algorithm.check(experiment)
+    settings = algorithm.complete(settings, experiment)
     return (algorithm if rule is None else upcycled(algorithm, Upcycle.read(rule))), settings
 
 
 def find(name: str) -> Algorithm:
     """The algorithm of that name."""
-    if name in PLANNED:
-        invalid("algorithm.name", name, "not in this version", f"available: {', '.join(REGISTRY)}")
     if name not in REGISTRY:
         invalid("algorithm.name", name, "no such algorithm", did_you_mean(name, list(REGISTRY)))
     return REGISTRY[name]
@@ -65,7 +76,8 @@ def find(name: str) -> Algorithm:
 
 def settings_of(algorithm: Algorithm, given: Mapping[str, Any]) -> Any:
     """The algorithm's settings, each checked to be known and a finite number where it is a number."""
-    fields = {field.name: field for field in dataclasses.fields(algorithm.settings)}
+    own = [field for field in dataclasses.fields(algorithm.settings) if not field.metadata.get(DERIVED)]
+    fields = {field.name: field for field in own}
     for key, value in given.items():
         if key not in fields:
             way_out = did_you_mean(key, sorted(fields)) if fields else "remove it"
@@ -80,4 +92,4 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["PLANNED", "REGISTRY", "RULES", "Algorithm", "Round", "State", "build", "find", "settings_of"]
+__all__ = ["REGISTRY", "RULES", "Algorithm", "Round", "State", "build", "find", "settings_of"]

@@ -1,8 +1,10 @@
 """What an algorithm is, and the one object through which it touches the world."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from sightline.config import Experiment
 from sightline.errors import refuse
@@ -12,6 +14,10 @@ from sightline.topology import Channel
 
 State = Mapping[str, Public]
 """Everything an algorithm remembers between rounds: named public vectors, checkpointed as they are."""
+
+
+DERIVED = "derived"
+"""Marks a field of settings that follows from the experiment and is not the user's to give."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ class Round(Protocol):
     def shares(self, channels: Sequence[Channel]) -> list[float]:
         """The public share of each channel in a mean over all of them."""
 
+    @property
+    def rehearsal(self) -> bool:
+        """Whether nothing is computed: where its path depends on released values, walk the one that costs most."""
+
+    def coins(self) -> np.random.Generator:
+        """The server's own coins of this round, for draws from public probabilities."""
+
     def effort(self, cohort: Cohort) -> Effort:
         """How much work the cohort's mean update is the mean of."""
 
@@ -89,6 +102,9 @@ class Round(Protocol):
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
 
+    def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
+        """Each member's private choice of one of the models, as the model's number, made public to the server."""
+
     def publish(self, value: Public) -> Public:
         """Let the top show everybody a value that it worked out of what was sent up."""
 
@@ -97,6 +113,20 @@ class Round(Protocol):
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Each member's own update, made public to the channel's audience by the experiment's mechanism."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Clusters as an algorithm's state has them: public values only."""
+
+    cluster_of: tuple[int, ...]
+    """The cluster of each client."""
+    alike: tuple[int, ...]
+    """Equal numbers: clients who have been in equal clusters at all times."""
+    how: str
+    """How everybody got there: known, drawn, chosen, kept."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the server knows of the clusters: `count`, and of a mixture `mss`, `points`, `centres`, ..."""
 
 
 class InitFunction(Protocol):
@@ -118,6 +148,15 @@ class ModelsFunction(Protocol):
 
     def __call__(self, state: State, clients: range) -> Public | dict[int, Public]:
         """One model for all, or one per client."""
+
+
+def as_given(settings: Any, experiment: Experiment) -> Any:
+    """The settings of an algorithm that needs nothing else of the experiment."""
+    return settings
+
+
+def no_clusters(state: State) -> None:
+    """What an algorithm without clusters finds."""
 
 
 def suits_everything(experiment: Experiment) -> None:
@@ -169,5 +208,9 @@ class Algorithm:
     """The kinds of topology that it runs on."""
     cohorts: Callable[[Experiment], Cohorts] = one_a_round
     """How many cohorts of each channel it draws."""
+    complete: Callable[[Any, Experiment], Any] = as_given
+    """Fills in settings that follow from the rest of the experiment."""
+    found: Callable[[State], Found | None] = no_clusters
+    """The clusters that a state has, for lines of sight, evaluation and report."""
     kept: str = ""
     """The memory that is each client's own model: what clients are judged by, private, never published."""

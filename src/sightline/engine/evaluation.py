@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sightline.engine.clusters import cluster_metrics
 from sightline.engine.setting import Setting
 from sightline.mechanisms import Public
 from sightline.training import Evaluation, evaluate, evaluate_many
 
-Metrics = dict[str, float]
+Metrics = dict[str, Any]
 
 
 def evaluated(setting: Setting, models: Public | Mapping[int, Public]) -> Metrics:
@@ -18,13 +20,13 @@ def evaluated(setting: Setting, models: Public | Mapping[int, Public]) -> Metric
     shards = [client.test for client in setting.federation.clients]
     if isinstance(models, Public):
         whole = evaluate(setting.model, models.value, setting.federation.test)
-        return _of_clients(evaluate_many(setting.model, models.value, shards)) | {
+        return _of_clients(setting, evaluate_many(setting.model, models.value, shards)) | {
             "test_accuracy": whole.accuracy,
             "test_loss": whole.loss,
         }
     rows = torch.stack([models[client].value for client in setting.clients])
     found = evaluate_many(setting.model, rows, shards)
-    own = _of_clients(found)
+    own = _of_clients(setting, found)
     own |= {"test_accuracy": own["client_accuracy_mean"], "test_loss": own["client_loss_mean"]}
     return own | _of_groups(setting, rows, found) if setting.experiment.topology.kind == "groups" else own
 
@@ -56,16 +58,17 @@ def evaluated_kept(setting: Setting, kept: Mapping[int, Tensor], otherwise: Publ
     if examples:
         pooled["test_accuracy"] = math.fsum(e.accuracy * e.examples for e in own if e.examples) / examples
         pooled["test_loss"] = math.fsum(e.loss * e.examples for e in own if e.examples) / examples
-    return _of_clients(own) | pooled
+    return _of_clients(setting, own) | pooled
 
 
-def _of_clients(found: list[Evaluation]) -> Metrics:
+def _of_clients(setting: Setting, found: list[Evaluation]) -> Metrics:
     accuracies = [e.accuracy for e in found if e.examples]
     losses = [e.loss for e in found if e.examples]
     return {
         "client_accuracy_mean": _mean(accuracies),
         "client_accuracy_worst": min(accuracies, default=math.nan),
         "client_loss_mean": _mean(losses),
+        **cluster_metrics(setting, found),
     }
 
 

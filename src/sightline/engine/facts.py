@@ -64,8 +64,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
             | (experiment.sampling.samples.model_dump(exclude_none=True) if experiment.sampling.samples else {}),
         },
         "load": load_of(setting),
-        "observers": setting.topology.observers,
-        "lines": lines_of(setting),
+        **seen_by(setting),
         "notes": list(setting.topology.notes),
         "trusted": list(setting.topology.trusted),
         "guarantee": guarantee(setting),
@@ -164,6 +163,11 @@ def _trusted(setting: Setting) -> str:
     if setting.experiment.topology.kind == "groups":
         return "The groups' masters are trusted: they receive"
     return "The server is trusted: its part is to receive"
+
+
+def seen_by(setting: Setting) -> dict[str, Any]:
+    """The kinds of observers, and their lines of sight."""
+    return {"observers": setting.topology.observers, "lines": lines_of(setting)}
 
 
 def lines_of(setting: Setting) -> dict[str, list[list[str]]] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from sightline.algorithms import State
 from sightline.config import to_toml
 from sightline.engine.checkpoint import Checkpoint, CheckpointDamaged, load_checkpoint, save_checkpoint, save_tensors
+from sightline.engine.clusters import cluster_facts, cluster_notes, cluster_row
 from sightline.engine.directory import (
     CONFIG,
     MODEL,
@@ -20,7 +21,7 @@ from sightline.engine.directory import (
     same_data,
 )
 from sightline.engine.evaluation import evaluated, evaluated_kept
-from sightline.engine.facts import facts_of
+from sightline.engine.facts import facts_of, seen_by
 from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
@@ -103,6 +104,7 @@ class Run:
                 f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
             )
         self.memories = found.memories
+        self._look_around(found.state)
         written = {row["round"] for row in self.record.rounds()}
         if found.round not in written:
             self._report_round(found.state, found.round, found.counts, seconds=0.0)
@@ -121,14 +123,22 @@ class Run:
         return state
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
+        self._look_around(state)
         experiment = self.setting.experiment
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
         metrics: dict[str, Any] = {}
         if due:
             metrics = dict(self._evaluated(state))
+        metrics |= cluster_row(self.setting, state)
         row = metrics | {"epsilon": self._spent()} | dict(counts) | {"seconds": seconds}
         self.record.add_round(number, row)
         self.on_round({"round": number} | row)
+
+    def _look_around(self, state: State) -> None:
+        """Where everybody is now, for lines of sight and report."""
+        before, self.setting = self.setting, self.setting.as_found(state)
+        if self.setting is not before:
+            self.record.remember(seen_by(self.setting) | cluster_facts(self.setting, state))
 
     def _evaluated(self, state: State) -> Mapping[str, float]:
         """How good the algorithm's models are, or those that the clients keep for themselves."""
@@ -156,6 +166,10 @@ class Run:
                 for name, tensor in self.setting.model.split(model.value).items()
             }
         save_tensors(self.directory / MODEL, tensors)
+        found = self.setting.algorithm.found(state)
+        asked = self.setting.experiment.topology.settings.get("count")
+        told = cluster_notes(found, self.record.rounds(), self.ledger, asked if isinstance(asked, int) else None)
+        self.record.remember(cluster_facts(self.setting, state) | {"notes": [*self.setting.topology.notes, *told]})
         status = "stopped" if reason else "finished"
         seconds = sum(row.get("seconds") or 0.0 for row in self.record.rounds())
         self.record.remember({"status": status, "status_reason": reason or "", "seconds": seconds})

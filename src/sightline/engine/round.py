@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from sightline.algorithms.contract import Effort
@@ -14,6 +15,7 @@ from sightline.errors import BudgetExhausted, Refused
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
 from sightline.mechanisms import (
+    Ballot,
     Cohort,
     CohortSampler,
     Memory,
@@ -61,6 +63,7 @@ class LiveRound:
         self.pace, self.most_steps = self.planned, self.planned.steps
         self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
         self._draws = 0
+        self._tosses = 0
         self._uses = 0
         self._released: set[Occasion] = set()
         self._made_before = _tail_of(ledger, time)
@@ -86,6 +89,16 @@ class LiveRound:
     def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
         """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
         self.pace, self.most_steps = allowed(self._setting, wanted, self.planned, most_steps), most_steps
+
+    @property
+    def rehearsal(self) -> bool:
+        """No: this is the real thing."""
+        return False
+
+    def coins(self) -> np.random.Generator:
+        """The server's own coins of this round."""
+        self._tosses += 1
+        return self._secret.rng(Purpose.ASSIGNMENT, round=self.time, use=self._tosses - 1)
 
     def effort(self, cohort: Cohort) -> Effort:
         """How much work the cohort's mean update is the mean of."""
@@ -138,6 +151,23 @@ class LiveRound:
             reached = {s.sources: self._ledger.frontier(s.sources | received) for s in starts.values()}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
         return Updates(cohort, starts, self._worker, at, terms, recall, eligible)
+
+    def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
+        """Claim, record, then let every member choose by its own data."""
+        ballot = Ballot(cohort, tuple(candidates), epsilon)
+        at = Occasion(self.time, self._uses)
+        self._uses += 1
+        scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
+        made = self._record(ballot.claims(scene))
+        choices = self._choices(ballot, scene)
+        self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
+        return {
+            member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
+            for member, release in zip(cohort.members, made, strict=True)
+        }
+
+    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+        return ballot.choices(self._worker, scene)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
@@ -245,7 +275,9 @@ class LiveRound:
 
     def _scene(self, updates: Updates, channel: Channel) -> Scene:
         self._once(updates)
-        at = updates.at
+        return self._scene_at(updates.at, channel, Purpose.NOISE)
+
+    def _scene_at(self, at: Occasion, channel: Channel, purpose: Purpose) -> Scene:
         return Scene(
             time=self.time,
             unit=self._setting.unit,
@@ -254,7 +286,7 @@ class LiveRound:
             sampler=self._sampler(channel),
             next_id=self._made_before[0].id if self._made_before else len(self._ledger),
             noise=lambda participant: self._secret.rng(
-                Purpose.NOISE,
+                purpose,
                 round=at.round,
                 use=at.use,
                 participant=participant if participant >= 0 else participant - at.part,
@@ -300,6 +332,14 @@ class LiveRound:
 
 class PlannedRound(LiveRound):
     """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """Yes: paths that depend on values are those that cost most."""
+        return True
+
+    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+        return dict.fromkeys(ballot.choosers.members, 0)
 
     def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
         """The most that may be asked for: calibration must hold whatever will be wanted."""

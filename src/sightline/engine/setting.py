@@ -23,6 +23,7 @@ from sightline.mechanisms import (
     CohortSampler,
     LocalMean,
     Mechanism,
+    Public,
     build_mechanism,
     build_sampler,
 )
@@ -32,7 +33,7 @@ from sightline.mechanisms.objective_features import unit_features
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
-from sightline.topology import Channel, Topology
+from sightline.topology import Channel, Clusters, Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,13 @@ class Setting:
         """The channel's number among all."""
         return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
 
+    def as_found(self, state: algorithms.State) -> "Setting":
+        """The same setting with everybody in the cluster where the state has them."""
+        found = self.algorithm.found(state)
+        if found is None or not isinstance(self.topology, Clusters):
+            return self
+        return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
+
     def with_noise(self, multipliers: Mapping[int, float]) -> "Setting":
         """The same setting with calibrated noise."""
         return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
@@ -121,11 +129,12 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
     mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
     _refuse_unused_factors(place, mechanism)
     model = _model(experiment, federation)
-    return Setting(
+    start = _start(experiment, model, streams)
+    setting = Setting(
         experiment,
         federation,
         model,
-        _start(experiment, model, streams),
+        start,
         place,
         samplers,
         mechanism,
@@ -133,6 +142,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         settings,
         resources.build(experiment, parameters=model.parameters),
     )
+    return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:

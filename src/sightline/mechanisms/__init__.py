@@ -16,13 +16,16 @@ from sightline.mechanisms.samplers import SAMPLERS, Cohort, Cohorts, CohortSampl
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
-from sightline.mechanisms.worker import Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
+from sightline.mechanisms.selection import Ballot, choice, sharpness
+from sightline.mechanisms.worker import WHOLE_BATCH, Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
 
 __all__ = [
     "MECHANISMS",
     "SAMPLERS",
+    "WHOLE_BATCH",
     "Aggregate",
     "Allotment",
+    "Ballot",
     "Block",
     "Bounded",
     "ByTrust",
@@ -56,6 +59,7 @@ __all__ = [
     "Worker",
     "build_mechanism",
     "build_sampler",
+    "choice",
     "clip",
     "clipped_sum",
     "combined",
@@ -64,6 +68,7 @@ __all__ = [
     "event_of",
     "segment_rate",
     "sensitivity",
+    "sharpness",
     "weighted",
     "with_gaussian_noise",
 ]

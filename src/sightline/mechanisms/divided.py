@@ -96,6 +96,10 @@ class Together:
         worker = self._whole.worker
         return worker.minimise(cohort, starts, terms=terms, linear=linear, gradient_tolerance=gradient_tolerance)
 
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """The part by itself."""
+        return self._whole.worker.right_answers(cohort, models)
+
     def _keep(self, blocks: Iterator[Block]) -> None:
         for members, ends in blocks:
             self._ends.update(zip(members, ends, strict=True))

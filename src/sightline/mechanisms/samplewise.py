@@ -15,7 +15,7 @@ from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
-from sightline.mechanisms.worker import Left, PrivateSteps, Updates
+from sightline.mechanisms.worker import WHOLE_BATCH, Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -59,6 +59,17 @@ def joint_of(plan: PrivateSteps, scene: Scene, owner: str) -> str:
     if plan.allotment is None:
         return ""
     return f"{owner} in {scene.channel.name}, schedule {plan.epoch(scene.time) + 1}"
+
+
+def whole_batch(plan: PrivateSteps) -> PrivateSteps:
+    """As many epochs in full batches: one step an epoch, in which every example takes part.
+
+    >>> whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
+    PrivateSteps(clip_norm=1.0, noise_multiplier=1.0, rate=1.0, steps=2, expected_batch=100.0)
+    """
+    examples = round(plan.expected_batch / plan.rate)
+    epochs = max(1, plan.steps // math.ceil(examples / plan.expected_batch))
+    return replace(plan, rate=1.0, steps=epochs, expected_batch=float(examples))
 
 
 @dataclass(frozen=True)
@@ -109,20 +120,21 @@ class SampleAtClient:
         return float(len(cohort.members))
 
     def _plans(self, updates: Updates, scene: Scene) -> list[PrivateSteps]:
-        return [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        return [whole_batch(plan) for plan in plans] if updates.terms.get(WHOLE_BATCH) else plans
 
     def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
             scene.release(
                 source=client_name(member),
-                event=event_of(self.plans[member]),
+                event=event_of(plan),
                 audience=audience,
                 what="own model after private local steps",
                 subjects=of(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
-                joint=joint_of(self.plans[member], scene, client_name(member)),
+                joint=joint_of(plan, scene, client_name(member)),
             )
-            for member in updates.cohort.members
+            for member, plan in zip(updates.cohort.members, self._plans(updates, scene), strict=True)
         )
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""
 
+WHOLE_BATCH = "whole_batch"
+"""The term of a training call by which every step uses the whole shard, whatever the batch size."""
+
 
 @dataclass(frozen=True)
 class PrivateSteps:
@@ -128,6 +131,9 @@ class Worker(Protocol):
         gradient_tolerance: float,
     ) -> Iterator[Block]:
         """Exact minimisers of the local objectives of a linear model, in double precision and in the unit space."""
+
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """(client, how many of its plain training examples each of the models (m, d) gets right)."""
 
 
 @dataclass(frozen=True, eq=False)

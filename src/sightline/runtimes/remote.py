@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.algorithms.clustered_settings import Selecting
 from sightline.config import to_toml
 from sightline.engine.setting import Setting
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, refuse
 from sightline.mechanisms import Block, CentralMean, Left, LocalMean, Occasion, PrivateSteps, Recall, Scene, Updates
 from sightline.mechanisms.clip import sensitivity
 from sightline.runtimes.asking import LEAVING, Ask
@@ -64,6 +65,8 @@ class Remote:
         self._common = dict(words) | {"experiment": to_toml(setting.experiment)}
         self._known: set[tuple[int, str]] = set()
         self._in_vain = 0
+        if isinstance(setting.settings, Selecting):
+            self.right_answers((), torch.empty(0))
 
     @property
     def nodes(self) -> "Remote":
@@ -125,6 +128,11 @@ class Remote:
         at = Occasion(0, 0)
         ask = Ask("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
         yield from self._blocks(cohort, ask, None)
+
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """Refused: counts handed over would not be private, and nodes do not choose by themselves yet."""
+        law = "nodes do not choose among models in this version"
+        refuse("--runtime", f"flower ({self._setting.algorithm.name})", law, "use --runtime simulator")
 
     def _blocks(self, cohort: Sequence[int], ask: Ask, recall: Recall | None) -> Iterator[Block]:
         for client, answer in self._answers(cohort, ask, recall, LARGEST_NORM):

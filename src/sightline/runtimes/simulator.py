@@ -10,11 +10,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Allotment, Block, Occasion, PrivateSteps, Recall, Schedules, effective_steps
+from sightline.mechanisms import (
+    WHOLE_BATCH,
+    Allotment,
+    Block,
+    Occasion,
+    PrivateSteps,
+    Recall,
+    Schedules,
+    effective_steps,
+)
 from sightline.mechanisms.objective_solver import Regression, minimise, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.trainer import Job, trainer_for
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum
+from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate
 from sightline.training.batches import steps_of
 from sightline.training.views import ViewKind, Views
 from sightline.training.work import rows
@@ -197,6 +206,13 @@ class Simulator:
             for step in range(first, first + plan.steps)
         ]
 
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """Every member's own count for every model."""
+        for client in cohort:
+            shard = self._shards[client]
+            found = [evaluate(self._model, model, shard) for model in models]
+            yield client, [round(one.accuracy * one.examples) for one in found]
+
     def _rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: Occasion
     ) -> list[np.random.Generator]:
@@ -224,11 +240,13 @@ WORK = ("steps", "learning_rate", "step_norm")
 def _asked(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
     """The work of this call: as the experiment says, with what the call says otherwise."""
     other = {name: terms[name] for name in WORK if name in terms}
+    if terms.get(WHOLE_BATCH):
+        other["batch_size"] = None
     return replace(work, epochs=None if "steps" in other else work.epochs, **other)
 
 
 def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: Recall | None) -> LocalTerms:
     """The terms of the local objectives, with the linear term that every member's memory adds."""
-    terms = {name: value for name, value in terms.items() if name not in (*WORK, "repeat", "most_steps")}
+    terms = {name: value for name, value in terms.items() if name not in (*WORK, WHOLE_BATCH, "repeat", "most_steps")}
     linear = None if recall is None else recall.linear_rows(cohort)
     return LocalTerms(**terms) if linear is None else LocalTerms(**terms, linear=linear)

@@ -6,6 +6,7 @@ from typing import Any
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Streams
 from sightline.topology.channel import Channel, Line, Steady, Topology, client_name
+from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count
 from sightline.topology.groups import Groups, Labels, build_groups, group_name
 from sightline.topology.groups_file import read_schedule, schedule_from
 from sightline.topology.groups_schedule import Era, Schedule, constant
@@ -13,9 +14,6 @@ from sightline.topology.groups_structures import STRUCTURES
 from sightline.topology.star import PUBLIC, SERVER, Star
 from sightline.topology.tree import CLOUD, Node, Noise, Tree
 from sightline.topology.tree_build import build_tree
-
-PLANNED = ("clusters",)
-"""Kinds that the experiment file names and that later versions build."""
 
 
 def build_star(
@@ -27,13 +25,16 @@ def build_star(
     return Star(clients, server_trusted)
 
 
-REGISTRY: dict[str, Callable[..., Topology]] = {"star": build_star, "groups": build_groups, "tree": build_tree}
+REGISTRY: dict[str, Callable[..., Topology]] = {
+    "star": build_star,
+    "groups": build_groups,
+    "tree": build_tree,
+    "clusters": build_clusters,
+}
 
 
 def find(kind: str) -> Callable[..., Topology]:
     """The builder of a kind of topology."""
-    if kind in PLANNED:
-        invalid("topology.kind", kind, "not in this version", f"available: {', '.join(REGISTRY)}")
     if kind not in REGISTRY:
         invalid("topology.kind", kind, "no such topology", did_you_mean(kind, list(REGISTRY)))
     return REGISTRY[kind]
@@ -59,12 +60,12 @@ def build(
 
 __all__ = [
     "CLOUD",
-    "PLANNED",
     "PUBLIC",
     "REGISTRY",
     "SERVER",
     "STRUCTURES",
     "Channel",
+    "Clusters",
     "Era",
     "Groups",
     "Labels",
@@ -77,10 +78,13 @@ __all__ = [
     "Topology",
     "Tree",
     "build",
+    "build_clusters",
     "build_groups",
     "build_star",
     "build_tree",
     "client_name",
+    "cluster_channel",
+    "cluster_count",
     "constant",
     "find",
     "group_name",

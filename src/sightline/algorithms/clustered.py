@@ -1,0 +1,132 @@
+"""What clustered algorithms share: a model per cluster, who is where, and one round of training in clusters.
+
+The state holds `start`, `cluster-0`, `cluster-1`, ...; `assignment`, the cluster of each client; `alike`, which clients
+have been in equal clusters at all times; and `how` everybody got there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline.algorithms.contract import Found, Round, State
+from sightline.mechanisms import Cohort, Public, combined
+from sightline.topology import Channel, client_name, cluster_channel
+
+START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
+HOWS = ("known", "drawn", "chosen", "kept")
+"""Known beforehand; drawn by the server's coins; chosen by the clients in private; kept from before."""
+
+
+def cluster_name(number: int) -> str:
+    """The name of a cluster's model in the state."""
+    return f"cluster-{number}"
+
+
+def count_of(state: State) -> int:
+    """How many clusters there are."""
+    return sum(name.startswith("cluster-") for name in state)
+
+
+def members_of(state: State) -> list[list[int]]:
+    """The members of each cluster."""
+    numbers = state[ASSIGNMENT].value.tolist()
+    return [[n for n, number in enumerate(numbers) if number == m] for m in range(count_of(state))]
+
+
+def assigned(state: State, clusters: Public, how: str) -> State:
+    """The state with everybody in the given clusters."""
+    before = state[ALIKE].value.tolist() if ALIKE in state else [0.0] * len(clusters.value)
+    pairs = list(zip(before, clusters.value.tolist(), strict=True))
+    numbers = {pair: float(number) for number, pair in enumerate(dict.fromkeys(pairs))}
+    return dict(state) | {
+        ASSIGNMENT: clusters,
+        ALIKE: Public(torch.tensor([numbers[pair] for pair in pairs]), clusters.sources),
+        HOW: Public(torch.tensor([float(HOWS.index(how))])),
+    }
+
+
+def drawn(r: Round, chances: Public) -> Public:
+    """Every client's cluster, drawn afresh from its row of chances by the server's coins."""
+    return combined(lambda rows: _one_of_each(rows, r), chances)
+
+
+def _one_of_each(rows: Tensor, r: Round) -> Tensor:
+    ends = rows.double().cumsum(1)
+    coins = torch.from_numpy(r.coins().random(len(rows))) * ends[:, -1]
+    return (ends <= coins.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
+
+
+def chosen(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
+    """Every present client's private choice among all clusters' models, which everybody is shown for it; the absent
+    stay where they were."""
+    models = [state[cluster_name(m)] for m in range(count_of(state))]
+    show(state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from")
+    choices = r.select(cohort, models, epsilon=epsilon)
+
+    def changed(before: Tensor, *values: Tensor) -> Tensor:
+        after = before.clone()
+        for client, value in zip(choices, values, strict=True):
+            after[client] = value[0]
+        return after
+
+    return combined(changed, state[ASSIGNMENT], *choices.values())
+
+
+def moved_to(state: State, r: Round, clusters: Public, how: str) -> State:
+    """The state after a change of clusters; newcomers are sent the models of theirs, unless they chose among all."""
+    after = assigned(state, clusters, how)
+    if how != "chosen":
+        new = [frozenset(now) - frozenset(old) for old, now in zip(members_of(state), members_of(after), strict=True)]
+        show(after, r, new, "for new members")
+    return after
+
+
+def show(
+    state: State, r: Round, to: Sequence[frozenset[int]], what: str, *, also: frozenset[str] = frozenset()
+) -> None:
+    """Send clusters' models, as they are, to clients who have not got them."""
+    shown = [
+        (state[cluster_name(m)], r.channels[0], frozenset(map(client_name, clients)) | also, f"cluster's model {what}")
+        for m, clients in enumerate(to)
+        if clients or also
+    ]
+    if shown:
+        r.show(shown)
+
+
+def trained(state: State, r: Round, cohort: Cohort) -> State:
+    """Every cluster's present members train from its model, which becomes the mean of theirs; an empty one stays."""
+    many: list[tuple[Any, Channel]] = []
+    moved = []
+    present = frozenset(cohort.members)
+    for m, members in enumerate(members_of(state)):
+        here = Cohort(tuple(n for n in members if n in present))
+        if here.members:
+            start = knowing(state[cluster_name(m)], state[ASSIGNMENT])
+            many.append((r.train(here, start), cluster_channel(r.channels[0], members)))
+            moved.append(cluster_name(m))
+    steps = r.release_means(many) if many else []
+    return dict(state) | {name: state[name] + step for name, step in zip(moved, steps, strict=True)}
+
+
+def knowing(model: Public, other: Public) -> Public:
+    """The model, remembering that what is done with it depends on something else too."""
+    return combined(lambda value, _: value, model, other)
+
+
+def models(state: State, clients: range) -> dict[int, Public]:
+    """Every client's model: its cluster's, or the start while there are no clusters."""
+    if ASSIGNMENT not in state:
+        return dict.fromkeys(clients, state[START])
+    return {n: state[cluster_name(m)] for m, some in enumerate(members_of(state)) for n in some}
+
+
+def found(state: State, facts: Mapping[str, Any] | None = None) -> Found | None:
+    """Who is where, and whatever else the server knows; None while there are no clusters."""
+    if ASSIGNMENT not in state:
+        return None
+    whole = {"count": count_of(state)} | dict(facts or {})
+    cluster_of, alike = (tuple(map(int, state[name].value.tolist())) for name in (ASSIGNMENT, ALIKE))
+    return Found(cluster_of, alike, HOWS[int(state[HOW].value[0])], whole)

@@ -1,0 +1,70 @@
+"""Federated averaging inside clusters that somebody told us: what clustering could reach at best (O-DPCFL)."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from sightline.algorithms import clustered
+from sightline.algorithms.clustered import START, assigned, cluster_name, members_of
+from sightline.algorithms.clustered_settings import refuse_schedules
+from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
+from sightline.config import Experiment
+from sightline.data.partition import cluster_of
+from sightline.errors import invalid
+from sightline.mechanisms import Public
+from sightline.topology import cluster_channel, cluster_count
+
+
+@dataclass(frozen=True)
+class OracleClusters:
+    """The clusters are those that the data were made of."""
+
+    known: tuple[int, ...] = field(default=(), metadata={DERIVED: True})
+
+
+def init(start: Public, clients: range, settings: OracleClusters) -> State:
+    """Every cluster begins with the same model."""
+    models = {cluster_name(m): start for m in range(max(settings.known) + 1)}
+    return assigned({START: start} | models, Public(torch.tensor([float(m) for m in settings.known])), "known")
+
+
+def round_(state: State, r: Round, settings: OracleClusters) -> State:
+    """FedAvg in each cluster, with a cohort of its own."""
+    channels = [cluster_channel(r.channels[0], members) for members in members_of(state)]
+    names = [cluster_name(m) for m in range(len(channels))]
+    many = [(r.train(r.sample(c), state[name]), c) for c, name in zip(channels, names, strict=True)]
+    steps = r.release_means(many)
+    return dict(state) | {name: state[name] + step for name, step in zip(names, steps, strict=True)}
+
+
+def complete(settings: OracleClusters, experiment: Experiment) -> OracleClusters:
+    """Look the clusters up in the way the data were dealt."""
+    sizes = experiment.data.clusters
+    if sizes is None:
+        law = "oracle_clusters needs data whose clusters are known"
+        invalid("data.partition", experiment.data.partition, law, 'use "rotation" or "label_shift"')
+    count = cluster_count(experiment.topology.settings, experiment.data.clients)
+    if count is not None and count != len(sizes):
+        invalid("topology.count", count, f"the data have {len(sizes)} clusters", 'or "auto"')
+    return replace(settings, known=tuple(int(number) for number in cluster_of(sizes)))
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse schedules: clusters share the server's name, and would share its coins."""
+    refuse_schedules("oracle_clusters", experiment)
+
+
+SAYS = "Who belongs to which cluster is taken as known and public: an oracle to compare with, outside the guarantee."
+
+ALGORITHM = Algorithm(
+    "oracle_clusters",
+    OracleClusters,
+    init,
+    round_,
+    clustered.models,
+    says=SAYS,
+    check=check,
+    topologies=("clusters",),
+    complete=complete,
+    found=clustered.found,
+)

@@ -1,0 +1,92 @@
+"""R-DPCFL: clusters found from full-batch first updates, soft while they are, then chosen in private, then frozen."""
+
+from dataclasses import dataclass
+
+from sightline.algorithms import clustered
+from sightline.algorithms.clustered import ASSIGNMENT, START, chosen, count_of, drawn, moved_to, trained
+from sightline.algorithms.clustered_settings import Selecting, completed, refuse_trusted_server
+from sightline.algorithms.contract import Algorithm, Found, Round, State
+from sightline.algorithms.rdpcfl_first import CONFIDENCE, SCORES, facts, first
+from sightline.config import Experiment
+from sightline.errors import did_you_mean, invalid, refuse
+from sightline.mechanisms import Cohort, Public, combined
+
+POINTS = ("principal", "raw")
+
+
+@dataclass(frozen=True)
+class RDPCFL(Selecting):
+    """Settings of R-DPCFL: the mixture is fitted to two principal components of the updates, or to them as they are."""
+
+    points: str = "principal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.points not in POINTS:
+            invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(POINTS)))
+
+
+def init(start: Public, clients: range, settings: RDPCFL) -> State:
+    """One model for everybody until there are clusters."""
+    return {START: start}
+
+
+def round_(state: State, r: Round, settings: RDPCFL) -> State:
+    """Round one finds the clusters; in every later one clients train in theirs."""
+    if SCORES not in state:
+        everyone = r.everyone()
+        return first(state, r, everyone, settings) if everyone.members else state
+    cohort = r.sample()
+    return trained(placed(state, r, cohort, settings), r, cohort)
+
+
+def placed(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
+    """Where everybody is in this round: up to E_c drawn afresh from the posteriors, then chosen, then frozen."""
+    choices = settings.selection_rounds or 0
+    last_drawn = int(state[SCORES].value[2])
+    if r.time <= last_drawn:
+        return moved_to(state, r, drawn(r, state[CONFIDENCE]), "drawn")
+    if r.time <= last_drawn + choices and count_of(state) > 1:
+        return moved_to(state, r, chosen(state, r, cohort, settings.epsilon()), "chosen")
+    if choices == 0:
+        likeliest = combined(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
+        return moved_to(state, r, likeliest, "kept")
+    return moved_to(state, r, state[ASSIGNMENT], "kept")
+
+
+def found(state: State) -> Found | None:
+    """Who is where, and what the mixture of the first round looks like."""
+    return clustered.found(state, facts(state) if SCORES in state else None)
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse what has no full batch, or no release of each client's own."""
+    refuse_trusted_server("rdpcfl", experiment)
+    if experiment.local.steps is not None:
+        law = "rdpcfl's first round is made of whole epochs, one step each"
+        invalid("local.steps", experiment.local.steps, law, "give local.epochs")
+    if experiment.privacy.mechanism != "gaussian":
+        law = "rdpcfl's first round is one of full-batch gradient steps"
+        refuse("privacy.mechanism", experiment.privacy.mechanism, law, 'use mechanism = "gaussian"')
+    if experiment.samples_scheme in ("balanced", "check_ins"):
+        law = "every example takes part in rdpcfl's first round"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
+
+
+SAYS = (
+    "Clusters are found from the noisy updates of round one: one release per client, and all that the server makes "
+    "of it is post-processing. Later choices of clusters are private too and counted."
+)
+
+ALGORITHM = Algorithm(
+    "rdpcfl",
+    RDPCFL,
+    init,
+    round_,
+    clustered.models,
+    says=SAYS,
+    check=check,
+    topologies=("clusters",),
+    complete=completed,
+    found=found,
+)

@@ -1,0 +1,86 @@
+r"""Private choice of one of several public models, by the exponential mechanism with a Gumbel maximum.
+
+A client's score of model m is k_m, the number of its own plain training examples that the model gets right. The choice
+is argmax_m (a k_m + Gumbel), that is P(m) proportional to exp(a k_m), with
+
+    unit sample, add/remove:   a = epsilon          one example raises every k_m by 0 or 1, none is lowered
+    unit sample, replace:      a = epsilon / 2      one example raises some k_m by 1 and lowers others by 1
+    unit client, both:         a = epsilon / N      a client's absence makes every k_m zero, which is at most N; a
+                                                    replacement moves k_m by -N .. N: epsilon / (2 N)
+
+Proof. With k and k' = k + b on neighbours, log P(m)/P'(m) = -a b_m + log(sum_j exp(a (k_j + b_j)) / sum_j exp(a k_j)).
+The second term is a log of a mean of exp(a b_j): a constant c between a min b and a max b. So the ratio lies in an
+interval of width a (max b - min b) that contains zero: width epsilon in every row. That is epsilon-DP, and as the
+range is bounded by epsilon, (epsilon^2 / 8)-zCDP: the event `Exponential(epsilon)`.
+(Accuracy with sensitivity 1/(N-1) and the factor 2 of the general case would give a = epsilon (N-1) / (2 N).)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sightline.errors import invalid
+from sightline.events import Adjacency, Clear, Event, Exponential, Unit
+from sightline.ledger import Release
+from sightline.mechanisms.mechanism import Scene, of
+from sightline.mechanisms.public import Public
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.worker import Worker
+from sightline.topology import client_name
+
+
+def sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
+    """How much one right answer counts in the exponent: the table above."""
+    if not epsilon > 0:
+        invalid("selection_epsilon", epsilon, "a private choice costs a positive epsilon")
+    largest = examples if unit is Unit.CLIENT else 1
+    return epsilon / (largest * (2 if adjacency is Adjacency.REPLACE else 1))
+
+
+def choice(right: Sequence[float], *, sharpness: float, rng: np.random.Generator) -> int:
+    """argmax of sharpness x right answers + Gumbel noise: P(m) proportional to exp(sharpness right_m)."""
+    scores = sharpness * np.asarray(right, dtype=np.float64)
+    return int(np.argmax(scores + rng.gumbel(size=len(scores))))
+
+
+@dataclass(frozen=True, eq=False)
+class Ballot:
+    """Some clients, each of which chooses one of several public models by its own training data.
+
+    Guarantees: every choice is `Exponential(epsilon)` for its chooser, told to the channel's owner; without privacy
+    (unit none) it is the model with the most right answers, in the clear.
+    """
+
+    choosers: Cohort
+    candidates: tuple[Public, ...]
+    epsilon: float
+
+    def claims(self, scene: Scene) -> tuple[Release, ...]:
+        """One release per chooser, in order, computed from every candidate."""
+        event: Event = Clear() if scene.unit is Unit.NONE else Exponential(self.epsilon)
+        inputs = tuple(sorted(frozenset[int]().union(*(model.sources for model in self.candidates))))
+        return tuple(
+            scene.release(
+                source=client_name(chooser),
+                event=event,
+                audience=frozenset({scene.channel.name}),
+                what=f"choice of one of {len(self.candidates)} models by right answers",
+                subjects=of(chooser),
+                inputs=inputs,
+            )
+            for chooser in self.choosers.members
+        )
+
+    def choices(self, worker: Worker, scene: Scene) -> dict[int, int]:
+        """Client -> the number of the model that it chose."""
+        models = torch.stack([model.value for model in self.candidates])
+        found = {}
+        for chooser, right in worker.right_answers(self.choosers.members, models):
+            if scene.unit is Unit.NONE:
+                found[chooser] = int(np.argmax(right))
+                continue
+            sharp = sharpness(self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser])
+            found[chooser] = choice(right, sharpness=sharp, rng=scene.noise(chooser))
+        return found
