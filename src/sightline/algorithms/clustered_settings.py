@@ -57,16 +57,7 @@ def completed(settings: Any, experiment: Experiment) -> Any:
 
 def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
     """Clients add their own noise here: the server works on what each of them sends."""
-    refuse_schedules(algorithm, experiment)
     privacy = experiment.privacy
     if privacy.unit != "none" and privacy.place != "client":
         law = f"{algorithm}'s server sorts clients by what each of them releases by itself"
         refuse("privacy.where", privacy.place, law, 'use where = "client"')
-
-
-def refuse_schedules(algorithm: str, experiment: Experiment) -> None:
-    """Schedules of clients are drawn for one crowd that stays together, which clusters are not."""
-    scheme = experiment.sampling.clients.scheme
-    if scheme in ("balanced", "check_ins"):
-        law = f"{algorithm}'s clients move between clusters, a schedule is for one crowd"
-        refuse("sampling.clients.scheme", scheme, law, 'use scheme = "poisson" or "full"')

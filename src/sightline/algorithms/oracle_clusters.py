@@ -6,7 +6,6 @@ import torch
 
 from sightline.algorithms import clustered
 from sightline.algorithms.clustered import START, assigned, cluster_name, members_of
-from sightline.algorithms.clustered_settings import refuse_schedules
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
 from sightline.config import Experiment
 from sightline.data.partition import cluster_of
@@ -49,11 +48,6 @@ def complete(settings: OracleClusters, experiment: Experiment) -> OracleClusters
     return replace(settings, known=tuple(int(number) for number in cluster_of(sizes)))
 
 
-def check(experiment: Experiment) -> None:
-    """Refuse schedules: clusters share the server's name, and would share its coins."""
-    refuse_schedules("oracle_clusters", experiment)
-
-
 SAYS = "Who belongs to which cluster is taken as known and public: an oracle to compare with, outside the guarantee."
 
 ALGORITHM = Algorithm(
@@ -63,7 +57,6 @@ ALGORITHM = Algorithm(
     round_,
     clustered.models,
     says=SAYS,
-    check=check,
     topologies=("clusters",),
     complete=complete,
     found=clustered.found,

@@ -64,8 +64,9 @@ def joint_of(plan: PrivateSteps, scene: Scene, owner: str) -> str:
 def whole_batch(plan: PrivateSteps) -> PrivateSteps:
     """As many epochs in full batches: one step an epoch, in which every example takes part.
 
-    >>> whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
-    PrivateSteps(clip_norm=1.0, noise_multiplier=1.0, rate=1.0, steps=2, expected_batch=100.0)
+    >>> whole = whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
+    >>> whole.rate, whole.steps, whole.expected_batch
+    (1.0, 2, 100.0)
     """
     examples = round(plan.expected_batch / plan.rate)
     epochs = max(1, plan.steps // math.ceil(examples / plan.expected_batch))

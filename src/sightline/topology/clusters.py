@@ -26,6 +26,8 @@ class Clusters(Steady):
     therefore have equal views.
     """
 
+    steady = False
+
     clients: int
     count: int | None
     """How many clusters; None where the algorithm finds out."""
