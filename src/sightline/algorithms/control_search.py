@@ -1,0 +1,113 @@
+"""The choice of Section 5.2: local steps and participation by line search over their costs and their noise."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MOST_CANDIDATES = 24
+"""More participation numbers than these are not tried: from 1 to the largest they then grow geometrically."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """alpha_1, alpha_2, alpha_3 of problem P."""
+
+    energy: float
+    delay: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prospects:
+    """One interval at every pair (devices per trusted subnet, devices per untrusted subnet): rows by columns.
+
+    The last row and column are full participation, to which all terms are compared.
+    """
+
+    trusted: tuple[int, ...]
+    untrusted: tuple[int, ...]
+    energy: Floats
+    """Joule of an interval, whatever its length."""
+    delay: Floats
+    """Seconds of an interval."""
+    noise: Floats
+    """Term (b) of Theorem 4.3 up to a factor, per local step."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the search chose, and the three terms of the objective there."""
+
+    tau: int
+    trusted: int
+    untrusted: int
+    energy: float
+    delay: float
+    accuracy: float
+
+    @property
+    def objective(self) -> float:
+        """The weighted sum that was made least."""
+        return self.energy + self.delay + self.accuracy
+
+
+def search(
+    prospects: Prospects, weights: Weights, *, left: int, taus: Iterable[int], planned_tau: int, planned_steps: int
+) -> Choice:
+    r"""The (tau, s, s') with the least a1 (left / tau) E(s) + a2 (left / tau) D(s) + a3 tau nu(s).
+
+    Every term is divided by what the plan would cost (`planned_steps` in intervals of `planned_tau`, everybody taking
+    part): phi of the paper, for all three, so that weights of 1 mean equal importance whatever the units.
+
+    Guarantees: no candidate has a smaller objective; of equal ones the shortest interval with the fewest devices.
+    """
+    e, d, n = (_relative(table) for table in (prospects.energy, prospects.delay, prospects.noise))
+    best: tuple[float, Choice] | None = None
+    for tau in taus:
+        share, length = left / tau * planned_tau / planned_steps, tau / planned_tau
+        terms = weights.energy * share * e, weights.delay * share * d, weights.accuracy * length * n
+        total = terms[0] + terms[1] + terms[2]
+        row, column = np.unravel_index(int(np.argmin(total)), total.shape)
+        least = float(total[row, column])
+        if best is None or least < best[0]:
+            who = prospects.trusted[row], prospects.untrusted[column]
+            best = least, Choice(tau, *who, *(float(term[row, column]) for term in terms))
+    if best is None:
+        raise ValueError("there is no interval to choose from")
+    return best[1]
+
+
+def _relative(table: Floats) -> Floats:
+    """By the value of full participation; a cost that is nothing there is nothing anywhere."""
+    whole = float(table[-1, -1])
+    return table / whole if whole > 0 else np.zeros_like(table)
+
+
+def candidates(most: int) -> tuple[int, ...]:
+    """Participation numbers to try: 1 .. most, thinned when there are many; (0,) where there is nobody to ask.
+
+    >>> candidates(5), candidates(0), candidates(1000)[:6], candidates(1000)[-1]
+    ((1, 2, 3, 4, 5), (0,), (1, 2, 3, 4, 5, 6), 1000)
+    """
+    if most <= MOST_CANDIDATES:
+        return tuple(range(1, most + 1)) or (0,)
+    spread = np.geomspace(1, most, MOST_CANDIDATES)
+    return tuple(int(value) for value in np.unique(np.round(spread).astype(np.int64)))
+
+
+def intervals(*, left: int, rounds_left: int, tau_max: int, aggregations: int) -> Sequence[int]:
+    """The lengths tau to choose from: multiples of the number of local aggregations, up to tau_max and what is left.
+
+    Never so short that the steps that are left would need more intervals than the noise was calibrated for.
+
+    >>> list(intervals(left=100, rounds_left=10, tau_max=40, aggregations=4))
+    [12, 16, 20, 24, 28, 32, 36, 40]
+    """
+    most = max(aggregations, min(tau_max, -(-left // aggregations) * aggregations))
+    needed = -(-left // max(1, rounds_left))
+    found = [tau for tau in range(aggregations, most + 1, aggregations) if tau >= needed]
+    return found or [most - most % aggregations or aggregations]
