@@ -17,6 +17,9 @@ from sightline.runtimes.flower.simulation import check_installed, simulated
 
 RUNTIMES = ("simulator", "flower")
 
+DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
+"""What adaptive control decides before every round."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -125,6 +128,7 @@ def summarised(directory: Path) -> dict[str, Any]:
             "uplink_floats": done.total("uplink_floats"),
             **{name: done.total(name) for name in ("energy_joule", "delay_seconds") if done.fact("resources")},
             **_clusters(done),
+            **({"control": {name: done.series(name) for name in DECISIONS}} if done.fact("control") else {}),
         }
     )
     return summary

@@ -25,6 +25,8 @@ from sightline.algorithms import (
     scaffold,
 )
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
+from sightline.algorithms.control import controlled
+from sightline.algorithms.control_settings import Control
 from sightline.algorithms.upcycle import Upcycle, upcycled
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
@@ -58,13 +60,17 @@ RULES: dict[str, type[Rule]] = {
 
 
 def build(experiment: Experiment) -> tuple[Algorithm, Any]:
-    """The algorithm of an experiment, upcycled where it says so, and its settings."""
+    """The algorithm of an experiment, upcycled and controlled where it says so, and its settings."""
     algorithm, given = find(experiment.algorithm.name), experiment.algorithm.settings
-    rule = given.pop("upcycle", None)
+    rule, control = given.pop("upcycle", None), given.pop("control", None)
     settings = settings_of(algorithm, given)
     algorithm.check(experiment)
     settings = algorithm.complete(settings, experiment)
-    return (algorithm if rule is None else upcycled(algorithm, Upcycle.read(rule))), settings
+    if rule is not None:
+        algorithm = upcycled(algorithm, Upcycle.read(rule))
+    if control is not None:
+        algorithm = controlled(algorithm, Control.read(control), experiment)
+    return algorithm, settings
 
 
 def find(name: str) -> Algorithm:

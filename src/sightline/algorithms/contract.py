@@ -10,6 +10,7 @@ from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.ledger import Release
 from sightline.mechanisms import Cohort, Cohorts, Memory, Pace, Public, Updates
+from sightline.resources import Cost
 from sightline.topology import Channel
 
 State = Mapping[str, Public]
@@ -31,6 +32,18 @@ class Effort:
     """The largest number of effective local steps that any client can take."""
     share: float
     """How much of all clients' weight stands behind the mean: |S| / N, in expectation where S is a secret."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """A channel's released mean, with public facts by which it can be read as a gradient."""
+
+    channel: Channel
+    value: Public
+    reach: float
+    """Learning rate x local steps behind it."""
+    noise_std: float
+    """Of the privacy noise in each of its coordinates."""
 
 
 class Round(Protocol):
@@ -65,6 +78,22 @@ class Round(Protocol):
         Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
         more than `most_steps`; a plan takes those limits in place of what is wanted.
         """
+
+    @property
+    def heard(self) -> Sequence[Sequence[Heard]]:
+        """What was released in this round so far: one list a gathering, in the order of its channels."""
+
+    def most_often(self, channel: Channel) -> float:
+        """How likely a member of the channel may be to take part, at most."""
+
+    def price(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
+        """(one gathering at these rates, one way up to the top) by the experiment's resource model, beforehand."""
+
+    def noise_multiplier(self, channel: Channel) -> float:
+        """z of what the channel releases."""
+
+    def note(self, **numbers: float) -> None:
+        """Public numbers for the round's metrics."""
 
     def shares(self, channels: Sequence[Channel]) -> list[float]:
         """The public share of each channel in a mean over all of them."""
@@ -168,6 +197,16 @@ def one_a_round(experiment: Experiment) -> Cohorts:
     return Cohorts(experiment.rounds)
 
 
+def one_gathering(settings: Any, steps: int) -> int:
+    """A round gathers once."""
+    return 1
+
+
+def never(state: State) -> bool:
+    """The rounds decide when a run is over."""
+    return False
+
+
 def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
     """The check of an algorithm whose clients keep what they learned.
 
@@ -212,5 +251,9 @@ class Algorithm:
     """Fills in settings that follow from the rest of the experiment."""
     found: Callable[[State], Found | None] = no_clusters
     """The clusters that a state has, for lines of sight, evaluation and report."""
+    aggregations: Callable[[Any, int], int] = one_gathering
+    """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
+    finished: Callable[[State], bool] = never
+    """Whether there is nothing left to do before the rounds are over."""
     kept: str = ""
     """The memory that is each client's own model: what clients are judged by, private, never published."""

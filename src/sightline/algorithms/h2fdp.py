@@ -38,7 +38,7 @@ def init(start: Public, clients: range, settings: H2FDP) -> State:
 
 def round_(state: State, r: Round, settings: H2FDP) -> State:
     """Lines 5-28: one interval of tau steps in K_l segments, each released once; the last one goes up to the cloud."""
-    segments = (r.planned.steps or 1) // settings.local_aggregation
+    segments = segments_of(settings, r.planned.steps or 1)
     work = segment(r, settings, segments)
     models = [state["model"]] * len(r.channels)
     for _ in range(segments - 1):  # lines 9-16: local aggregations
@@ -47,6 +47,11 @@ def round_(state: State, r: Round, settings: H2FDP) -> State:
         models = [model + step for model, step in zip(models, steps, strict=True)]
     updates = r.train(r.sample(), starts(r.channels, models), **work.terms)
     return {"model": global_model(r, work, models, updates)}  # lines 19-28, eq. (14)
+
+
+def segments_of(settings: H2FDP, steps: int) -> int:
+    """K_l + 1: how often an interval of so many planned steps gathers, the last time for the cloud."""
+    return steps // settings.local_aggregation
 
 
 @dataclass(frozen=True)
@@ -134,4 +139,6 @@ SAYS = (
     "norm. Each segment is released once; what edges and the cloud make of it afterwards costs nothing."
 )
 
-ALGORITHM = Algorithm("h2fdp", H2FDP, init, round_, models, says=SAYS, check=check, topologies=("tree",))
+ALGORITHM = Algorithm(
+    "h2fdp", H2FDP, init, round_, models, says=SAYS, check=check, topologies=("tree",), aggregations=segments_of
+)

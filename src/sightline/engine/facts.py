@@ -45,6 +45,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "algorithm": setting.algorithm.name,
         "algorithm_settings": dataclasses.asdict(setting.settings),
         "upcycle": experiment.algorithm.settings.get("upcycle"),
+        "control": experiment.algorithm.settings.get("control"),
         "personal": setting.algorithm.personal,
         "topology": experiment.topology.kind,
         "resources": experiment.resources.model_dump() if experiment.resources else None,

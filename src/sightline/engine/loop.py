@@ -86,6 +86,8 @@ class Run:
         self.record.remember(facts_of(self.setting) | {"status": "running", "status_reason": ""})
         reason = None
         for number in range(done + 1, self.setting.experiment.rounds + 1):
+            if self.setting.algorithm.finished(state):
+                break
             try:
                 state = self._round(state, number)
             except BudgetExhausted as stop:
@@ -125,7 +127,8 @@ class Run:
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
         self._look_around(state)
         experiment = self.setting.experiment
-        due = number % experiment.evaluate_every == 0 or number == experiment.rounds
+        last = number == experiment.rounds or self.setting.algorithm.finished(state)
+        due = last or number % experiment.evaluate_every == 0
         metrics: dict[str, Any] = {}
         if due:
             metrics = dict(self._evaluated(state))

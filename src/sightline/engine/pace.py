@@ -1,7 +1,7 @@
 """What a round may ask of its clients, and how much each channel counts: public decisions, checked here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.engine.setting import Setting
@@ -25,6 +25,19 @@ def paced(pace: Pace, planned: Pace) -> dict[str, Any]:
     """The pace as terms of a training call; nothing where the experiment's own holds."""
     found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
     return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
+
+
+def reach(terms: Mapping[str, Any], planned: Pace) -> float:
+    """How far a training call goes for a gradient of one: learning rate x local steps."""
+    rate = terms.get("learning_rate", planned.learning_rate) or 1.0
+    return float(rate) * float(terms.get("steps", planned.steps) or 1)
+
+
+def noise_at(setting: Setting, channel: Channel) -> float:
+    """z of what a channel releases: the largest that one of its members needs."""
+    common = float(getattr(setting.mechanism, "noise_multiplier", 1.0))
+    own = getattr(setting.mechanism, "multipliers", {})
+    return channel.noise_factor * max(float(own.get(member, common)) for member in channel.members)
 
 
 def shares_of(setting: Setting, channels: Sequence[Channel]) -> list[float]:

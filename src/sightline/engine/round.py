@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.algorithms.contract import Effort
+from sightline.algorithms.contract import Effort, Heard
 from sightline.engine.effort import effort_of
-from sightline.engine.pace import allowed, paced, shares_of
+from sightline.engine.meter import Meter
+from sightline.engine.pace import allowed, noise_at, paced, reach, shares_of
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted, Refused
 from sightline.events import Unit
@@ -46,6 +47,9 @@ class LiveRound:
     before the ledger is written and before any data is touched; every release call has noise of its own.
     """
 
+    counting = True
+    """Whether uploads are sent, and cost something."""
+
     def __init__(
         self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
         memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None,
@@ -67,9 +71,8 @@ class LiveRound:
         self._uses = 0
         self._released: set[Occasion] = set()
         self._made_before = _tail_of(ledger, time)
-        self._gatherings = 0
-        if setting.resources is not None:
-            self._charge(Cost())
+        self._meter = Meter(setting, time, self.counts, counting=self.counting)
+        self.heard: list[list[Heard]] = []
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -127,6 +130,24 @@ class LiveRound:
         rate = self.pace.rates.get(channel.name)
         return whole if rate is None else thinned(whole, rate, channel.name)
 
+    def most_often(self, channel: Channel) -> float:
+        """How likely a member of the channel may be to take part, at most."""
+        whole = self._setting.sampler(channel)
+        return whole.expected / whole.population
+
+    def price(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
+        """(one gathering at these rates, one way up), as they can be known beforehand."""
+        samplers = [(c, thinned(self._setting.sampler(c), rates[c.name], c.name)) for c in self.channels]
+        return self._meter.price(samplers)
+
+    def noise_multiplier(self, channel: Channel) -> float:
+        """z of what the channel releases."""
+        return noise_at(self._setting, channel)
+
+    def note(self, **numbers: float) -> None:
+        """Public numbers for the round's metrics."""
+        self._meter.note(numbers)
+
     def everyone(self) -> Cohort:
         """All clients, openly."""
         return Cohort(tuple(self.clients))
@@ -182,6 +203,7 @@ class LiveRound:
         """The top shows everybody a value that it worked out of what was sent up."""
         top = self._setting.topology.top
         (made,) = self.show([(value, top, top.audience, "mean of what was sent up")])
+        self._meter.lifted()
         return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
@@ -193,14 +215,16 @@ class LiveRound:
             scenes.append(replace(scene, next_id=scene.next_id + sum(map(len, claims))))
             claims.append(mechanism.claims(updates, scenes[-1]))
         made = list(self._record([release for some in claims for release in some]))
-        found = []
+        found, heard = [], []
         for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
             outcome = self._computed(updates, scene, mechanism.mean)
             self._remember(updates, mine)
             self._count(outcome.rejected, mechanism.senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
-        self._charge_gathering(scenes)
+            heard.append(Heard(scene.channel, found[-1], reach(updates.terms, self.planned), outcome.noise_std))
+        self.heard.append(heard)
+        self._meter.gathered(scenes)
         return found
 
     def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
@@ -238,7 +262,9 @@ class LiveRound:
         outcome = self._computed(updates, scene, compute)
         self._remember(updates, made)
         self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
-        self._charge_gathering([scene])
+        self._meter.gathered([scene])
+        if channel == self._setting.topology.top:
+            self._meter.lifted()
         return made, outcome
 
     def _remember(self, updates: Updates, made: Sequence[Release]) -> None:
@@ -257,18 +283,6 @@ class LiveRound:
         self.counts["rejected"] += rejected
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
-
-    def _charge_gathering(self, scenes: Sequence[Scene]) -> None:
-        """One upload by the cohorts of these channels: what it costs in the mean, which tells nobody who took part."""
-        if self._setting.resources is None:
-            return
-        many = [(scene.channel, scene.sampler) for scene in scenes]
-        self._charge(self._setting.resources.gathered(many, round=self.time, use=self._gatherings))
-        self._gatherings += 1
-
-    def _charge(self, cost: Cost) -> None:
-        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
-            self.counts[name] = self.counts.get(name, 0.0) + value
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         return compute(updates, scene)
@@ -333,6 +347,8 @@ class LiveRound:
 class PlannedRound(LiveRound):
     """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
 
+    counting = False
+
     @property
     def rehearsal(self) -> bool:
         """Yes: paths that depend on values are those that cost most."""
@@ -352,9 +368,6 @@ class PlannedRound(LiveRound):
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         nothing = torch.zeros(1)
         return Outcome(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
-
-    def _charge_gathering(self, scenes: Sequence[Scene]) -> None:
-        return
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
         return

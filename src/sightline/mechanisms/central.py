@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from sightline.events import Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
-from sightline.mechanisms.clip import clip
+from sightline.mechanisms.clip import clip, sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Left, Updates
@@ -59,7 +59,9 @@ class CentralMean:
             adjacency=scene.adjacency,
             rng=scene.noise(EVERYONE),
         )
-        return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected)
+        std = self.noise_multiplier * scene.channel.noise_factor
+        std *= sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency) / scene.sampler.expected
+        return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected, std)
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""

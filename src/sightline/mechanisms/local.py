@@ -1,5 +1,6 @@
 """Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ import torch
 from sightline.events import Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
+from sightline.mechanisms.clip import sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Left, Updates
@@ -45,7 +47,10 @@ class LocalMean:
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
         for value in outcome.values.values():
             total += value
-        return Outcome({EVERYONE: (total / max(1, len(outcome.values))).float()}, outcome.rejected)
+        count = len(outcome.values)
+        std = self.noise_multiplier * scene.channel.noise_factor / math.sqrt(max(1, count))
+        std *= sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency)
+        return Outcome({EVERYONE: (total / max(1, count)).float()}, outcome.rejected, std)
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to everyone."""

@@ -68,6 +68,8 @@ class Outcome:
     """By client, or one value under `EVERYONE`."""
     rejected: int = 0
     """Updates that were not finite and counted as zero."""
+    noise_std: float = 0.0
+    """Of the noise in every coordinate of a released mean (public); zero where it is not one Gaussian."""
 
 
 class Mechanism(Protocol):

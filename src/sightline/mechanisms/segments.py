@@ -1,5 +1,6 @@
 """Privacy of single examples in segments of clipped steps: the sum of a device's steps, noised where trust ends."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import noisy_sum_of_floats
+from sightline.mechanisms.clip import sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import PrivateSteps, Updates
@@ -71,7 +73,17 @@ class SegmentSums:
             outcome = self.each(updates, scene)
             rejected = outcome.rejected
             total = sum(outcome.values.values(), torch.zeros(updates.worker.dimension))
-        return Outcome({EVERYONE: total / max(1, len(updates.cohort.members))}, rejected)
+        count = max(1, len(updates.cohort.members))
+        return Outcome({EVERYONE: total / count}, rejected, self._mean_std(updates, scene, count))
+
+    def _mean_std(self, updates: Updates, scene: Scene, count: int) -> float:
+        """Of the noise in the mean: one noise of a trusted server, or one of each member."""
+        bound = sensitivity(
+            self.plans[scene.channel.members[0]].clip_norm * scene.channel.clip_factor, Adjacency.REPLACE
+        )
+        if scene.channel.trusted:
+            return self._noise(scene.channel.members) * bound / count
+        return bound * math.sqrt(math.fsum(self._noise((n,)) ** 2 for n in updates.cohort.members)) / count
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
-from sightline.report import clients, clusters, costs, curves, groups, headline, load, settings, sight, traffic
+from sightline.report import clients, clusters, control, costs, curves, groups, headline, load, settings, sight, traffic
 from sightline.report.disk import write_whole
 from sightline.report.run import Run
 from sightline.report.section import Content, Frame, Section
@@ -27,6 +27,7 @@ SECTIONS: tuple[Section, ...] = (
     load.SECTION,
     traffic.SECTION,
     costs.SECTION,
+    control.SECTION,
     settings.SECTION,
 )
 """To add a section: a module with its `content`, a template of the same name, and a line here."""

@@ -58,6 +58,10 @@ class Topology(Protocol):
         """Who is handed un-noised values."""
 
     @property
+    def uplinks(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes that send on what they gathered, level by level to the top; none where the top gathers itself."""
+
+    @property
     def observers(self) -> dict[str, str]:
         """The kinds of untrusted observers, each with one that stands for all of its kind."""
 
@@ -102,6 +106,11 @@ class Steady:
     def gathers(self) -> tuple[Channel, ...]:
         """The top gathers by itself."""
         return (self.top,)
+
+    @property
+    def uplinks(self) -> tuple[tuple[str, ...], ...]:
+        """Nobody stands between."""
+        return ()
 
     @property
     def observers(self) -> dict[str, str]:

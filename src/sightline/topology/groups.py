@@ -40,6 +40,11 @@ class Groups:
     masters_trusted: bool
     notes: tuple[str, ...] = ()
 
+    @property
+    def uplinks(self) -> tuple[tuple[str, ...], ...]:
+        """Nobody is above the groups."""
+        return ()
+
     def __post_init__(self) -> None:
         if self.period < 1:
             invalid("topology.period", self.period, "groups exchange every 1, 2, ... epochs")

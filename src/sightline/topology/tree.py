@@ -145,6 +145,13 @@ class Tree(Steady):
         return Channel(point.name, members, audience, trusted=self._clean(point), through=frozenset(passed))
 
     @cached_property
+    def uplinks(self) -> tuple[tuple[str, ...], ...]:
+        """The servers level by level, the lowest first: each sends on to the one above it."""
+        depth = {node.name: len(self.above(node)) for node in self.nodes}
+        levels = sorted(set(depth.values()), reverse=True)
+        return tuple(tuple(name for name, found in depth.items() if found == level) for level in levels)
+
+    @cached_property
     def trusted(self) -> tuple[str, ...]:
         """Who is handed un-noised values, or would be."""
         names = tuple(node.name for node in self.nodes if self._clean(node))
