@@ -124,3 +124,46 @@ def test_the_report_and_the_command_line_tell_the_costs(tmp_path):
 def test_the_json_ends_with_energy_and_delay(tmp_path):
     summary = run(STAR, tmp_path / "run").summary
     assert json.loads(json.dumps(summary))["energy_joule"] > 0
+
+
+TREE = changed(
+    STAR,
+    {"topology": {"kind": "tree", "subnets": 3, "trusted": ["edge-0"]}, "local": {"steps": 4, "learning_rate": 0.1},
+     "sampling.clients": {"scheme": "full"}},
+)  # fmt: skip
+
+
+def up_and_down(experiment, *, gatherings, levels, rounds=4):
+    """Everybody sends in every gathering, the slowest is waited for; then every server sends up, level by level."""
+    from sightline.resources import build
+
+    air = build(experiment, parameters=5 * 3 + 3).prices
+    wire = air.wired("edge-0", round=1)
+    energy = delay = 0.0
+    for number in range(1, rounds + 1):
+        for use in range(gatherings):
+            now = air.sending(round=number, use=use)
+            energy += sum(now.energy_joule)
+            delay += max(now.delay_seconds)
+        energy += sum(levels) * wire.energy_joule
+        delay += len(levels) * wire.delay_seconds
+    return energy, delay
+
+
+@pytest.mark.parametrize(
+    ("changes", "gatherings", "levels"),
+    [
+        ({"algorithm": {"name": "h2fdp", "local_aggregation": 2}}, 2, [3]),
+        ({"algorithm": {"name": "h2fdp", "local_aggregation": 4}}, 1, [3]),
+        ({"algorithm": {"name": "fedavg"}}, 1, [3]),
+        ({"algorithm": {"name": "fedavg", "upcycle": 0.5}}, 1, [3]),
+        ({"topology.trusted": 1.0, "privacy.where": "server"}, 1, [3]),
+        ({"topology": {"kind": "tree", "levels": [4, 2], "trusted": 1.0}}, 1, [4, 2]),
+        ({"algorithm": {"name": "hfl", "local_aggregation": 2}, "privacy": {"unit": "none"}}, 2, [3]),
+    ],
+)
+def test_a_tree_pays_for_every_leg(tmp_path, changes, gatherings, levels):
+    done = run(TREE, tmp_path / "run", **changes)
+    energy, delay = up_and_down(parse(changed(TREE, changes)), gatherings=gatherings, levels=levels)
+    assert done.summary["energy_joule"] == pytest.approx(energy, rel=1e-12)
+    assert done.summary["delay_seconds"] == pytest.approx(delay, rel=1e-12)
