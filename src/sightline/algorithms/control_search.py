@@ -90,8 +90,8 @@ def _relative(table: Floats) -> Floats:
 def candidates(most: int) -> tuple[int, ...]:
     """Participation numbers to try: 1 .. most, thinned when there are many; (0,) where there is nobody to ask.
 
-    >>> candidates(5), candidates(0), candidates(1000)[:6], candidates(1000)[-1]
-    ((1, 2, 3, 4, 5), (0,), (1, 2, 3, 4, 5, 6), 1000)
+    >>> candidates(5), candidates(0), len(candidates(1000)), candidates(1000)[-1]
+    ((1, 2, 3, 4, 5), (0,), 22, 1000)
     """
     if most <= MOST_CANDIDATES:
         return tuple(range(1, most + 1)) or (0,)
