@@ -31,6 +31,13 @@ KINDS = {
         "privacy.unit": "sample",
         "sampling": {"clients": {"scheme": "full"}, "samples": {"scheme": "balanced", "uses": 4, "epochs": 2}},
     },
+    "parts": {"model": {"name": "mlp", "hidden": [6]}, "algorithm.split": {"parts": 2}},
+    "parts of examples": {
+        "model": {"name": "mlp", "hidden": [6], "dropout": 0.5},
+        "algorithm.split": "dropout",
+        "privacy.unit": "sample",
+        "sampling.clients": {"scheme": "full"},
+    },
     "momentum": {"local.momentum": 0.5, "local.stragglers": 0.5, "local.epochs": 3},
 }
 

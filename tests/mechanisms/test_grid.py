@@ -12,7 +12,8 @@ from scipy import stats
 
 from sightline.events import Adjacency
 from sightline.mechanisms import rounded_gaussian as sampler
-from sightline.mechanisms.grid import UNITS, noisy_sum_on_grid, on_grid
+from sightline.mechanisms.arithmetic import INTEGERS
+from sightline.mechanisms.grid import UNITS, on_grid
 from sightline.mechanisms.rounded_gaussian import rounded_gaussian
 
 
@@ -112,7 +113,7 @@ def test_broken_updates_count_as_zero(bad: float):
 def test_the_noisy_sum_is_the_clipped_sum_plus_noise_of_the_claimed_scale(adjacency: Adjacency, sensitivity: float):
     dimension = 100_000
     updates = [torch.full((dimension,), 1e-4), torch.full((dimension,), math.nan), torch.full((dimension,), 1.0)]
-    value, rejected = noisy_sum_on_grid(
+    value, rejected = INTEGERS(
         updates, dimension=dimension, clip_norm=1.5, noise_multiplier=0.8, adjacency=adjacency, rng=rng(2)
     )
     assert rejected == 1

@@ -17,6 +17,7 @@ from sightline.config.experiment import (
     Topology,
 )
 from sightline.config.read import parse, read, to_toml
+from sightline.config.split import Split
 
 __all__ = [
     "FACTORY",
@@ -32,6 +33,7 @@ __all__ = [
     "SampleSampler",
     "Sampler",
     "Sampling",
+    "Split",
     "Topology",
     "parse",
     "read",

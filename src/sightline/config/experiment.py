@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sightline.config.perturbation import check_noise, check_perturbation, check_solution
 from sightline.config.section import Count, Fraction, NonNegative, OpenSection, Positive, Probability, Section
+from sightline.config.split import Split, check_split
 from sightline.errors import invalid, refuse
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -65,6 +66,7 @@ class Algorithm(OpenSection):
     """The algorithm by its name; the other keys are its own settings."""
 
     name: str = "fedavg"
+    split: Split | None = None
 
 
 class Augment(Section):
@@ -285,6 +287,7 @@ class Experiment(Section):
             if sampler is not None and self.rounds % (sampler.epochs or 1):
                 law = f"the rounds={self.rounds} are divided into epochs of equal length"
                 invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
+        check_split(self)
         return self
 
     def _check_sample_unit(self) -> None:

@@ -48,7 +48,7 @@ def calibrated(setting: Setting) -> Setting:
     """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
-        return setting
+        return rehearsed(setting)
     if privacy.noise_multiplier is not None:
         multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
     elif privacy.epsilon is not None:
@@ -59,8 +59,8 @@ def calibrated(setting: Setting) -> Setting:
 
 
 def rehearsed(setting: Setting) -> Setting:
-    """The setting, when its mechanism can claim the first round; a refusal comes before a run exists."""
-    if setting.experiment.privacy.mechanism != "gaussian":
+    """The setting, when the first round can be claimed as it is; a refusal comes before a run exists."""
+    if setting.experiment.privacy.mechanism != "gaussian" or setting.splitter is not None:
         plan(setting, rounds=1)
     return setting
 

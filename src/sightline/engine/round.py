@@ -12,7 +12,7 @@ from sightline.engine.effort import effort_of
 from sightline.engine.meter import Meter
 from sightline.engine.pace import allowed, noise_at, paced, reach, shares_of
 from sightline.engine.setting import Setting
-from sightline.errors import BudgetExhausted, Refused
+from sightline.errors import BudgetExhausted, Refused, refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
 from sightline.mechanisms import (
@@ -163,6 +163,7 @@ class LiveRound:
         at = Occasion(self.time, self._uses)
         self._uses += 1
         terms = paced(self.pace, self.planned) | terms
+        self._refuse_parts(memory)
         recall = None
         if memory is not None:
             shelf = self.memories.get(memory.name, Shelf())
@@ -171,7 +172,18 @@ class LiveRound:
             eligible = self._ledger.frontier(eligible | received)
             reached = {s.sources: self._ledger.frontier(s.sources | received) for s in starts.values()}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
-        return Updates(cohort, starts, self._worker, at, terms, recall, eligible)
+        return Updates(cohort, starts, self._worker, at, terms, recall, self._setting.splitter, eligible)
+
+    def _refuse_parts(self, memory: Memory | None) -> None:
+        """Training on a part says nothing of the rest of what a client keeps; private steps move the whole model."""
+        if self._setting.splitter is None:
+            return
+        if memory is not None and self._setting.unit is not Unit.SAMPLE:
+            law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
+            refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
+        if not self.planned and self._worker.nodes is not None:
+            law = "nodes of their own train whole models in this version"
+            refuse("algorithm.split", "given", law, "use the simulator, or remove split")
 
     def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
@@ -279,7 +291,7 @@ class LiveRound:
         self.memories[name] = Shelf({**before.values, **updates.recall.after}, sources)
 
     def _count(self, rejected: int, senders: float) -> None:
-        floats = senders * self._setting.model.parameters
+        floats = senders * self._setting.sent_parameters
         self.counts["rejected"] += rejected
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats

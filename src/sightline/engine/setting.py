@@ -23,9 +23,12 @@ from sightline.mechanisms import (
     CohortSampler,
     LocalMean,
     Mechanism,
+    Open,
     Public,
+    Splitter,
     build_mechanism,
     build_sampler,
+    build_splitter,
 )
 from sightline.mechanisms.choose import needs_unit_features
 from sightline.mechanisms.mechanism import only_sums
@@ -54,6 +57,8 @@ class Setting:
     """What sending costs, where the experiment has a model of it."""
     multipliers: Mapping[int, float] = field(default_factory=dict)
     """Each client's noise multiplier, once it is given or calibrated."""
+    splitter: Splitter | None = None
+    """How subjects are sent to parts of the model, when they are."""
 
     @property
     def unit(self) -> Unit:
@@ -74,6 +79,14 @@ class Setting:
     def clients(self) -> range:
         """The clients' numbers."""
         return range(len(self.federation.clients))
+
+    @property
+    def sent_parameters(self) -> float:
+        """How many numbers travel to and from a client: of its part only, when a trusted server knows the part."""
+        whole = float(self.model.parameters)
+        if self.splitter is None or not isinstance(self.mechanism, CentralMean | Open):
+            return whole
+        return whole * self.splitter.splitting.share
 
     def sampler(self, channel: Channel) -> CohortSampler:
         """The sampler of a channel as it is now: members may have come and gone."""
@@ -126,9 +139,12 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
     _refuse_schedules_of_changing_members(experiment, place)
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
-    mechanism = build_mechanism(experiment, sizes=federation.sizes.tolist(), classes=federation.classes)
-    _refuse_unused_factors(place, mechanism)
     model = _model(experiment, federation)
+    splitter = build_splitter(experiment, model, streams)
+    mechanism = build_mechanism(
+        experiment, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
+    )
+    _refuse_unused_factors(place, mechanism)
     start = _start(experiment, model, streams)
     setting = Setting(
         experiment,
@@ -141,6 +157,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         algorithm,
         settings,
         resources.build(experiment, parameters=model.parameters),
+        splitter=splitter,
     )
     return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
 

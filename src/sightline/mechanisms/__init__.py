@@ -17,6 +17,7 @@ from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, even
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
 from sightline.mechanisms.selection import Ballot, choice, sharpness
+from sightline.mechanisms.splitter import Splitter, build_splitter
 from sightline.mechanisms.worker import WHOLE_BATCH, Block, Left, Nodes, Occasion, PrivateSteps, Updates, Worker
 
 __all__ = [
@@ -55,10 +56,12 @@ __all__ = [
     "Schedules",
     "SegmentSums",
     "Shelf",
+    "Splitter",
     "Updates",
     "Worker",
     "build_mechanism",
     "build_sampler",
+    "build_splitter",
     "choice",
     "clip",
     "clipped_sum",

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from sightline.events import Pooled
 from sightline.ledger import Release
-from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
+from sightline.mechanisms.arithmetic import FLOATS, NoisySum
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Outcome, Scene
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import Updates
 
 
@@ -27,7 +28,7 @@ class PooledMean(LocalMean):
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claims(updates, scene)
         others = len(sent) - 1
-        if others < 2 or self.noisy_sum is not noisy_sum_of_floats or updates.worker.nodes is not None:
+        if others < 2 or self.noisy_sum is not FLOATS or updates.worker.nodes is not None:
             return *sent, mean
         gatherer = frozenset({scene.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
@@ -42,9 +43,10 @@ class ByTrust:
 
     clip_norm: float
     noise_multiplier: float
-    noisy_sum: NoisySum = noisy_sum_of_floats
+    noisy_sum: NoisySum = FLOATS
     multipliers: Mapping[int, float] = field(default_factory=dict)
     """Client -> the noise multiplier that keeps it within its target."""
+    splitter: Splitter | None = None
     own_noise = False
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "ByTrust":
@@ -56,7 +58,12 @@ class ByTrust:
         members = scene.channel.members
         noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members), default=self.noise_multiplier)
         kind = CentralMean if scene.channel.trusted else PooledMean
-        return kind(self.clip_norm, noise, self.noisy_sum)
+        whole = kind(self.clip_norm, noise, self.noisy_sum)
+        return whole if self.splitter is None else whole.in_parts(self.splitter)
+
+    def in_parts(self, splitter: Splitter) -> "ByTrust":
+        """The same mechanism over parts of the model."""
+        return replace(self, splitter=splitter)
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""

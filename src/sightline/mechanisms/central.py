@@ -1,14 +1,16 @@
 """Central privacy of clients: a trusted server clips, sums, noises once, and publishes the mean."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
-from sightline.events import Gaussian
+from sightline.events import Event, Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
-from sightline.mechanisms.clip import clip, sensitivity
+from sightline.mechanisms.arithmetic import FLOATS, NoisySum
+from sightline.mechanisms.clip import Clipper, clip, sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import Left, Updates
 from sightline.randomness import EVERYONE
 
@@ -23,18 +25,27 @@ class CentralMean:
 
     clip_norm: float
     noise_multiplier: float
-    noisy_sum: NoisySum = noisy_sum_of_floats
+    noisy_sum: NoisySum = FLOATS
+    noise_event: Callable[[float], Event] = Gaussian
+    """z -> what the noise makes of a release: `Gaussian(z)`, or what a splitter says."""
+    clipper: Clipper = clip
+    """What a member does before it lets go of its update."""
     own_noise = False
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "CentralMean":
         """The same mechanism with the largest noise that any client needs."""
         return replace(self, noise_multiplier=max(multipliers.values()))
 
+    def in_parts(self, splitter: Splitter) -> Self:
+        """The same mechanism over parts of the model."""
+        noisy_sum = splitter.noisy_sum(self.noisy_sum)
+        return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event, clipper=splitter.clip)
+
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
         published = scene.release(
             source=scene.channel.name,
-            event=scene.sampler.hidden_event(Gaussian(self.noise_multiplier * scene.channel.noise_factor)),
+            event=scene.sampler.hidden_event(self.noise_event(self.noise_multiplier * scene.channel.noise_factor)),
             audience=scene.channel.audience,
             what="noisy mean of clipped updates",
             inputs=updates.sources,
@@ -46,7 +57,7 @@ class CentralMean:
     def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
         """Each member's clipped update, for the trusted server."""
         for member, update in updates.trained():
-            bounded = clip(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
+            bounded = self.clipper(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
             yield Left(member, bounded.value, bounded.rejected)
 
     def mean(self, updates: Updates, scene: Scene) -> Outcome:

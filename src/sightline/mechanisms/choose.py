@@ -1,6 +1,7 @@
 """Which mechanism an experiment file asks for: by the unit it protects and by where the noise is added."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sightline.config import Experiment
 from sightline.errors import refuse
@@ -16,6 +17,7 @@ from sightline.mechanisms.output import Output
 from sightline.mechanisms.output_sensitivity import Bound, Facts
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, scheduled, steps_for
 from sightline.mechanisms.segments import SegmentSums
+from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import PrivateSteps
 
 UNIT_NOISE = 1.0
@@ -86,8 +88,28 @@ def needs_unit_features(experiment: Experiment) -> bool:
     return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
 
 
-def build_mechanism(experiment: Experiment, *, sizes: Sequence[int], classes: int = 0) -> Mechanism:
-    """The mechanism of an experiment, with unit noise."""
+def build_mechanism(
+    experiment: Experiment, *, sizes: Sequence[int], classes: int = 0, splitter: Splitter | None = None
+) -> Mechanism:
+    """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter."""
+    mechanism = _for_whole_models(experiment, sizes, classes)
+    return mechanism if splitter is None else in_parts(mechanism, splitter)
+
+
+def in_parts(mechanism: Mechanism, splitter: Splitter) -> Mechanism:
+    """The same mechanism over parts of the model; refused where it has no such form."""
+    if isinstance(mechanism, CentralMean | LocalMean | ByTrust):
+        return mechanism.in_parts(splitter)
+    if isinstance(mechanism, SampleAtClient | SampleAtServer):
+        plans = {client: replace(plan, splitter=splitter) for client, plan in mechanism.plans.items()}
+        return replace(mechanism, plans=plans)
+    if not isinstance(mechanism, Open):
+        law = f"{type(mechanism).__name__} releases whole models"
+        refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
+    return mechanism
+
+
+def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int) -> Mechanism:
     privacy = experiment.privacy
     if privacy.mechanism == "output":
         return _output(experiment, sizes, classes)

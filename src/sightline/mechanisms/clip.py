@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ class Aggregate:
     """A sum, and how far one subject can move it."""
 
     value: Tensor
-    sensitivity: float
+    sensitivity: float | Tensor
+    """One bound; or, where pieces of the vector are bounded and noised apart, every coordinate's scale of noise."""
     rejected: int = 0
 
 
@@ -50,19 +52,35 @@ def clip(update: Tensor, *, clip_norm: float) -> Bounded:
     return Bounded(update * (clip_norm / norm * (1 - 1e-6)), clip_norm)
 
 
+class Clipper(Protocol):
+    """Bounds one update."""
+
+    def __call__(self, update: Tensor, *, clip_norm: float) -> Bounded:
+        """The update inside its ball, or balls."""
+
+
+class ClippedSum:
+    """A sum of clipped updates that grows one update at a time, in float64 and in the order given."""
+
+    def __init__(self, dimension: int) -> None:
+        self.total = torch.zeros(dimension, dtype=torch.float64)
+
+    def add(self, update: Tensor, *, clip_norm: float) -> bool:
+        """Clip and add; True when the update was not finite and counts as zero."""
+        bounded = clip(update, clip_norm=clip_norm)
+        self.total += bounded.value
+        return bounded.rejected
+
+
 def clipped_sum(updates: Iterable[Tensor], *, dimension: int, clip_norm: float, adjacency: Adjacency) -> Aggregate:
     """The sum of clipped updates, one at a time, in the order given.
 
     Guarantees: adding, removing or zeroing one update moves the sum by at most C, replacing one by at most 2C; the
     result does not depend on how the updates were batched.
     """
-    total = torch.zeros(dimension, dtype=torch.float64)
-    rejected = 0
-    for update in updates:
-        bounded = clip(update, clip_norm=clip_norm)
-        rejected += bounded.rejected
-        total += bounded.value
-    return Aggregate(total, sensitivity(clip_norm, adjacency), rejected)
+    some = ClippedSum(dimension)
+    rejected = sum(some.add(update, clip_norm=clip_norm) for update in updates)
+    return Aggregate(some.total, sensitivity(clip_norm, adjacency), rejected)
 
 
 def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sightline.errors import Refused
 from sightline.mechanisms.memory import Recall
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import Block, Occasion, PrivateSteps, Updates, Worker
 from sightline.topology import Channel
 
@@ -66,13 +67,15 @@ class Together:
 
     def train(
         self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: Recall | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The part's end vectors."""
         if cohort and not self._ends:
             whole = self._whole
             members, rows = whole.cohort.members, whole.start_rows()
-            self._keep(whole.worker.train(members, rows, at=whole.at, terms=whole.terms, recall=recall))
+            how: dict[str, Any] = {"at": whole.at, "terms": whole.terms, "recall": recall}
+            how |= {} if splitter is None else {"splitter": splitter}
+            self._keep(whole.worker.train(members, rows, **how))
         yield from self._rows(cohort)
 
     def dp_sgd(

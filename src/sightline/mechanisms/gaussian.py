@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sightline.errors import invalid
-from sightline.mechanisms.clip import Aggregate
+from sightline.events import Adjacency
+from sightline.mechanisms.clip import Aggregate, ClippedSum, sensitivity
 
 
 def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
@@ -21,3 +22,14 @@ def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: n
     noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
     noise *= noise_multiplier * aggregate.sensitivity
     return (noise.view_as(aggregate.value) + aggregate.value).to(torch.float32)
+
+
+class FloatSum(ClippedSum):
+    """A sum of clipped updates in floating point."""
+
+    def noisy(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """The sum plus N(0, (z S)^2)."""
+        aggregate = Aggregate(self.total, sensitivity(clip_norm, adjacency))
+        return with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=rng)

@@ -6,8 +6,6 @@ exact; and value + round(sigma X) = round(value + sigma X) for an integer value,
 Gaussian mechanism. So `Gaussian(z)` holds to the letter, and with it every accountant and every amplification.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,21 +34,22 @@ def on_grid(update: Tensor, *, clip_norm: float) -> tuple[NDArray[np.int64], boo
     return steps, bounded.rejected
 
 
-def noisy_sum_on_grid(
-    updates: Iterable[Tensor],
-    *,
-    dimension: int,
-    clip_norm: float,
-    noise_multiplier: float,
-    adjacency: Adjacency,
-    rng: np.random.Generator,
-) -> tuple[Tensor, int]:
-    """The sum of clipped updates plus N(0, (z S)^2), rounded to the grid; and how many updates were rejected."""
-    total = np.zeros(dimension, dtype=np.int64)
-    rejected = 0
-    for update in updates:
-        steps, refused = on_grid(update, clip_norm=clip_norm)
-        total += steps
-        rejected += refused
-    total += rounded_gaussian(noise_multiplier * sensitivity(float(UNITS), adjacency), dimension, rng)
-    return torch.from_numpy(total * (clip_norm / UNITS)).to(torch.float32), rejected
+class GridSum:
+    """A sum of clipped updates on the grid: exact, whatever their order."""
+
+    def __init__(self, dimension: int) -> None:
+        self.total = np.zeros(dimension, dtype=np.int64)
+
+    def add(self, update: Tensor, *, clip_norm: float) -> bool:
+        """Clip, put on the grid and add; True when the update was not finite and counts as zero."""
+        steps, rejected = on_grid(update, clip_norm=clip_norm)
+        self.total += steps
+        return rejected
+
+    def noisy(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """The sum plus N(0, (z S)^2), rounded to the grid."""
+        std = noise_multiplier * sensitivity(float(UNITS), adjacency)
+        noisy = self.total + rounded_gaussian(std, len(self.total), rng)
+        return torch.from_numpy(noisy * (clip_norm / UNITS)).to(torch.float32)

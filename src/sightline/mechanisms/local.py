@@ -1,17 +1,19 @@
 """Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
-from sightline.events import Gaussian
+from sightline.events import Event, Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.arithmetic import NoisySum, noisy_sum_of_floats
+from sightline.mechanisms.arithmetic import FLOATS, NoisySum
 from sightline.mechanisms.clip import sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, of
 from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import Left, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -28,12 +30,19 @@ class LocalMean:
 
     clip_norm: float
     noise_multiplier: float
-    noisy_sum: NoisySum = noisy_sum_of_floats
+    noisy_sum: NoisySum = FLOATS
+    noise_event: Callable[[float], Event] = Gaussian
+    """z -> what the noise makes of a release: `Gaussian(z)`, or what a splitter says."""
     own_noise = False
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "LocalMean":
         """The same mechanism with the largest noise that any client needs."""
         return replace(self, noise_multiplier=max(multipliers.values()))
+
+    def in_parts(self, splitter: Splitter) -> Self:
+        """The same mechanism over parts of the model."""
+        noisy_sum = splitter.noisy_sum(self.noisy_sum)
+        return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event)
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
@@ -82,7 +91,7 @@ class LocalMean:
         return tuple(
             scene.release(
                 source=client_name(member),
-                event=Gaussian(self.noise_multiplier * scene.channel.noise_factor),
+                event=self.noise_event(self.noise_multiplier * scene.channel.noise_factor),
                 audience=audience,
                 what="own clipped and noised update",
                 subjects=of(member),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from sightline.config import Sampler
 from sightline.events import Event, Gaussian, Poisson, Repeat
@@ -25,7 +26,7 @@ def event_of(plan: PrivateSteps) -> Event:
 
     Under a schedule it is what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
     """
-    step: Event = Gaussian(plan.noise_multiplier)
+    step: Event = (plan.splitter.event if plan.splitter else Gaussian)(plan.noise_multiplier)
     if plan.allotment is not None:
         return plan.allotment.event(step)
     if plan.rate < 1:
@@ -184,13 +185,17 @@ class SampleAtServer:
         for gradient in updates.gradient_sums(plans):
             total += gradient
         noisy = with_gaussian_noise(
-            Aggregate(total, self.plan.clip_norm),
+            Aggregate(total, self._noise_scale()),
             noise_multiplier=self.plan.noise_multiplier,
             rng=scene.noise(EVERYONE),
         )
         share = scene.sampler.expected / scene.sampler.population
         expected = share * sum(self.plans[member].expected_batch for member in scene.channel.members)
         return Outcome({EVERYONE: noisy * (-self.learning_rate / expected)})
+
+    def _noise_scale(self) -> float | Tensor:
+        plan = self.plan
+        return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
 
     def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""

@@ -9,7 +9,7 @@ import torch
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
-from sightline.mechanisms.arithmetic import noisy_sum_of_floats
+from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.samplers import Cohort
@@ -120,7 +120,7 @@ class SegmentSums:
         self, updates: Updates, scene: Scene, sums: list[torch.Tensor], noise: float, participant: int
     ) -> tuple[torch.Tensor, int]:
         clip_norm = next(iter(self.plans.values())).clip_norm * scene.channel.clip_factor
-        return noisy_sum_of_floats(
+        return FLOATS(
             sums,
             dimension=updates.worker.dimension,
             clip_norm=clip_norm,

@@ -13,6 +13,7 @@ from sightline.mechanisms.memory import Recall
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
+from sightline.mechanisms.splitter import Splitter
 
 if TYPE_CHECKING:
     from sightline.mechanisms.mechanism import Scene
@@ -37,6 +38,8 @@ class PrivateSteps:
     """Of a hidden schedule of examples over the steps of many rounds, in place of a coin at every step."""
     line: int = 0
     """Which of the client's schedules: it has one in every channel."""
+    splitter: Splitter | None = None
+    """How every example is sent to a part of the model, when it is."""
 
     def first_step(self, round: int) -> int:
         """How many steps the client has done before a round, having done all of them."""
@@ -101,8 +104,12 @@ class Worker(Protocol):
         at: Occasion,
         terms: Mapping[str, Any],
         recall: Recall | None = None,
+        splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors of local training; what clients keep goes into `recall` and stays private."""
+        """End vectors of local training; what clients keep goes into `recall` and stays private.
+
+        With a `splitter` every client trains the part that it draws in secret, and stands still elsewhere.
+        """
 
     def dp_sgd(
         self,
@@ -148,6 +155,8 @@ class Updates:
     terms: Mapping[str, Any]
     recall: Recall | None = None
     """What the members keep, when the algorithm has them keep something."""
+    splitter: Splitter | None = None
+    """How every member is sent to a part of the model, when it is."""
     eligible: frozenset[int] = frozenset()
     """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
 
@@ -185,9 +194,10 @@ class Updates:
     def trained(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""
         rows = self.start_rows()
-        yield from self._moved(
-            self.worker.train(self.cohort.members, rows, at=self.at, terms=self.terms, recall=self.recall)
-        )
+        how: dict[str, Any] = {"at": self.at, "terms": self.terms, "recall": self.recall}
+        if self.splitter is not None:
+            how["splitter"] = self.splitter
+        yield from self._moved(self.worker.train(self.cohort.members, rows, **how))
 
     def trained_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by DP-SGD at the client."""

@@ -19,15 +19,25 @@ def linear(*, input_shape: tuple[int, ...], classes: int, kind: Kind) -> nn.Modu
 
 
 def mlp(
-    *, input_shape: tuple[int, ...], classes: int, kind: Kind, hidden: Sequence[int] = (64,), activation: str = "relu"
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    kind: Kind,
+    hidden: Sequence[int] = (64,),
+    activation: str = "relu",
+    dropout: float = 0.0,
 ) -> nn.Module:
-    """Fully connected layers of the widths in `hidden`, then the output layer."""
+    """Fully connected layers of the widths in `hidden`, dropout after each where asked for, then the output layer."""
     refuse_text("mlp", kind)
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        invalid("model.dropout", dropout, "a rate lies in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = prod(input_shape)
     for index, size in enumerate(widths("hidden", hidden)):
         layers[f"hidden{index}"] = nn.Linear(width, size)
         layers[f"{activation}{index}"] = nonlinearity(activation)
+        if dropout:
+            layers[f"dropout{index}"] = nn.Dropout(dropout)
         width = size
     layers["output"] = nn.Linear(width, classes)
     return nn.Sequential(layers)

@@ -13,7 +13,18 @@ from sightline.algorithms.clustered_settings import Selecting
 from sightline.config import to_toml
 from sightline.engine.setting import Setting
 from sightline.errors import SightlineError, refuse
-from sightline.mechanisms import Block, CentralMean, Left, LocalMean, Occasion, PrivateSteps, Recall, Scene, Updates
+from sightline.mechanisms import (
+    Block,
+    CentralMean,
+    Left,
+    LocalMean,
+    Occasion,
+    PrivateSteps,
+    Recall,
+    Scene,
+    Splitter,
+    Updates,
+)
 from sightline.mechanisms.clip import sensitivity
 from sightline.runtimes.asking import LEAVING, Ask
 from sightline.runtimes.letter import Letter, tensor
@@ -92,8 +103,9 @@ class Remote:
         at: Occasion,
         terms: Mapping[str, Any],
         recall: Recall | None = None,
+        splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors, handed over in the clear."""
+        """End vectors, handed over in the clear; a round refuses parts of models here, see `engine.round`."""
         yield from self._blocks(cohort, Ask("train", starts, at, terms, _memory(recall)), recall)
 
     def dp_sgd(

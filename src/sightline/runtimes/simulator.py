@@ -18,6 +18,7 @@ from sightline.mechanisms import (
     PrivateSteps,
     Recall,
     Schedules,
+    Splitter,
     effective_steps,
 )
 from sightline.mechanisms.objective_solver import Regression, minimise, to_unit, unit_examples
@@ -25,6 +26,7 @@ from sightline.randomness import Purpose, Streams
 from sightline.runtimes.trainer import Job, trainer_for
 from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate
 from sightline.training.batches import steps_of
+from sightline.training.parted import parted_gradient_sum
 from sightline.training.views import ViewKind, Views
 from sightline.training.work import rows
 
@@ -53,7 +55,8 @@ class Simulator:
         )
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
-        self._trainer = trainer_for(self._model, self._shards, workers)
+        self._splitting = None if setting.splitter is None else setting.splitter.splitting
+        self._trainer = trainer_for(self._model, self._shards, workers, self._splitting)
 
     @property
     def nodes(self) -> None:
@@ -72,6 +75,7 @@ class Simulator:
         at: Occasion,
         terms: Mapping[str, Any],
         recall: Recall | None = None,
+        splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """Local SGD of the cohort, or the solver of its memory."""
         if not cohort:
@@ -84,14 +88,25 @@ class Simulator:
             yield from self._solved(cohort, starts, rngs, steps, recall, work)
             return
         times = int(terms.get("repeat", 1))
+        each: dict[str, Any] = {
+            "rngs": rngs,
+            "epochs_of": None if epochs is None else [times * some for some in epochs],
+        }
+        if splitter is not None:
+            each["assigned"] = self._assigned(splitter, cohort, at)
         job = Job(
-            "train",
+            "train" if splitter is None else "train_parts",
             starts,
             _with_memory(terms, cohort, recall),
-            each={"rngs": rngs, "epochs_of": None if epochs is None else [times * some for some in epochs]},
+            each,
             shared={"work": _repeated(work, times)},
         )
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), steps, recall)
+
+    def _assigned(self, splitter: Splitter, cohort: Sequence[int], at: Occasion) -> list[Any]:
+        """Every member's part for this training call: drawn in secret, kept nowhere."""
+        rngs = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
+        return [splitter.splitting.draw(1, rng=rng)[0] for rng in rngs]
 
     def _solved(
         self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
@@ -161,8 +176,8 @@ class Simulator:
         """DP-SGD of the cohort, each member with its own noise and coins."""
         if not cohort:
             return
+        splitter, clip_norm = plans[0].splitter, plans[0].clip_norm
         each: dict[str, list[Any]] = {
-            "noise_std": [plan.noise_multiplier * plan.clip_norm for plan in plans],
             "sample_rates": [plan.rate for plan in plans],
             "steps": [plan.steps for plan in plans],
             "divisors": [plan.expected_batch for plan in plans],
@@ -171,10 +186,17 @@ class Simulator:
         }
         if any(plan.allotment is not None for plan in plans):
             each["batches"] = [self._scheduled(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
-        shared: dict[str, Any] = {"work": _asked(self._work, terms), "clip_norm": plans[0].clip_norm}
+        shared: dict[str, Any] = {"work": _asked(self._work, terms)}
+        if splitter is None:
+            call, shared["clip_norm"] = "dp_sgd", clip_norm
+            each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
+        else:
+            call, shared["apart"] = "dp_sgd_parts", splitter.apart(clip_norm)
+            each["noise_multipliers"] = [plan.noise_multiplier for plan in plans]
+            each["assign_rngs"] = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
-        job = Job("dp_sgd", starts, _with_memory(terms, cohort, recall), each, shared)
+        job = Job(call, starts, _with_memory(terms, cohort, recall), each, shared)
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
     def gradient_sums(
@@ -189,11 +211,15 @@ class Simulator:
                 drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
             else:
                 (drawn,) = self._scheduled(client, plan, at)
-            start = rows(starts, place)
-            views = None if self._views is None else (self._views, view_rngs[place])
-            total = clipped_gradient_sum(
-                self._model, start, shard.x[drawn], shard.y[drawn], clip_norm=plan.clip_norm, rng=rng, views=views
-            )
+            start, x, y = rows(starts, place), shard.x[drawn], shard.y[drawn]
+            if plan.splitter is None:
+                views = None if self._views is None else (self._views, view_rngs[place])
+                how: dict[str, Any] = {"clip_norm": plan.clip_norm, "rng": rng, "views": views}
+                total = clipped_gradient_sum(self._model, start, x, y, **how)
+            else:
+                own = self._rngs(self._secret, Purpose.ASSIGNMENT, [client], at)[0]
+                apart = plan.splitter.apart(plan.clip_norm)
+                total = parted_gradient_sum(plan.splitter.splitting, start, x, y, apart, rng=own)
             yield [client], total[None]
 
     def _scheduled(self, client: int, plan: PrivateSteps, at: Occasion) -> list[NDArray[np.intp]]:

@@ -15,11 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data import Shard
-from sightline.models import FlatModel
+from sightline.models import FlatModel, Splitting
 from sightline.training import LocalTerms, dp_sgd, train
 from sightline.training.dispatch import dense_layers
+from sightline.training.parted import dp_sgd_parts, train_parts
 
-CALLS: dict[str, Callable[..., Iterator[Any]]] = {"train": train, "dp_sgd": dp_sgd}
+CALLS: dict[str, Callable[..., Iterator[Any]]] = {
+    "train": train,
+    "dp_sgd": dp_sgd,
+    "train_parts": train_parts,
+    "dp_sgd_parts": dp_sgd_parts,
+}
 Rows = tuple[NDArray[np.intp], Tensor]
 """Places in the cohort, and one end vector for each."""
 
@@ -51,16 +57,16 @@ class Job:
         starts = self.starts if self.starts.dim() == 1 else self.starts[rows]
         return replace(self, starts=starts, terms=terms, each=each)
 
-    def run(self, model: FlatModel, shards: Sequence[Shard]) -> Iterator[Rows]:
-        """Do it here."""
+    def run(self, model: FlatModel | Splitting, shards: Sequence[Shard]) -> Iterator[Rows]:
+        """Do it here; calls on parts take the splitting in the model's place."""
         yield from CALLS[self.call](model, self.starts, shards, **self.shared, **self.each, terms=self.terms)
 
 
 class HereTrainer:
     """Training in this process."""
 
-    def __init__(self, model: FlatModel, shards: Sequence[Shard]) -> None:
-        self._model, self._shards = model, shards
+    def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None) -> None:
+        self._model, self._shards, self._trained = model, shards, splitting or model
 
     def run(self, job: Job, cohort: Sequence[int]) -> Iterator[Rows]:
         """End vectors, in the order of the cohort: sums over them must not depend on how clients were stacked."""
@@ -69,7 +75,7 @@ class HereTrainer:
             places = range(first, min(first + rows, len(cohort)))
             part = job if len(places) == len(cohort) else job.part(places)
             ends = torch.empty(len(places), self._model.parameters)
-            for found, some in part.run(self._model, [self._shards[cohort[place]] for place in places]):
+            for found, some in part.run(self._trained, [self._shards[cohort[place]] for place in places]):
                 ends[torch.as_tensor(found)] = some
             yield np.asarray(places), ends
 
@@ -84,8 +90,8 @@ class PoolTrainer:
     back in the order of the cohort: same bits. An error in a process is raised here; processes end with their parent.
     """
 
-    def __init__(self, model: FlatModel, shards: Sequence[Shard], workers: int) -> None:
-        self._model, self._shards = model, shards
+    def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None, workers: int) -> None:
+        self._model, self._shards, self._trained = model, shards, splitting or model
         self._rows = max(workers, ROWS_BYTES // (4 * model.parameters))
         self._memory = mmap.mmap(-1, 4 * self._rows * model.parameters)
         self._ends = torch.frombuffer(self._memory, dtype=torch.float32).view(self._rows, model.parameters)
@@ -134,7 +140,7 @@ class PoolTrainer:
 
     def _served(self, job: Job, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
         try:
-            for places, ends in job.run(self._model, [self._shards[client] for client in clients]):
+            for places, ends in job.run(self._trained, [self._shards[client] for client in clients]):
                 for place, end in zip(places.tolist(), ends, strict=True):
                     self._ends[rows[place]] = end
         except Exception as error:
@@ -155,8 +161,10 @@ def _answer(pipe: Connection) -> BaseException | None:
         return RuntimeError("a training process ended unexpectedly; the run can go on with --resume")
 
 
-def trainer_for(model: FlatModel, shards: Sequence[Shard], workers: int) -> HereTrainer | PoolTrainer:
+def trainer_for(
+    model: FlatModel, shards: Sequence[Shard], workers: int, splitting: Splitting | None = None
+) -> HereTrainer | PoolTrainer:
     """Processes where they pay: not for stacks of dense networks, which are done before they could be shared out."""
     if workers > 1 and len(shards) > 1 and dense_layers(model) is None:
-        return PoolTrainer(model, shards, workers)
-    return HereTrainer(model, shards)
+        return PoolTrainer(model, shards, splitting, workers)
+    return HereTrainer(model, shards, splitting)

@@ -53,14 +53,11 @@ class AffineBook:
         a, g = (rows.reshape(-1, views * rows.shape[1], rows.shape[2]) for rows in (self.a, self.g))
         return AffineBook(a, g, bias=self.bias_rows is not None)
 
-    def norms(self) -> Tensor:
-        """|G|^2 + |bias gradient|^2 of every example."""
-        total = (
-            self.gram_norms()
-            if gram_is_cheaper(self.a.shape[1], self.a.shape[2], self.g.shape[2])
-            else self.row_norms()
-        )
-        return total if self.bias_rows is None else total + squares(self.bias_rows)
+    def norms(self) -> dict[str, Tensor]:
+        """|G|^2 of every example, and |bias gradient|^2."""
+        cheap = gram_is_cheaper(self.a.shape[1], self.a.shape[2], self.g.shape[2])
+        weight = self.gram_norms() if cheap else self.row_norms()
+        return {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": squares(self.bias_rows)}
 
     def gram_norms(self) -> Tensor:
         """From the two Gram matrices."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
-from sightline.training.clipping import clip_factors
+from sightline.training.clipping import Clip, factors_of
 from sightline.training.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
 from sightline.training.worker import Worker, chunks, stretched
 
@@ -57,13 +57,13 @@ class ChainWorker(Worker):
                 break
             g = layer.backward(g)
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """One forward and one backward pass per chunk; norms and clipped sums from the books."""
         self.gradient.zero_()
         for some in chunks(len(y), max(1, self.per_chunk // views)):
-            self.add_clipped(x[stretched(some, views)], y[some], clip_norm, views)
+            self.add_clipped(x[stretched(some, views)], y[some], clip, views)
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip_norm: float, views: int) -> None:
+    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
         self.record(True)
         g: Tensor | None = error(self.logits(x), y.repeat_interleave(views)).div_(views)
@@ -74,13 +74,11 @@ class ChainWorker(Worker):
         books = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in books:
             layer.join_views(views)
-        norms = torch.stack([layer.norms() for layer in books]).sum(0).sqrt_()
-        finite = torch.isfinite(norms)
+        finite, factors = factors_of([layer.norms() for layer in books], clip)
         if not bool(finite.all()):
             if bool(finite.any()):  # without the broken examples, whose zero factor would not make a NaN zero
-                self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip_norm, views)
+                self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
             return
-        factors = clip_factors(norms, clip_norm)
         for layer in books:
             layer.add_clipped(factors)
 
@@ -113,6 +111,8 @@ def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradi
         if layer is None:
             return None
         layer.wanted = not first
+        if isinstance(layer, Affine):
+            layer.name = name
         layers.append(layer)
     complete = sum(len(list(c.parameters())) for _, c in flat_children(module)) == len(layout)
     if not complete or not layers or not isinstance(layers[-1], Affine):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind
-from sightline.training.clipping import clip_factors
+from sightline.training.clipping import Balls, Clip, factors_of
 from sightline.training.scribes import RecurrentScribe, Scribe, scribe_for
 from sightline.training.unrolled import UnrolledLSTM, unroll
 from sightline.training.worker import Worker, chunks
@@ -48,9 +48,9 @@ class HookedWorker(Worker):
             if isinstance(getattr(layer, "inplace", None), bool):
                 layer.inplace = False
             words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
-            if any(f"{name}.{word}".lstrip(".") not in gradient for word in words):
+            if any(full(name, word) not in gradient for word in words):
                 raise Unbookable(f"layer {name} shares a parameter with another")
-            own = {word: gradient[f"{name}.{word}".lstrip(".")] for word in words}
+            own = {word: gradient[full(name, word)] for word in words}
             if isinstance(layer, UnrolledLSTM):
                 taken += self.attach_recurrent(name, layer, gradient)
             elif own:
@@ -83,10 +83,10 @@ class HookedWorker(Worker):
             output.requires_grad_()
         self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """Books where this pass can be booked, else the definition; always the definition with several views."""
         if views > 1:
-            super().clipped_sum(x, y, clip_norm, views=views)
+            super().clipped_sum(x, y, clip, views=views)
             return
         self.twin.train(not self.probing)
         if not self.measured and len(y):
@@ -94,11 +94,11 @@ class HookedWorker(Worker):
         self.gradient.zero_()
         try:
             for some in chunks(len(y), self.per_chunk):
-                self.add_clipped(x[some], y[some], clip_norm)
+                self.add_clipped(x[some], y[some], clip)
         except Unbookable:
             if self.probing:
                 raise
-            super().clipped_sum(x, y, clip_norm)
+            super().clipped_sum(x, y, clip)
 
     def record_bytes(self, x: Tensor, y: Tensor) -> int:
         """What the books of one example take."""
@@ -122,23 +122,36 @@ class HookedWorker(Worker):
         ends = [output for _, output, _ in self.seen.values()] + [run.gates for run in self.runs.values()]
         return list(torch.autograd.grad(loss, ends)), len(self.seen)
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip_norm: float) -> None:
+    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip) -> None:
         """Add the clipped sum of one chunk."""
+        if self.recurrent and isinstance(clip, Balls):
+            raise Unbookable("the weights of an LSTM are not booked apart")
         gradients, plain = self.output_gradients(x, y)
         norms = [
-            self.scribes[n].read(seen[0], g) for (n, seen), g in zip(self.seen.items(), gradients[:plain], strict=True)
+            named(n, self.scribes[n].read(seen[0], g))
+            for (n, seen), g in zip(self.seen.items(), gradients[:plain], strict=True)
         ]
         norms += [
-            self.recurrent[key].read(run, g) for (key, run), g in zip(self.runs.items(), gradients[plain:], strict=True)
+            {"": self.recurrent[key].read(run, g)}
+            for (key, run), g in zip(self.runs.items(), gradients[plain:], strict=True)
         ]
-        total = torch.stack(norms).sum(0).sqrt_()
-        finite = torch.isfinite(total)
+        finite, factors = factors_of(norms, clip)
         if not bool(finite.all()):
             if bool(finite.any()):
-                self.add_clipped(x[finite], y[finite], clip_norm)
+                self.add_clipped(x[finite], y[finite], clip)
             return
-        factors = clip_factors(total, clip_norm)
         for name in self.seen:
-            self.scribes[name].add_clipped(factors)
+            own = {word: factors(full(name, word)) for word in self.scribes[name].gradient}
+            self.scribes[name].add_clipped(own)
         for key in self.runs:
-            self.recurrent[key].add_clipped(factors)
+            self.recurrent[key].add_clipped(factors(""))
+
+
+def full(layer: str, word: str) -> str:
+    """The name of a layer's tensor in the model."""
+    return f"{layer}.{word}".lstrip(".")
+
+
+def named(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A layer's norms under the full names of its tensors."""
+    return {full(layer, word): square for word, square in norms.items()}

@@ -4,6 +4,7 @@ Each layer has `forward`, `backward` (input gradient, and the batch's summed wei
 gradient, and the books from which per-example norms and the clipped sum follow). Images travel in channels_last memory.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,12 +38,12 @@ class Layer:
         """As `backward`, with books in place of a summed gradient."""
         return self.backward(g)
 
-    def norms(self) -> Tensor | None:
-        """|gradient|^2 of every recorded example, over this layer's parameters."""
-        return None
+    def norms(self) -> dict[str, Tensor]:
+        """|gradient|^2 of every recorded example, for each of this layer's tensors."""
+        return {}
 
-    def add_clipped(self, factors: Tensor) -> None:
-        """Add sum_j s_j g_j of the recorded examples to the gradient."""
+    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
+        """Add sum_j s_j g_j of the recorded examples to the gradient; `factors` are by tensor name."""
 
 
 class Flatten(Layer):
@@ -119,26 +120,28 @@ class Affine(Layer):
         self.weight, self.bias = weight, bias
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
         self.book: AffineBook | None = None
+        self.name = ""
 
     def join_views(self, views: int) -> None:
         """Make the recorded rows of each example's views the books of one example."""
         if views > 1 and self.book is not None:
             self.book = self.book.joined(views)
 
-    def norms(self) -> Tensor:
-        """|gradient|^2 of every recorded example."""
+    def norms(self) -> dict[str, Tensor]:
+        """|gradient|^2 of every recorded example, by tensor."""
         if self.book is None:
             raise RuntimeError("norms asked for before a backward pass was recorded")
-        return self.book.norms()
+        return {f"{self.name}.{word}": square for word, square in self.book.norms().items()}
 
-    def add_clipped(self, factors: Tensor) -> None:
+    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
         """Add the clipped sums of weight and bias, then forget the books."""
         if self.book is None:
             raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
-        self.add_weight(self.book.weight_sum(factors))
-        bias = self.book.bias_sum(factors)
-        if bias is not None and self.bias_gradient is not None:
-            self.bias_gradient += bias
+        self.add_weight(self.book.weight_sum(factors(f"{self.name}.weight")))
+        if self.bias_gradient is not None:
+            bias = self.book.bias_sum(factors(f"{self.name}.bias"))
+            if bias is not None:
+                self.bias_gradient += bias
         self.book = None
 
     def add_weight(self, total: Tensor) -> None:

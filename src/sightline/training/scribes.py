@@ -1,7 +1,7 @@
 """One scribe per layer type: it writes the books of that layer from its input and its output gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ class Scribe(ABC):
         self.layer, self.gradient = layer, gradient
 
     @abstractmethod
-    def read(self, x: Tensor, g: Tensor) -> Tensor:
-        """Take input and output gradient; give |gradient|^2 of every example over this layer's parameters."""
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Take input and output gradient; give |gradient|^2 of every example for each of this layer's parameters."""
 
     @abstractmethod
-    def add_clipped(self, factors: Tensor) -> None:
-        """Add sum_j s_j g_j to the gradient."""
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
+        """Add sum_j s_j g_j to the gradient of each parameter."""
 
 
 class AffineScribe(Scribe):
@@ -37,15 +37,15 @@ class AffineScribe(Scribe):
             x.reshape(batch, -1, x.shape[-1]), g.reshape(batch, -1, g.shape[-1]), bias="bias" in self.gradient
         )
 
-    def read(self, x: Tensor, g: Tensor) -> Tensor:
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Norms from the book."""
         self.page = self.book(x, g)
         return self.page.norms()
 
-    def add_clipped(self, factors: Tensor) -> None:
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add the weight's and the bias' clipped sums."""
-        self.gradient["weight"] += self.as_weight(self.page.weight_sum(factors))
-        bias = self.page.bias_sum(factors)
+        self.gradient["weight"] += self.as_weight(self.page.weight_sum(factors["weight"]))
+        bias = self.page.bias_sum(factors["bias"]) if "bias" in factors else None
         if bias is not None:
             self.gradient["bias"] += bias
         del self.page
@@ -76,11 +76,11 @@ class NormScribe(Scribe):
 
     layer: nn.GroupNorm | nn.LayerNorm
 
-    def read(self, x: Tensor, g: Tensor) -> Tensor:
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Rows of scale and shift: sum over positions of g times the normalised input, and of g."""
         self.rows = {"weight": self.gather(g * self.normalised(x)), "bias": self.gather(g)}
         self.rows = {name: self.rows[name] for name in self.gradient}
-        return torch.stack([squares(rows) for rows in self.rows.values()]).sum(0)
+        return {name: squares(rows) for name, rows in self.rows.items()}
 
     def normalised(self, x: Tensor) -> Tensor:
         """The input before scale and shift."""
@@ -94,26 +94,27 @@ class NormScribe(Scribe):
             return values.flatten(2).sum(2) if values.dim() > 2 else values
         return values.reshape(len(values), -1, *self.layer.normalized_shape).sum(1)
 
-    def add_clipped(self, factors: Tensor) -> None:
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add s @ rows."""
         for name, rows in self.rows.items():
-            self.gradient[name] += (factors @ rows.flatten(1)).view(rows.shape[1:])
+            self.gradient[name] += (factors[name] @ rows.flatten(1)).view(rows.shape[1:])
         del self.rows
 
 
 class EmbeddingScribe(Scribe):
     """Embeddings: |G|^2 = sum over pairs of positions with the same token of g_p . g_q; the sum is a scatter."""
 
-    def read(self, x: Tensor, g: Tensor) -> Tensor:
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Norms from the Gram matrix of the gradients, masked by equality of tokens."""
         self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
         same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
         inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
-        return inner + rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
+        slack = rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
+        return {"weight": inner + slack}
 
-    def add_clipped(self, factors: Tensor) -> None:
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Scatter the scaled gradients to their tokens' rows."""
-        scaled = (self.g * factors[:, None, None]).flatten(0, 1)
+        scaled = (self.g * factors["weight"][:, None, None]).flatten(0, 1)
         self.gradient["weight"].index_add_(0, self.tokens.flatten(), scaled)
         del self.tokens, self.g
 
@@ -130,7 +131,8 @@ class RecurrentScribe:
             "ih": AffineBook(run.inputs, g, bias="bias_ih" in self.gradient),
             "hh": AffineBook(run.before, g, bias="bias_hh" in self.gradient),
         }
-        return self.pages["ih"].norms() + self.pages["hh"].norms()
+        both = [torch.stack(list(page.norms().values())).sum(0) for page in self.pages.values()]
+        return both[0] + both[1]
 
     def add_clipped(self, factors: Tensor) -> None:
         """Add the clipped sums of both maps."""

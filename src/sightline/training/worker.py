@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind
 from sightline.models.mixing import refuse_mixing_layers
-from sightline.training.clipping import clipped_rows
+from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart
 from sightline.training.examples import Rows, choose_rows
 
 DROPOUT = nn.modules.dropout._DropoutNd
@@ -56,10 +56,11 @@ class Worker:
         self.gradient.zero_()
         functional.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float, *, views: int = 1) -> None:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         r"""Write sum_j g_j min(1, C / |g_j|) to `gradient`, g_j being the gradient of example j alone.
 
         With several `views` x holds that many rows for each label, one after the other, and g_j is their mean gradient.
+        With `Balls` the tensors of every ball are clipped by themselves to its radius.
 
         Guarantees: a non-finite g_j contributes zero; memory is bounded whatever the batch.
         """
@@ -70,8 +71,12 @@ class Worker:
         self.gradient.zero_()
         for some in chunks(len(y), max(1, ROW_BYTES // (4 * self.model.parameters * views))):
             labels = y[some].repeat_interleave(views)
-            gradients = self.rows(self.module, self.model, self.weights, x[stretched(some, views)], labels)
-            self.gradient += clipped_rows(gradients.view(-1, views, gradients.shape[1]).mean(1), clip_norm)
+            found = self.rows(self.module, self.model, self.weights, x[stretched(some, views)], labels)
+            gradients = found.view(-1, views, found.shape[1]).mean(1)
+            if isinstance(clip, Balls):
+                self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
+            else:
+                self.gradient += clipped_rows(gradients, clip)
 
 
 ROW_BYTES = 1 << 26

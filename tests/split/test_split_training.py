@@ -1,0 +1,189 @@
+"""Gradients outside a part are exactly zero, clip norms hold per part, and the fast sums equal the naive loop."""
+
+import numpy as np
+import pytest
+import torch
+from split_masked import clipped, gradient
+from training_oracle import load
+
+from sightline.data.federation import Kind, Shard
+from sightline.mechanisms.splitter import Splitter
+from sightline.models import build, split_model
+from sightline.models.registry import probe_inputs
+from sightline.training import LocalTerms, LocalWork, dp_sgd, train
+from sightline.training.clipping import Balls, clipped_rows_apart
+from sightline.training.dispatch import worker_for
+from sightline.training.examples import one_by_one
+from sightline.training.noise import gaussian_steps
+from sightline.training.parted import dp_sgd_parts, parted_gradient_sum, train_parts
+from sightline.training.worker import Worker
+
+from .conftest import split
+
+CASES = [
+    ("mlp", {"parts": 3}),
+    ("mlp", {"parts": 2, "unsplit": ["last"], "partitions": 2}),
+    ("resnet", {"parts": 2, "unsplit": ["first", "last"]}),
+]
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(params=range(len(CASES)))
+def splitter(request):
+    name, settings = CASES[request.param]
+    model = request.getfixturevalue(name)
+    return Splitter(split_model(model, split(**settings), rng=rng(0)), unsplit_clip=0.5, unsplit_noise=2.0)
+
+
+def examples(model, count, seed=0):
+    x = np.random.default_rng(seed).normal(size=(count, *model.input_shape)).astype(np.float32)
+    return x, np.arange(count) % model.classes
+
+
+def test_the_sum_is_the_naive_loop(splitter):
+    splitting, model = splitter.splitting, splitter.splitting.whole
+    weights = model.init(rng(1))
+    x, y = examples(model, 9)
+    apart = splitter.apart(0.3)
+    total = parted_gradient_sum(splitting, weights, x, y, apart, rng=rng(2))
+    assigned = splitting.draw(9, rng=rng(2))
+    expected = torch.zeros(model.parameters)
+    for number, one_x, one_y in zip(assigned, torch.from_numpy(x), torch.from_numpy(y), strict=True):
+        own = gradient(model, weights, splitting.submodels[number].positions, one_x, one_y)
+        expected += clipped(own, splitter.unsplit, 0.3, 0.15)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_one_example_stays_in_its_part_and_in_both_balls(splitter):
+    splitting, model = splitter.splitting, splitter.splitting.whole
+    weights = 3 * model.init(rng(1))
+    x, y = examples(model, 12)
+    lengths = []
+    for place in range(12):
+        one = parted_gradient_sum(
+            splitting, weights, 50 * x[place : place + 1], y[place : place + 1], splitter.apart(0.2), rng=rng(place)
+        )
+        part = splitting.submodels[int(splitting.draw(1, rng=rng(place))[0])]
+        outside = torch.ones(model.parameters, dtype=torch.bool)
+        outside[part.positions] = False
+        assert (one[outside] == 0).all()
+        lengths.append([float(one[piece].double().norm()) for piece in (~splitter.unsplit, splitter.unsplit)])
+    longest = np.max(lengths, axis=0)
+    assert (longest <= [0.2, 0.1]).all()
+    assert (longest > [0.199, 0.099]).all(), "nothing was clipped: the test says nothing"
+
+
+def test_broken_examples_contribute_nothing(splitter):
+    splitting, model = splitter.splitting, splitter.splitting.whole
+    weights, (x, y) = model.init(rng(1)), examples(model, 4)
+    x[0] = np.inf
+    alone = parted_gradient_sum(splitting, weights, x[:1], y[:1], splitter.apart(0.2), rng=rng(0))
+    assert (alone == 0).all()
+    together = parted_gradient_sum(splitting, weights, x, y, splitter.apart(0.2), rng=rng(0))
+    assert torch.isfinite(together).all()
+    assert (together != 0).any()
+
+
+def test_private_steps_are_the_naive_loop(splitter):
+    splitting, model = splitter.splitting, splitter.splitting.whole
+    start, (x, y) = model.init(rng(1)), examples(model, 10)
+    work = LocalWork(learning_rate=0.3, momentum=0.5, weight_decay=0.1)
+    apart, z = splitter.apart(0.3), 1.5
+    ((_, ends),) = dp_sgd_parts(
+        splitting, start, [Shard(x, y)], work, apart=apart, assign_rngs=[rng(3)], noise_multipliers=[z],
+        sample_rates=[0.5], steps=[3], divisors=[5.0], coin_rngs=[rng(4)], noise_rngs=[rng(5)],
+    )  # fmt: skip
+    weights, velocity = start.clone(), torch.zeros_like(start)
+    coins, parts, noises = rng(4), rng(3), gaussian_steps(model.parameters, rng=rng(5))
+    batches = coins.random((3, 10)) < 0.5
+    std = torch.where(splitter.unsplit, torch.tensor(0.3 * 0.5 * 2.0 * z), torch.tensor(0.3 * z))
+    for batch in batches:
+        places = np.flatnonzero(batch)
+        assigned = splitting.draw(len(places), rng=parts)
+        total = torch.zeros(model.parameters)
+        for number, place in zip(assigned, places, strict=True):
+            sub = splitting.submodels[number]
+            own = gradient(model, weights, sub.positions, torch.from_numpy(x)[place], torch.from_numpy(y)[place])
+            total += clipped(own, splitter.unsplit, 0.3, 0.15)
+        step = (total + std * next(noises)) / 5.0 + 0.1 * weights
+        velocity = 0.5 * velocity + step
+        weights = weights - 0.3 * velocity
+    torch.testing.assert_close(ends[0], weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+def test_one_part_is_plain_dp_sgd(request, name):
+    model = request.getfixturevalue(name)
+    splitter = Splitter(split_model(model, split(parts=1), rng=rng(0)))
+    start, (x, y) = model.init(rng(1)), examples(model, 12)
+    work = LocalWork(learning_rate=0.3)
+    shared = {"sample_rates": [0.5], "steps": [4], "divisors": [6.0]}
+
+    def streams():
+        return {"coin_rngs": [rng(4)], "noise_rngs": [rng(5)]}
+
+    ((_, ours),) = dp_sgd_parts(
+        splitter.splitting, start, [Shard(x, y)], work, apart=splitter.apart(0.7), assign_rngs=[rng(3)],
+        noise_multipliers=[1.5], **shared, **streams(),
+    )  # fmt: skip
+    ((_, plain),) = dp_sgd(
+        model, start, [Shard(x, y)], work, clip_norm=0.7, noise_std=[1.5 * 0.7], **shared, **streams()
+    )
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+TERMS = [{}, {"proximal": 0.7}, {"linear": True}]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+def test_clients_move_only_their_part(splitter, terms):
+    splitting, model = splitter.splitting, splitter.splitting.whole
+    starts = torch.stack([model.init(rng(seed)) for seed in range(5)])
+    shards = [Shard(*examples(model, 6 + client, client)) for client in range(5)]
+    work = LocalWork(learning_rate=0.2, momentum=0.5, weight_decay=0.1, batch_size=3, epochs=2)
+    given = LocalTerms(**({"linear": torch.ones(model.parameters)} if "linear" in terms else terms))
+    assigned = list(splitting.draw(5, rng=rng(7)))
+    found = {}
+    for clients, ends in train_parts(
+        splitting, starts, shards, work, assigned=assigned, rngs=[rng(c) for c in range(5)], terms=given
+    ):
+        found |= dict(zip(clients.tolist(), ends, strict=True))
+    assert sorted(found) == list(range(5))
+    for client, end in found.items():
+        sub = splitting.submodels[assigned[client]]
+        outside = torch.ones(model.parameters, dtype=torch.bool)
+        outside[sub.positions] = False
+        assert (end[outside] == starts[client][outside]).all()
+        inside = LocalTerms(linear=torch.ones(sub.model.parameters)) if "linear" in terms else given
+        ((_, alone),) = train(
+            sub.model, starts[client][sub.positions], [shards[client]], work, rngs=[rng(client)], terms=inside
+        )
+        torch.testing.assert_close(end[sub.positions], alone[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "settings", "kind"), [
+    ("mlp", {"hidden": [7, 5]}, Kind.VECTOR),
+    ("mlp", {"hidden": [7, 5], "dropout": 0.5}, Kind.VECTOR),
+    ("cnn", {}, Kind.IMAGE),
+    ("resnet", {"channels": [4], "depth": 2, "groups": 2}, Kind.IMAGE),
+])  # fmt: skip
+def test_every_worker_clips_in_balls_as_the_definition_does(name, settings, kind):
+    shape = (6,) if kind is Kind.VECTOR else (2, 12, 12)
+    model = build(name, input_shape=shape, classes=3, kind=kind, settings=settings)
+    balls = Balls((0.4, 0.1), {slot.name: place % 2 for place, slot in enumerate(model.layout)})
+    weights = model.init(rng(0))
+    x, y = probe_inputs(model, 5), torch.arange(5) % 3
+    rows = one_by_one(load(model.module(), weights).eval(), model, weights, x, y)
+    expected = clipped_rows_apart(rows, balls, model.layout)
+    for columns, radius in zip(balls.columns(model.layout), balls.clip_norms, strict=True):
+        by_hand = sum(row[columns] * min(1.0, radius / float(row[columns].norm())) for row in rows)
+        torch.testing.assert_close(expected[columns], by_hand, rtol=1e-4, atol=1e-6)
+    for worker in (worker_for(model), Worker(model)):
+        worker.weights.copy_(weights)
+        worker.probing = True
+        worker.clipped_sum(worker.inputs(x.numpy()), y, balls)
+        torch.testing.assert_close(worker.gradient, expected, rtol=1e-3, atol=1e-5)
+        worker.probing = False
