@@ -181,7 +181,7 @@ class LiveRound:
         if memory is not None and self._setting.unit is not Unit.SAMPLE:
             law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
             refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
-        if not self.planned and self._worker.nodes is not None:
+        if self._worker.nodes is not None:
             law = "nodes of their own train whole models in this version"
             refuse("algorithm.split", "given", law, "use the simulator, or remove split")
 
