@@ -176,7 +176,7 @@ def test_updates_are_released_once(tiny, tmp_path):
 
 
 def test_mechanisms_are_exactly_the_known_ones():
-    assert set(MECHANISMS) == {(u, w) for u in ("client", "sample", "none") for w in ("server", "client")}
+    assert set(MECHANISMS) == {(u, w) for u in ("client", "sample", "none") for w in ("server", "client", "edge")}
 
 
 @pytest.mark.parametrize("unit", ["client", "sample", "none"])
