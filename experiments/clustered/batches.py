@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from experiments.clustered.first_round import CLUSTERS, judged
 from experiments.clustered.noise import noise_of
 from sightline.algorithms.mixture import fit
-from sightline.algorithms.mixture_points import prepared
+from sightline.algorithms.mixture_points import KINDS
 from sightline.randomness import Purpose, Streams
 
 LEARNING_RATE, CLIP_NORM, EPSILON = 0.005, 1.0, 3
@@ -77,10 +77,10 @@ def run_batches(job: Batches) -> dict[str, Any]:
     one_each = [truth.index(cluster) for cluster in range(len(CLUSTERS))]
     clean, _ = trained(job, 0.0, one_each)
     distances = [float(np.linalg.norm(clean[a] - clean[b])) for a, b in combinations(range(len(CLUSTERS)), 2)]
-    known = fit(prepared(updates), len(CLUSTERS), seed=job.seed)
+    plane, known = (fit(KINDS[k](updates)(4), 4, seed=job.seed) for k in ("principal", "spanning"))
     facts = {"key": job.key, "part": job.part, "first": job.first, "later": job.later, "seed": job.seed}
     measured = {"noise_multiplier": z, "distances": distances, "cpu_seconds": time.process_time() - begun}
-    return facts | measured | judged(known, truth)
+    return facts | measured | judged(known, truth) | {"plane": judged(plane, truth)}
 
 
 def trained(job: Batches, std: float, clients: Sequence[int]) -> tuple[NDArray[np.float32], list[int]]:

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.clustered import batches, first_round
+from experiments.clustered import accuracy, batches, first_round
 
 PARTS: dict[str, Callable[[], Iterator[Any]]] = {
     "first": first_round.jobs,
     "cifar": first_round.cifar,
+    "accuracy": accuracy.jobs,
     "batches": batches.jobs,
     "ratio": batches.ratios,
 }
 
 WORK: dict[type, Callable[[Any], dict[str, Any]]] = {
     first_round.FirstRound: first_round.run_first,
+    accuracy.Accuracy: accuracy.run_accuracy,
     batches.Batches: batches.run_batches,
     batches.Ratio: batches.run_ratio,
 }

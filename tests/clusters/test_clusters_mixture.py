@@ -9,7 +9,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from sightline.algorithms.mixture import Mixture, fit, overlap, posteriors, switch_round
 from sightline.algorithms.mixture_count import candidates, confidences, surest
-from sightline.algorithms.mixture_points import COLUMNS, prepared, principal, raw, scaled
+from sightline.algorithms.mixture_points import COLUMNS, KINDS, in_the_plane, prepared, principal, raw, scaled, spanning
 from sightline.algorithms.mixture_truth import purity, same_clusters
 from sightline.errors import InvalidInput
 
@@ -52,12 +52,37 @@ def test_points_are_read_in_blocks_and_do_not_depend_on_the_basis(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_known_and_unknown_counts_find_the_clusters(seed):
-    points = prepared(four_clusters(seed=seed))
-    known, found = fit(points, 4, seed=seed), surest(points, seed=seed)
+    points_of = in_the_plane(four_clusters(seed=seed))
+    known, found = fit(points_of(4), 4, seed=seed), surest(points_of, clients=21, seed=seed)
     assert known.count == found.count == 4
     assert same_clusters(found.assigned.tolist(), TRUTH.tolist())
-    assert found.mss == pytest.approx(max(confidences(points, seed=seed).values()))
+    assert found.mss == pytest.approx(max(confidences(points_of, clients=21, seed=seed).values()))
     assert found.mss > 2
+
+
+def tetrahedron(spread, seed, parameters=2000):
+    """Four clusters in general position, two of them nearer to each other: no plane shows all four apart."""
+    rng = np.random.default_rng(seed)
+    axes = np.linalg.qr(rng.standard_normal((parameters, 4)))[0].T
+    corners = np.diag([1.0, 1.6, 1.0, 1.6]) @ axes
+    return corners[TRUTH] + spread * rng.standard_normal((21, parameters)) / np.sqrt(parameters)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clusters_in_general_position_need_as_many_dimensions_as_they_span(seed):
+    updates = tetrahedron(0.4, seed)
+    found = surest(spanning(updates), clients=21, seed=seed)
+    assert found.points.shape[1] == found.count - 1 == 3
+    assert same_clusters(found.assigned.tolist(), TRUTH.tolist())
+    in_plane = fit(in_the_plane(updates)(4), 4, seed=seed)
+    assert found.mss > 2 * in_plane.mss
+
+
+def test_every_kind_of_points_is_there_for_every_count():
+    updates = four_clusters()
+    shapes = {name: [points_of(updates)(m).shape[1] for m in (1, 2, 4, 30)] for name, points_of in KINDS.items()}
+    assert shapes == {"spanning": [1, 1, 3, 20], "principal": [2] * 4, "raw": [500] * 4}
+    assert KINDS["spanning"](updates[:1])(2).shape == (1, 1)
 
 
 def test_raw_updates_are_clustered_too():
@@ -74,8 +99,8 @@ def test_the_unit_of_the_updates_does_not_matter():
 
 
 def test_equal_arguments_give_equal_bits():
-    points = prepared(four_clusters())
-    one, two = surest(points, seed=3), surest(points.copy(), seed=3)
+    updates = four_clusters()
+    one, two = (surest(spanning(some), clients=21, seed=3) for some in (updates, updates.copy()))
     assert one.centres.tobytes() == two.centres.tobytes()
     assert one.posteriors.tobytes() == two.posteriors.tobytes()
 
@@ -126,7 +151,7 @@ def test_the_switch_round_at_the_edges():
 def test_equal_updates_are_one_cluster():
     points = prepared(np.ones((5, 40)))
     assert points.tolist() == [[0.0, 0.0]] * 5
-    for found in (fit(points, 4, seed=0), surest(points, seed=0)):
+    for found in (fit(points, 4, seed=0), surest(spanning(np.ones((5, 40))), clients=5, seed=0)):
         assert found.count == 1
         assert found.posteriors.tolist() == [[1.0]] * 5
         assert (found.mss, found.mpo) == (np.inf, 0.0)
@@ -134,7 +159,8 @@ def test_equal_updates_are_one_cluster():
 
 def test_updates_that_differ_by_rounding_are_one_cluster():
     same = np.ones((5, 40)) + np.finfo(float).eps * np.arange(5)[:, None]
-    assert surest(prepared(same), seed=0).count == 1
+    for kind in ("spanning", "principal"):
+        assert surest(KINDS[kind](same), clients=5, seed=0).count == 1
 
 
 def test_fewer_clients_than_clusters():
@@ -143,17 +169,18 @@ def test_fewer_clients_than_clusters():
     assert found.count <= 3
     assert sorted(found.assigned.tolist()) == [0, 1, 2]
     assert fit(prepared(updates[:1]), 4, seed=0).count == 1
-    assert surest(prepared(updates[:2]), seed=0).count == 2
+    assert surest(spanning(updates[:2]), clients=2, seed=0).count == 2
+    assert sorted(fit(spanning(updates)(9), 9, seed=0).assigned.tolist()) == [0, 1, 2]
 
 
 def test_updates_on_a_line():
     line = np.array([0.0, 0.01, 0.02, 1.0, 1.01, 1.02])[:, None] * np.ones((1, 30))
-    found = surest(prepared(line), seed=0)
+    found = surest(spanning(line), clients=6, seed=0)
     assert same_clusters(found.assigned.tolist(), [0, 0, 0, 1, 1, 1])
 
 
 def test_two_groups_of_equal_updates_have_a_finite_confidence():
-    found = surest(prepared(np.repeat(np.eye(2, 9), 3, axis=0)), seed=0)
+    found = surest(spanning(np.repeat(np.eye(2, 9), 3, axis=0)), clients=6, seed=0)
     assert found.count == 2
     assert np.isfinite(found.mss)
 

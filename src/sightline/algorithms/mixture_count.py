@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.algorithms.mixture import Mixture, fit
+from sightline.algorithms.mixture_points import PointsOf
 
 MOST = 10
 
@@ -19,16 +19,18 @@ def candidates(clients: int) -> range:
     return range(2, max(2, min(MOST, clients // 2)) + 1)
 
 
-def surest(points: NDArray[np.float64], *, seed: int, counts: Sequence[int] | None = None) -> Mixture:
+def surest(points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None) -> Mixture:
     """The mixture with the largest MSS over the candidate counts; of equals the one with fewest components.
 
     Guarantees: equal points give one component. One component is never preferred to two, because its MSS has no
     meaning: a low MSS of the result says that there may be no clusters at all.
     """
-    fits = [fit(points, count, seed=seed) for count in (counts or candidates(len(points)))]
+    fits = [fit(points_of(count), count, seed=seed) for count in (counts or candidates(clients))]
     return max(fits, key=lambda mixture: (np.nan_to_num(mixture.mss, posinf=0.0), -mixture.count))
 
 
-def confidences(points: NDArray[np.float64], *, seed: int, counts: Sequence[int] | None = None) -> dict[int, float]:
+def confidences(
+    points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None
+) -> dict[int, float]:
     """Count -> MSS of its mixture: the curve whose peak is the answer (Fig. 10)."""
-    return {count: fit(points, count, seed=seed).mss for count in (counts or candidates(len(points)))}
+    return {count: fit(points_of(count), count, seed=seed).mss for count in (counts or candidates(clients))}

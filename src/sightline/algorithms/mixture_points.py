@@ -1,12 +1,48 @@
-"""Updates as points that a mixture is fitted to: two principal components, each scaled to [0, 1], or the updates."""
+"""Updates as points that a mixture is fitted to.
+
+m centres span m - 1 dimensions, so `spanning` gives a mixture of m components that many principal components: fewer let
+clusters fall on top of each other, more are directions of pure noise. `principal` is the paper's plane, `raw` the
+updates as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+PointsOf = Callable[[int], NDArray[np.float64]]
+"""The points that a mixture of so many components is fitted to."""
 COLUMNS = 1 << 20
 """How many parameters are read at once, so that large models need no second copy of all updates."""
 ROUNDING = 1e-6
 """Differences below this share of what they are differences of are float32 rounding, not news of a client."""
+
+
+def spanning(updates: NDArray[np.floating]) -> PointsOf:
+    """For m components the first m - 1 principal components, at least one, all in the unit of the updates."""
+    scores = principal(updates, components=max(1, len(updates) - 1))
+    return lambda count: scores[:, : max(1, count - 1)]
+
+
+def in_the_plane(updates: NDArray[np.floating]) -> PointsOf:
+    """The same two scaled principal components for every number of components, as in the paper."""
+    points = prepared(updates)
+    return lambda count: points
+
+
+def as_they_are(updates: NDArray[np.floating]) -> PointsOf:
+    """The raw updates for every number of components."""
+    points = raw(updates)
+    return lambda count: points
+
+
+KINDS: dict[str, Callable[[NDArray[Any]], PointsOf]] = {
+    "spanning": spanning,
+    "principal": in_the_plane,
+    "raw": as_they_are,
+}
+"""By their names in `algorithm.points`."""
 
 
 def prepared(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
