@@ -6,24 +6,24 @@ from sightline.algorithms import clustered
 from sightline.algorithms.clustered import ASSIGNMENT, START, chosen, count_of, drawn, moved_to, trained
 from sightline.algorithms.clustered_settings import Selecting, completed, refuse_trusted_server
 from sightline.algorithms.contract import Algorithm, Found, Round, State
+from sightline.algorithms.mixture_points import KINDS
 from sightline.algorithms.rdpcfl_first import CONFIDENCE, SCORES, facts, first
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.mechanisms import Cohort, Public, combined
 
-POINTS = ("principal", "raw")
-
 
 @dataclass(frozen=True)
 class RDPCFL(Selecting):
-    """Settings of R-DPCFL: the mixture is fitted to two principal components of the updates, or to them as they are."""
+    """Settings of R-DPCFL: the mixture is fitted to as many principal components of the updates as its centres span, to
+    the paper's two, or to the updates as they are."""
 
-    points: str = "principal"
+    points: str = "spanning"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.points not in POINTS:
-            invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(POINTS)))
+        if self.points not in KINDS:
+            invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
 
 
 def init(start: Public, clients: range, settings: RDPCFL) -> State:

@@ -12,14 +12,13 @@ from sightline.algorithms.clustered_settings import Selecting
 from sightline.algorithms.contract import Round, State
 from sightline.algorithms.mixture import Mixture, fit, switch_round
 from sightline.algorithms.mixture_count import confidences, surest
-from sightline.algorithms.mixture_points import prepared, raw
+from sightline.algorithms.mixture_points import KINDS
 from sightline.mechanisms import Cohort, Public, combined
 from sightline.mechanisms.open import weighted_mean
 from sightline.topology import PUBLIC
 
 CONFIDENCE, POINTS, CENTRES, RADII, SCORES, CURVE = "confidence", "points", "centres", "radii", "scores", "curve"
 SEEDS = 2**31
-PREPARED = {"principal": prepared, "raw": raw}
 
 
 def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
@@ -43,10 +42,10 @@ def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
     last_drawn = max(r.time, 0 if r.rehearsal else switch_round(mixture, settings.rounds))
     state = dict(state) | {
         CONFIDENCE: public(chances),
-        POINTS: public(at_places(mixture.points[:, :2], list(steps), len(r.clients))),
-        CENTRES: public(mixture.centres[:, :2]),
+        POINTS: public(at_places(in_plane(mixture.points), list(steps), len(r.clients))),
+        CENTRES: public(in_plane(mixture.centres)),
         RADII: public(mixture.radii),
-        SCORES: public([mixture.mss, mixture.mpo, last_drawn]),
+        SCORES: public([mixture.mss, mixture.mpo, last_drawn, mixture.points.shape[1]]),
         CURVE: public(curve),
     }
     return started(state, r, steps, updates.sizes())
@@ -61,11 +60,12 @@ def unseen(clients: int, settings: Selecting) -> Mixture:
 
 def fitted(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
     """The mixture over the released updates, and the confidence of every count that was tried."""
-    points = PREPARED[settings.points](torch.stack([step.value for step in steps]).numpy())
-    seed = int(r.coins().integers(SEEDS))
+    points_of = KINDS[settings.points](torch.stack([step.value for step in steps]).numpy())
+    seed, clients = int(r.coins().integers(SEEDS)), len(steps)
     if settings.count is not None:
-        return fit(points, settings.count, seed=seed), []
-    return surest(points, seed=seed), list(confidences(points, seed=seed).items())
+        return fit(points_of(settings.count), settings.count, seed=seed), []
+    tried = confidences(points_of, clients=clients, seed=seed)
+    return surest(points_of, clients=clients, seed=seed), list(tried.items())
 
 
 def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
@@ -73,6 +73,11 @@ def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarra
     chances = np.full((clients, mixture.count), 1 / mixture.count)
     chances[list(present)] = mixture.posteriors
     return chances
+
+
+def in_plane(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The first two columns, for drawing; a line is drawn with a second one of zeros."""
+    return rows[:, :2] if rows.shape[1] > 1 else np.hstack([rows, np.zeros_like(rows)])
 
 
 def at_places(rows: np.ndarray[Any, Any], present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
@@ -103,11 +108,12 @@ def started(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, i
 
 def facts(state: State) -> dict[str, Any]:
     """What the report draws: released updates as points, components, confidences, scores."""
-    mss, mpo, last_drawn = state[SCORES].value.tolist()
+    mss, mpo, last_drawn, dimensions = state[SCORES].value.tolist()
     return {
         "mss": mss,
         "mpo": mpo,
         "switch_round": int(last_drawn),
+        "dimensions": int(dimensions),
         "points": state[POINTS].value.tolist(),
         "centres": state[CENTRES].value.tolist(),
         "radii": state[RADII].value.tolist(),

@@ -30,6 +30,7 @@ def content(run: Run) -> Content | None:
         "scatter": drawn,
         "scatter_data": {"words": [point.words for point in drawn.points], "across": 1} if drawn else {},
         "rings": [(ring.colour, ring.name) for ring in drawn.rings] if drawn else [],
+        "drawn": drawn_words(facts),
         "places": stays,
         "places_data": {"words": [block.words for block in stays.blocks], "across": 1} if stays else {},
         "colours": [(colour_of(m), f"cluster {m}") for m in range(int(facts.get("count") or 0))],
@@ -62,6 +63,15 @@ def doubt(facts: Mapping[str, Any]) -> str:
     if mss is None or not facts.get("points") or mss >= SURE:
         return ""
     return f"The clusters overlap: MSS {number(mss)} is below {SURE:g}, and they may not be the true ones."
+
+
+def drawn_words(facts: Mapping[str, Any]) -> str:
+    """What the two directions of the scatter are."""
+    seen = int(facts.get("dimensions") or 2)
+    if seen == 1:
+        return "The first principal component of what the clients sent, from left to right."
+    more = f" The mixture was fitted to {seen} of them." if seen > 2 else ""
+    return f"The first two principal components of what the clients sent.{more}"
 
 
 def figures(run: Run, facts: Mapping[str, Any]) -> list[tuple[str, str]]:

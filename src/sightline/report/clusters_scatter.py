@@ -48,7 +48,8 @@ def scatter(facts: Mapping[str, Any]) -> Scatter | None:
     given = facts.get("points") or []
     there = [n for n, at in enumerate(given) if len(at) == 2 and all(_finite(value) for value in at)]
     centres = facts.get("centres") or []
-    if not there or not centres or any(len(centre) != 2 for centre in centres):
+    raw = int(facts.get("dimensions") or 2) > len(given)  # two of many parameters show nothing
+    if not there or raw or not centres or any(len(centre) != 2 for centre in centres):
         return None
     place = _placed([given[n] for n in there], centres)
     points = tuple(_point(n, place(given[n]), facts) for n in there)
