@@ -17,6 +17,7 @@ COMMANDS = {
     "groups": "epsilon of every pair of workers in overlapping groups",
     "sweep": "every combination of some settings and seeds, side by side",
     "compare": "runs side by side, with mean and spread over seeds",
+    "serve": "a local web page over the runs folder",
     "report": "rebuild the report of a run directory",
     "datasets": "what data is available, where it was looked for, how to get the rest",
 }

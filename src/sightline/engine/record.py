@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.ledger import Ledger, SqliteStore, connect, connect_to_read
+from sightline.ledger import Ledger, Pages, SqliteStore, connect, connect_to_read
 
 DATABASE = "run.sqlite"
 
@@ -25,6 +25,7 @@ class RunRecord:
         connection.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
         connection.execute("CREATE TABLE IF NOT EXISTS round (round INTEGER PRIMARY KEY, body TEXT NOT NULL)")
         self.store = SqliteStore(connection)
+        self.pages = Pages(connection)
 
     @classmethod
     def create(cls, directory: Path) -> "RunRecord":
@@ -73,10 +74,22 @@ class RunRecord:
         """Write the metrics of a finished round."""
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", (number, _dumps(dict(body))))
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The metrics of all finished rounds, in order."""
-        rows = self._connection.execute("SELECT round, body FROM round ORDER BY round")
+    def rounds(self, after: int = 0) -> list[dict[str, Any]]:
+        """The metrics of all finished rounds after a round, in order."""
+        rows = self._connection.execute("SELECT round, body FROM round WHERE round > ? ORDER BY round", (after,))
         return [{"round": number} | json.loads(body) for number, body in rows]
+
+    def last_round(self) -> dict[str, Any] | None:
+        """The metrics of the last finished round."""
+        row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()
+        return None if row is None else {"round": row[0]} | json.loads(row[1])
+
+    def latest(self, metric: str) -> float | None:
+        """The latest known value of a metric."""
+        path = f'$."{metric}"'
+        query = "SELECT json_extract(body, ?) FROM round WHERE json_extract(body, ?) IS NOT NULL"
+        row = self._connection.execute(f"{query} ORDER BY round DESC LIMIT 1", (path, path)).fetchone()
+        return None if row is None else float(row[0])
 
 
 def finite(value: Any) -> Any:

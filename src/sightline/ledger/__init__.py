@@ -4,6 +4,7 @@ from sightline.ledger.classes import LedgerPairs, ledger_pairs
 from sightline.ledger.export import SCHEMA, export, read_export
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.ledger import Ledger, Store
+from sightline.ledger.pages import Pages, Row
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
 from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
@@ -19,10 +20,12 @@ __all__ = [
     "Ledger",
     "LedgerDamaged",
     "LedgerPairs",
+    "Pages",
     "Pairs",
     "Parties",
     "Release",
     "Rhythm",
+    "Row",
     "SqliteStore",
     "Store",
     "Threat",

@@ -67,11 +67,6 @@ class SqliteStore:
         row = self._connection.execute("SELECT hash FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return row[0] if row else GENESIS
 
-    def length(self) -> int:
-        """How many releases there are: they are numbered from zero."""
-        row = self._connection.execute("SELECT max(id) FROM release").fetchone()
-        return 0 if row[0] is None else int(row[0]) + 1
-
     def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
         """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
         releases: list[Release] = []
@@ -85,10 +80,14 @@ class SqliteStore:
 
     def vouches_for(self, count: int, head: str) -> bool:
         """Whether the first `count` rows end in the hash `head`, as a checkpoint remembers it."""
-        if count == 0:
-            return head == GENESIS
-        row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (count - 1,)).fetchone()
-        return row is not None and row[0] == head
+        return self.hash_of(count - 1) == head
+
+    def hash_of(self, id: int) -> str:
+        """The hash of a row; of the one before the first, where the chain begins; empty where there is no such row."""
+        if id == -1:
+            return GENESIS
+        row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id,)).fetchone()
+        return str(row[0]) if row else ""
 
 
 def chained(head: str, body: str) -> str:

@@ -70,13 +70,14 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Header and rows: the settings that differ, how many runs, and every measure that some group has."""
     there = [name for name in COLUMNS if any(group.measures[name] for group in comparison.groups)]
     named = any(group.title for group in comparison.groups)
-    settings = ["Run"] if named else [*comparison.differs]
-    header = [*settings, "Runs", *(COLUMNS[name][0] for name in there)]
+    settings = ["Run"] if named else [*comparison.differs, "Runs"]
+    header = [*settings, *(COLUMNS[name][0] for name in there)]
     return header, [_row(group, named, there) for group in comparison.groups]
 
 
 def _row(group: Group, named: bool, there: list[str]) -> list[str]:
-    cells = [group.title] if named else [said(value) for value in group.settings.values()]
+    settings = [said(value) for value in group.settings.values()]
+    cells = [group.title] if named else [*settings, count(len(group.runs))]
     measures = [group.measures[name] for name in there]
     shown = [NONE if some is None else COLUMNS[name][1](some) for name, some in zip(there, measures, strict=True)]
-    return [*cells, count(len(group.runs)), *shown]
+    return [*cells, *shown]

@@ -77,10 +77,6 @@
     });
   };
 
-  document.querySelectorAll("figure.chart").forEach((figure) => {
-    if (figure.querySelector("script")) enliven(figure);
-  });
-
   const explore = (figure) => {
     const data = JSON.parse(figure.querySelector("script").textContent);
     const cells = figure.querySelectorAll(".cells .cell");
@@ -97,8 +93,8 @@
     };
 
     const follow = (event) => {
-      const place = event.target.dataset ? event.target.dataset.place : undefined;
-      if (place !== undefined) show(Number(place));
+      const cell = event.target.closest("[data-place]");
+      if (cell) show(Number(cell.dataset.place));
     };
     const map = figure.querySelector(".cells");
     map.addEventListener("pointermove", follow);
@@ -110,7 +106,16 @@
     });
   };
 
-  document.querySelectorAll("figure.heat").forEach(explore);
+  // Called for the page, and by whoever adds a part to it later.
+  const awaken = (root) => {
+    root.querySelectorAll("figure.chart").forEach((figure) => {
+      if (figure.querySelector("script")) enliven(figure);
+    });
+    root.querySelectorAll("figure.heat").forEach(explore);
+  };
+
+  awaken(document);
+  window.sightline = { awaken };
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((details) => details.setAttribute("open", ""));
   });

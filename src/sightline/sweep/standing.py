@@ -24,7 +24,7 @@ def standing(directory: Path, experiment: Experiment) -> Standing:
         return Standing.START
     record = RunRecord.open(directory)
     try:
-        status, begun = record.facts.get("status"), record.store.length() > 0
+        status, begun = record.facts.get("status"), record.pages.length() > 0
     finally:
         record.close()
     if not begun:

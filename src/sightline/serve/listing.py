@@ -1,0 +1,96 @@
+"""The front page: every run with its progress, to filter, to open and to choose for comparison."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sightline.report.numbers import NONE, duration, percent, plural, short, upper
+from sightline.serve.glance import Glance
+from sightline.serve.message import Request, Response, plain
+from sightline.serve.site import Site
+
+STATUSES = ("running", "finished", "stopped")
+
+
+def page(site: Site, request: Request) -> Response:
+    """The list of runs."""
+    found = site.runs()
+    chosen = filtered(found, request)
+    return site.draw(
+        request,
+        "listing.html",
+        "Runs",
+        folder=str(site.shelf.folder),
+        rows=[row(one) for one in chosen],
+        shown=f"{len(chosen)} of {plural(len(found), 'run')}"
+        if len(chosen) < len(found)
+        else plural(len(found), "run"),
+        any=bool(found),
+        q=request.one("q"),
+        selects=[
+            ("status", "Status", STATUSES, request.one("status")),
+            ("algorithm", "Algorithm", sorted({one.algorithm for one in found} - {""}), request.one("algorithm")),
+            ("unit", "Protects", sorted({one.unit for one in found}), request.one("unit")),
+        ],
+        running=any(one.status == "running" for one in found),
+    )
+
+
+def api(site: Site, request: Request) -> Response:
+    """The same, as JSON."""
+    return plain({"runs": [one.plain() for one in filtered(site.runs(), request)]})
+
+
+def filtered(found: Iterable[Glance], request: Request) -> list[Glance]:
+    """Runs that have every word of `q` somewhere, and the chosen status, algorithm and unit."""
+    words = request.one("q").lower().split()
+    wanted = {name: request.one(name) for name in ("status", "algorithm", "unit") if request.one(name)}
+    return [
+        one
+        for one in found
+        if all(word in _text(one) for word in words) and all(getattr(one, n) == value for n, value in wanted.items())
+    ]
+
+
+def _text(one: Glance) -> str:
+    return f"{one.run} {one.name} {one.algorithm} {one.source} {one.topology} {one.unit} seed {one.seed}".lower()
+
+
+def row(one: Glance) -> dict[str, Any]:
+    """One run in words."""
+    return {
+        "run": one.run,
+        "folder": one.run.rpartition("/")[0],
+        "title": one.run.rpartition("/")[2] if one.run != "." else one.name,
+        "status": one.status,
+        "share": f"{min(1.0, one.round / one.planned):.4f}" if one.planned else "0",
+        "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
+        "left": progress_words(one),
+        "about": [word for word in (one.algorithm, one.source, one.topology) if word],
+        "accuracy": percent(one.accuracy),
+        "epsilon": epsilon_words(one),
+        "note": epsilon_note(one),
+        "time": duration(one.seconds) if one.seconds else NONE,
+        "created": one.created[:16].replace("T", " "),
+    }
+
+
+def progress_words(one: Glance) -> str:
+    """What is to be said of a run that is at work."""
+    if one.silent is not None:
+        return f"silent for {duration(one.silent)}"
+    return f"about {duration(one.left)} left" if one.left else ""
+
+
+def epsilon_words(one: Glance) -> str:
+    """Epsilon as the last round wrote it, rounded up."""
+    if one.unit == "none":
+        return "none"
+    return NONE if one.epsilon is None else upper(one.epsilon)
+
+
+def epsilon_note(one: Glance) -> str:
+    """At which delta, and whether releases have been made that the number does not count yet."""
+    if one.unit == "none":
+        return "no guarantee"
+    words = f"δ = {short(one.delta)}" if one.delta else ""
+    return words + (f", {plural(one.since, 'release')} since" if one.since else "")

@@ -1,0 +1,65 @@
+"""A run's page: its report, drawn anew as the run goes on."""
+
+from http import HTTPStatus
+from typing import Any
+
+from sightline.engine.record import finite
+from sightline.report import Run, render
+from sightline.report.page import contents
+from sightline.serve.listing import row
+from sightline.serve.message import HTML, Request, Response, plain
+from sightline.serve.site import Site
+
+
+def page(site: Site, request: Request) -> Response:
+    """The report of a run, live."""
+    id = request.one("run")
+    glance = site.glance(id)
+    with site.live.held(site.shelf.directory(id)) as (run, made):
+        sections = made.once("sections", lambda: drawn_sections(site, run))
+    running = glance.status == "running"
+    return site.draw(request, "running.html", run.name, run=id, row=row(glance), running=running, sections=sections)
+
+
+def drawn_sections(site: Site, run: Run) -> list[tuple[str, str, str]]:
+    """Name, title and drawing of every section of the report."""
+    return [
+        (section.name, section.title, site.templates.get_template(section.template).render(content=content))
+        for section, content in contents(run)
+    ]
+
+
+def download(site: Site, request: Request) -> Response:
+    """The report as one file that needs nothing else."""
+    directory = site.shelf.directory(request.one("run"))
+    with site.live.held(directory) as (run, _):
+        text = render(run)
+    name = "".join(letter for letter in directory.resolve().name if letter.isalnum() or letter in "-_.") or "run"
+    headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+    return Response(HTTPStatus.OK, text.encode(), HTML, headers)
+
+
+def api(site: Site, request: Request) -> Response:
+    """The numbers of a run; null is infinite or unknown."""
+    directory = site.shelf.directory(request.one("run"))
+    glance = site.glance(request.one("run"))
+    with site.live.held(directory) as (run, _):
+        found: dict[str, Any] = {
+            "run": request.one("run"),
+            "name": run.name,
+            "status": run.fact("status"),
+            "rounds_done": run.rounds_done,
+            "rounds_planned": run.fact("rounds_planned"),
+            "test_accuracy": run.last("test_accuracy"),
+            "test_loss": run.last("test_loss"),
+            "epsilon": run.epsilon,
+            "observers": run.spent,
+            "delta": run.delta,
+            "unit": str(run.unit),
+            "trusted": run.trusted,
+            "releases": len(run.ledger),
+            "ledger_head": run.head,
+            "left": glance.left,
+            "silent": glance.silent,
+        }
+    return plain(finite(found))

@@ -1,0 +1,111 @@
+"""The server: sockets and threads around `Site.answer`, from the standard library."""
+
+import secrets
+import socket
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import invalid
+from sightline.serve import calculator, comparing, listing, matrix, pair, running, timeline
+from sightline.serve.guard import HEAD, LOCAL, Guard, names_of
+from sightline.serve.message import SECURITY, Request, Response, page
+from sightline.serve.site import Page, Site
+
+ROUTES: dict[str, Page] = {
+    "/": listing.page,
+    "/run": running.page,
+    "/report.html": running.download,
+    "/sight": matrix.page,
+    "/pair": pair.page,
+    "/ledger": timeline.page,
+    "/compare": comparing.page,
+    "/calculator": calculator.page,
+    "/api/runs": listing.api,
+    "/api/run": running.api,
+    "/api/sight": matrix.api,
+    "/api/ledger": timeline.api,
+    "/api/compare": comparing.api,
+    "/api/account": calculator.api,
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Listens at one address; each connection has a thread of its own."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path, *, host: str, port: int, names: tuple[str, ...] = ()) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.token = secrets.token_urlsafe(24)
+        try:
+            super().__init__((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            where = f"{host}:{port}"
+            invalid("--host/--port", where, f"cannot listen there ({error})", "give another --port, or 0 for any")
+        guard = Guard(
+            self.token,
+            names=names_of(host, names),
+            any_address=host not in LOCAL,
+            cookie=f"sightline-{self.server_port}",
+        )
+        self.site, self.host = Site(folder, guard, ROUTES), host
+
+    def server_bind(self) -> None:
+        """Bind without asking the network for this machine's name, which can take long and tells others."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where to look, with the token."""
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        shown = f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
+        return f"http://{shown}:{self.server_port}/?token={self.token}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up is no error; anything else goes to the terminal."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "Sightline"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self._send(self._answered())
+
+    def do_HEAD(self) -> None:
+        """Answer without the body."""
+        self._send(self._answered(), body=False)
+
+    def _answered(self) -> Response:
+        try:
+            return self.server.site.answer(Request.of(self.path, dict(self.headers.items())))
+        except ValueError:
+            return page(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
+
+    def _send(self, response: Response, *, body: bool = True) -> None:
+        self.send_response(response.status)
+        headers = {"Cache-Control": "no-cache", "Content-Type": response.kind, **SECURITY, **response.headers}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.end_headers()
+        if body:
+            self.wfile.write(response.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet: addresses may hold the token."""

@@ -1,0 +1,99 @@
+"""The site: one function per page, over one folder of runs."""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache, cached_property
+from http import HTTPStatus
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from sightline.errors import SightlineError
+from sightline.report.page import asset, environment
+from sightline.serve.glance import Glance, Glances
+from sightline.serve.guard import Guard
+from sightline.serve.live import Live
+from sightline.serve.message import Request, Response, page, unless_known
+from sightline.serve.shelf import NotThere, Shelf
+
+Page = Callable[["Site", Request], Response]
+
+STATIC = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "serve.css": "text/css; charset=utf-8",
+    "serve.js": "text/javascript; charset=utf-8",
+}
+
+
+class Site:
+    """Answers requests; reads runs and never writes."""
+
+    def __init__(self, folder: Path, guard: Guard, routes: dict[str, Page]) -> None:
+        self.shelf, self.guard, self._routes = Shelf(folder), guard, routes
+        self.glances, self.live = Glances(), Live()
+
+    @cached_property
+    def templates(self) -> Environment:
+        """Our own templates and those of the report."""
+        return environment("serve")
+
+    def answer(self, request: Request) -> Response:
+        """The answer to any request; whatever goes wrong is told in one line, never in a traceback."""
+        refusal = self.guard.refusal(request)
+        if refusal is not None:
+            return refusal
+        try:
+            if request.path.startswith("/static/"):
+                return unless_known(request, _static(request.path.removeprefix("/static/")))
+            if request.path not in self._routes:
+                raise NotThere(request.path)
+            return unless_known(request, self._routes[request.path](self, request))
+        except NotThere:
+            return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
+        except SightlineError as error:
+            return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
+
+    def draw(self, request: Request, template: str, title: str, **content: Any) -> Response:
+        """A whole page, or with `part` in the query only the part that can change."""
+        name = "part.html" if "part" in request.query else "frame.html"
+        drawn = self.templates.get_template(name)
+        return page(drawn.render(template=template, title=title, path=request.path, content=content))
+
+    def runs(self) -> list[Glance]:
+        """Every run that can be read, the newest first."""
+        found = [self.glances.of(id, self.shelf.directory(id)) for id in self.shelf.ids()]
+        return sorted((one for one in found if one), key=lambda one: (one.created, one.run), reverse=True)
+
+    def glance(self, id: str) -> Glance:
+        """One run at a glance."""
+        glance = self.glances.of(id, self.shelf.directory(id))
+        if glance is None:
+            raise NotThere(id)
+        return glance
+
+    def _problem(self, request: Request, status: HTTPStatus, words: str) -> Response:
+        if request.path.startswith("/api/"):
+            return Response(status, json.dumps({"error": words}).encode(), "application/json")
+        drawn = self.draw(request, "problem.html", "Sightline", words=words)
+        return Response(status, drawn.body, drawn.kind)
+
+
+@cache
+def _file(name: str) -> bytes:
+    if name.startswith("page."):
+        return asset(name).encode()
+    return resources.files("sightline.serve").joinpath(name).read_bytes()
+
+
+def _static(name: str) -> Response:
+    if name not in STATIC:
+        raise NotThere(name)
+    return Response(HTTPStatus.OK, _file(name), STATIC[name])

@@ -1,0 +1,128 @@
+"""The ledger as a timeline: a page of releases at a time, by number, by round or by a word in them."""
+
+from typing import Any
+
+from sightline.engine.record import RunRecord
+from sightline.events import from_json
+from sightline.ledger import Pages, Row
+from sightline.report.explain import explain
+from sightline.report.numbers import count, plural
+from sightline.report.scale import nice_step
+from sightline.report.told import holds_clear
+from sightline.serve.message import Request, Response, plain
+from sightline.serve.site import Site
+
+PAGE = 100
+SPANS = 80
+"""So many bars tell how many releases each span of rounds made."""
+
+
+def page(site: Site, request: Request) -> Response:
+    """A page of the ledger."""
+    id, found = request.one("run"), read(site, request)
+    rows = [told(row) for row in found["rows"]]
+    return site.draw(
+        request,
+        "timeline.html",
+        f"Ledger of {site.glance(id).name}",
+        run=id,
+        **{name: found[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
+        rows=rows,
+        broken=not all(row.whole for row in found["rows"]),
+        words=_words(found),
+    )
+
+
+def api(site: Site, request: Request) -> Response:
+    """The same page as JSON: releases as they are stored."""
+    found = read(site, request)
+    rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
+    return plain({"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]})
+
+
+def read(site: Site, request: Request) -> dict[str, Any]:
+    """The rows that are asked for, where the pages before and after start, and the spans."""
+    record = RunRecord.look(site.shelf.directory(request.one("run")))
+    try:
+        pages, q = record.pages, request.one("q").strip()[:200]
+        total = pages.length()
+        start = min(_whole(request.one("start")), max(0, total - 1))
+        if request.one("round"):
+            start = pages.first_of(_whole(request.one("round")))
+        rows = pages.matching(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
+        return {
+            "rows": rows[:PAGE],
+            "start": start,
+            "total": total,
+            "q": q,
+            "round": request.one("round"),
+            "matches": pages.matches(q) if q else total,
+            "before": _before(pages, q, start),
+            "after": rows[PAGE].id if len(rows) > PAGE else None,
+            "spans": spans(pages, request.one("run")),
+        }
+    finally:
+        record.close()
+
+
+def _before(pages: Pages, q: str, start: int) -> int | None:
+    if start <= 0:
+        return None
+    return pages.matching_before(q, start, PAGE) if q else max(0, start - PAGE)
+
+
+def _whole(text: str) -> int:
+    return min(int(text), 2**53) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def spans(pages: Pages, run: str) -> list[dict[str, Any]]:
+    """Bars: releases by span of rounds, in thousandths, each with the round it leads to."""
+    last = pages.last_time()
+    if not last:
+        return []
+    width = int(nice_step((last + 1) / SPANS, whole=True))
+    held = pages.by_time(width)
+    number, most = last // width + 1, max(held.values())
+    return [
+        {
+            "left": round(100 * place / number, 3),
+            "width": round(86 / number, 3),
+            "height": round(100 * held.get(place, 0) / most, 2),
+            "round": max(1, place * width),
+            "words": _span_words(place * width, min(last, (place + 1) * width - 1), held.get(place, 0)),
+        }
+        for place in range(number)
+        if held.get(place, 0)
+    ]
+
+
+def _span_words(first: int, last: int, made: int) -> str:
+    when = f"round {count(first)}" if first == last else f"rounds {count(max(first, 1))} to {count(last)}"
+    return f"{when}: {plural(made, 'release')}"
+
+
+def told(row: Row) -> dict[str, Any]:
+    """A release in words; sets of participants stay in their short written form."""
+    stored, event = row.plain, from_json(row.plain["event"])
+    inputs = list(stored.get("inputs", ()))
+    return {
+        "id": row.id,
+        "round": count(row.time),
+        "source": stored.get("source", ""),
+        "what": stored.get("what", "") or "a value",
+        "subjects": stored.get("subjects", "") or "nobody",
+        "how": explain(event, "example" if stored.get("unit") == "sample" else "client"),
+        "bare": holds_clear(event),
+        "audience": stored.get("audience", "") or "nobody",
+        "coins": stored.get("coins_known_to", ""),
+        "inputs": inputs[:6],
+        "more": len(inputs) - 6 if len(inputs) > 6 else 0,
+        "hash": row.hash,
+        "whole": row.whole,
+    }
+
+
+def _words(found: dict[str, Any]) -> str:
+    if found["q"]:
+        return f"{count(found['matches'])} of {plural(found['total'], 'release')} hold “{found['q']}”"
+    return plural(found["total"], "release")

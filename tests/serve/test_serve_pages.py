@@ -1,0 +1,365 @@
+"""Every page says what the records say, as text, and leaves the runs as they were."""
+
+import html
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from serve_asking import Ask, asking, site_of
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.engine.record import RunRecord
+from sightline.ledger import LedgerDamaged
+from sightline.report import Run
+from sightline.report.comparison import compared
+from sightline.report.comparison_plain import plain as compared_plain
+from sightline.report.numbers import percent, upper
+from sightline.serve.live import Live
+from sightline.serve.schemes import SCHEMES
+from sightline.serve.sight import sight
+from sightline.serve.timeline import PAGE
+from tests.report.report_runs import FACTS, handover, metrics, per_sample, quickstart, release, spent, write
+
+
+def text_of(body: bytes) -> str:
+    plain = re.sub(r"<(script|style).*?</\1>", " ", body.decode(), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", plain)).split())
+
+
+def api(ask: Ask, target: str) -> Any:
+    answer = ask(target)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+PAGES = ["/", "/run?run=quick", "/sight?run=quick&q=client-3", "/pair?run=quick&subject=client-1&observer=public",
+         "/ledger?run=quick&q=mean", "/compare?run=quick&run=open", "/calculator", "/calculator?part=curve"]  # fmt: skip
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "runs" / "quick", rounds=3)
+    quickstart(tmp_path / "runs" / "open", rounds=3)
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in directory.iterdir()}
+    ask = asking(site_of(tmp_path / "runs"))
+    for page in PAGES:
+        assert ask(page).status == 200, page
+    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in directory.iterdir()} == before
+
+
+def test_the_list_shows_what_the_runs_wrote(ask: Ask, folder: Path) -> None:
+    rows = {row["run"]: row for row in api(ask, "/api/runs")["runs"]}
+    assert set(rows) == {"quick", "sweep/name=a,seed=1", "open", "sample"}
+    page = text_of(ask("/").body)
+    for name, row in rows.items():
+        run = Run.read(folder / name)
+        assert row["accuracy"] == run.last("test_accuracy")
+        assert row["epsilon"] == (None if row["unit"] == "none" else max(run.rounds[-1]["epsilon"].values()))
+        assert percent(row["accuracy"]) in page
+        assert row["unit"] == "none" or upper(row["epsilon"]) in page
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=prox", {"sweep/name=a,seed=1"}),
+        ("q=SEED+1+prox", {"sweep/name=a,seed=1"}),
+        ("unit=none", {"open"}),
+        ("unit=sample&status=finished", {"sample"}),
+        ("status=running", set()),
+        ("algorithm=fedprox", {"sweep/name=a,seed=1"}),
+    ],
+)
+def test_filters(ask: Ask, query: str, found: set[str]) -> None:
+    assert {row["run"] for row in api(ask, f"/api/runs?{query}")["runs"]} == found
+    page = ask(f"/?{query}").body.decode()
+    shown = {html.unescape(value) for value in re.findall(r'type="checkbox" name="run" value="([^"]*)"', page)}
+    assert shown == found
+
+
+def test_a_broken_or_unborn_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    quickstart(tmp_path / "good", rounds=1)
+    for name, content in (("empty", b""), ("noise", b"not a database at all, and long enough to be looked at")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.sqlite").write_bytes(content)
+    ask = asking(site_of(tmp_path))
+    assert [row["run"] for row in api(ask, "/api/runs")["runs"]] == ["good"]
+    assert ask("/run?run=noise").status in (400, 404)
+
+
+def test_releases_after_the_last_round_are_told_in_the_list_and_counted_on_the_page(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "late", rounds=3, status="running")
+    record = RunRecord.open(directory)
+    record.ledger().append([handover(4), release(4)])
+    record.close()
+    ask = asking(site_of(tmp_path))
+    row = api(ask, "/api/runs")["runs"][0]
+    assert row["since"] == 2
+    assert "2 releases since" in text_of(ask("/").body)
+    told = api(ask, "/api/run?run=late")
+    assert told["epsilon"] == Run.read(directory).epsilon
+    assert told["epsilon"] > row["epsilon"]
+    assert upper(told["epsilon"]) in text_of(ask("/run?run=late").body)
+
+
+def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "run", rounds=2)
+    live = Live()
+    for number in (3, 4):
+        with live.held(directory) as (run, made):
+            assert made.once(number, lambda: "made") == "made"
+        record = RunRecord.open(directory)
+        record.ledger().append([handover(number), release(number)])
+        record.add_round(number, metrics(number, 4, spent(number, 4, {"public": 5.0})))
+        record.remember({"status": f"round {number}"})
+        record.close()
+        fresh = Run.read(directory)
+        with live.held(directory) as (run, made):
+            assert made.once(number, lambda: "moved on") == "moved on"
+            assert (run.rounds, run.head, run.facts) == (fresh.rounds, fresh.head, fresh.facts)
+            assert list(run.ledger) == list(fresh.ledger)
+            assert run.spent == fresh.spent
+
+
+def test_a_run_that_is_made_anew_is_read_anew(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "run", rounds=5)
+    live = Live()
+    with live.held(directory) as (run, _):
+        assert run.rounds_done == 5
+    for path in directory.iterdir():
+        path.unlink()
+    quickstart(directory, rounds=2)
+    with live.held(directory) as (run, _):
+        assert (run.rounds_done, len(run.ledger)) == (2, 4)
+
+
+def cut(directory: Path) -> None:
+    record = RunRecord.open(directory)
+    record._connection.execute("UPDATE release SET body = replace(body, 'server', 'surfer') WHERE id = 3")
+    record.close()
+
+
+def test_a_damaged_ledger_gets_no_report_and_its_page_says_where(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "run", rounds=4)
+    cut(directory)
+    with pytest.raises(LedgerDamaged):
+        Run.read(directory)
+    ask = asking(site_of(tmp_path))
+    answer = ask("/run?run=run")
+    assert answer.status == 400
+    assert "hash chain is broken" in text_of(answer.body)
+    rows = api(ask, "/api/ledger?run=run")["releases"]
+    assert [row["id"] for row in rows if not row["whole"]] == [3]
+    assert "broken" in text_of(ask("/ledger?run=run").body)
+
+
+@pytest.fixture(scope="module")
+def long_ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    place = tmp_path_factory.mktemp("long")
+    quickstart(place / "long", rounds=173)
+    return asking(site_of(place))
+
+
+def walked(ask: Ask, query: str = "", way: str = "after") -> list[dict[str, Any]]:
+    """Every release, page by page, forwards or backwards."""
+    found, start = [], 0 if way == "after" else 10**6
+    while start is not None:
+        told = api(ask, f"/api/ledger?run=long&start={start}{query}")
+        found.append(told["releases"])
+        start = told[way]
+    pages = found if way == "after" else found[::-1]
+    return [row for page in pages for row in page]
+
+
+def test_the_pages_of_a_ledger_hold_every_release_once_both_ways(long_ask: Ask) -> None:
+    assert [row["id"] for row in walked(long_ask)] == list(range(346))
+    assert all(row["whole"] for row in walked(long_ask))
+    pages = [api(long_ask, f"/api/ledger?run=long&start={start}") for start in (0, 100, 300)]
+    assert [len(page["releases"]) for page in pages] == [PAGE, PAGE, 46]
+    assert (pages[0]["before"], pages[2]["after"]) == (None, None)
+
+
+def test_a_search_finds_what_a_look_at_every_row_finds(long_ask: Ask) -> None:
+    every = walked(long_ask)
+    for word in ("noisy", "CLIPPED", "poisson", "nothing at all", "%", "_"):
+        wanted = [
+            row["id"] for row in every
+            if word.lower() in json.dumps({k: v for k, v in row.items() if k not in ("id", "hash", "whole")}, separators=(",", ":")).lower()
+        ]  # fmt: skip
+        assert [row["id"] for row in walked(long_ask, f"&q={quote(word)}")] == wanted
+    noisy = [row["id"] for row in walked(long_ask, "&q=noisy")]
+    told = api(long_ask, f"/api/ledger?run=long&q=noisy&start={noisy[120]}")
+    assert told["before"] == noisy[20]
+
+
+def test_a_round_leads_to_its_first_release(long_ask: Ask) -> None:
+    assert api(long_ask, "/api/ledger?run=long&round=50")["releases"][0]["time"] == 50
+    for strange in ("-3", "x", "9" * 30, "1e3"):
+        assert long_ask(f"/ledger?run=long&round={strange}&start={strange}").status == 200
+
+
+@pytest.mark.parametrize("name", ["quick", "open", "sample"])
+def test_every_pair_is_what_the_ledger_says_of_it(folder: Path, name: str) -> None:
+    run = Run.read(folder / name)
+    held = sight(run)
+    checked = 0
+    for n in held.subjects:
+        for i in held.observers:
+            observer = held.classes[i].names[0]
+            subject = next((one for one in held.classes[n].names if one != observer), None)
+            if subject is None:
+                assert held.epsilon(n, i) is None
+                continue
+            by_ledger = run.ledger.epsilon(subject, observer, run.delta or 0.0)
+            open_ = str(run.unit) == "none" and run.ledger.composition(subject, observer)
+            assert held.epsilon(n, i) == (float("inf") if open_ else by_ledger)
+            checked += 1
+    assert checked >= 2
+
+
+def test_many_classes_can_still_be_asked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_sample(tmp_path / "many", rounds=2, number=9)
+    few = asking(site_of(tmp_path))
+    whole = text_of(few("/sight?run=many&q=client-3").body)
+    monkeypatch.setattr("sightline.serve.sight.MOST", 3)
+    many = asking(site_of(tmp_path))
+    page = text_of(many("/sight?run=many&q=client-3").body)
+    assert "too many to set against each other" in page
+    run = Run.read(tmp_path / "many")
+    expected = upper(run.ledger.epsilon("client-3", "server", run.delta or 0.0))
+    assert expected in page
+    assert expected in whole
+    assert api(many, "/api/sight?run=many")["epsilon"] is None
+
+
+def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
+    told = api(ask, "/api/sight?run=quick")
+    page = text_of(ask("/sight?run=quick").body)
+    assert told["subjects"] == ["client-0..23"]
+    assert set(told["observers"]) == {"client-0..23", "public", "server"}
+    for value in told["epsilon"][0]:
+        assert (upper(value) if value else "in the clear") in page
+    pair = text_of(ask("/pair?run=quick&subject=client-1&observer=public").body)
+    assert upper(max(value for value in told["epsilon"][0] if value)) in pair
+    assert "12 releases of server up to round 12, seen directly" in pair
+    nothing = text_of(ask("/pair?run=quick&subject=client-1&observer=martian").body)
+    assert "No release got through" in nothing
+
+
+def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:
+    names = ["quick", "sweep/name=a,seed=1"]
+    told = api(ask, "/api/compare?by=settings&" + "&".join(f"run={quote(name)}" for name in names))
+    assert told == compared_plain(compared([folder / name for name in names]))
+    page = ask("/compare?" + "&".join(f"run={quote(name)}" for name in names)).body.decode()
+    for row in told["runs"]:
+        assert percent(row["test_accuracy"]) in page
+    for chart in ("by-rounds", "by-epsilon", "by-time", "by-traffic"):
+        assert f'id="chart-{chart}"' in page
+    assert ask("/compare?" + "&".join(f"run=x{n}" for n in range(99))).status == 400
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_calculator_says_what_the_accountant_says(ask: Ask, scheme: str) -> None:
+    small = "steps=64&uses=8&rate=0.125&parts=3&chance=0.5&noise=1.5&delta=1e-6&epochs=1"
+    told = api(ask, f"/api/account?scheme={scheme}&{small}")
+    entry = SCHEMES[scheme]
+    numbers = {knob.name: told[knob.name] for knob in entry.knobs}
+    made = entry.make(**numbers)
+    assert told["epsilon"]["this scheme"] == made.epsilon(delta=1e-6)
+    assert told["epsilon"]["by RDP"] == made.epsilon(delta=1e-6, accountant=Accountant.RDP)
+    page = text_of(ask(f"/calculator?scheme={scheme}&{small}").body)
+    for value in told["epsilon"].values():
+        assert upper(value, digits=4) in page
+
+
+def test_the_calculators_rivals_are_what_they_are_called(ask: Ask) -> None:
+    balanced = api(ask, "/api/account?scheme=balanced&noise=2&steps=100&uses=10&epochs=3&delta=1e-5")["epsilon"]
+    assert balanced["Poisson sampling"] == accounting.poisson(noise=2, rate=0.1, steps=300).epsilon(delta=1e-5)
+    assert balanced["no amplification"] == accounting.gaussian(noise=2, steps=30).epsilon(delta=1e-5)
+    split = api(ask, "/api/account?scheme=split&noise=2&parts=4&rate=0.1&steps=50&delta=1e-5")["epsilon"]
+    assert split["Poisson sampling"] == accounting.poisson(noise=2, rate=0.1, steps=50).epsilon(delta=1e-5)
+    assert split["no amplification"] == accounting.gaussian(noise=2, steps=50).epsilon(delta=1e-5)
+    assert split["this scheme"] <= split["Poisson sampling"] <= split["no amplification"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "noise=x",
+        "noise=-1",
+        "noise=nan",
+        "noise=inf",
+        "steps=1.5",
+        "steps=1e12",
+        "delta=0",
+        "uses=2000",
+        "scheme=ponzi",
+    ],
+)
+def test_the_calculator_answers_nonsense_with_one_line(ask: Ask, query: str) -> None:
+    assert ask(f"/api/account?{query}").status == 400
+    page = ask(f"/calculator?{query}")
+    assert page.status in (200, 400)
+    assert query.partition("=")[0] + "=" in text_of(page.body)
+
+
+def test_the_curve_is_never_below_the_accountant(ask: Ask) -> None:
+    for against in ("noise", "steps"):
+        body = ask(
+            f"/calculator?scheme=poisson&noise=1&rate=0.1&steps=100&delta=1e-5&part=curve&against={against}"
+        ).body
+        data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', body.decode(), re.DOTALL)[1])  # type: ignore[index]
+        (line,) = [line for line in data["lines"] if line["name"].startswith("this scheme")]
+        for at, words in list(zip(data["words"], line["words"], strict=True))[::5]:
+            value = float(at.split()[1])
+            noise, steps = (value, 100) if against == "noise" else (1.0, int(value))
+            exact = accounting.poisson(noise=noise, rate=0.1, steps=steps).epsilon(delta=1e-5)
+            assert exact <= float(words.replace(",", "")) <= 1.002 * exact
+        assert all(a < b for a, b in pairwise(data["x"]))
+
+
+def test_words_of_users_are_text_on_every_page(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+    facts = FACTS | dict.fromkeys(("name", "algorithm", "source", "topology", "model", "status", "created"), bad)
+    facts |= {"trusted": [bad], "observers": {bad: "public"}, "caveats": [bad], "notes": [bad]}
+    rows = [metrics(n, 2, spent(n, 2, {bad: 3.0})) for n in (1, 2)]
+    made = [release(1, source=bad, what=bad), release(2, audience=frozenset({"public", "<b>x</b>"}))]
+    folder = "<b onclick=alert(1)>&amp;"
+    write(tmp_path / folder, facts, rows, made, settings=f"x = '''{bad.replace(chr(39), '')}'''")
+    ask, name, evil = asking(site_of(tmp_path)), quote(folder), quote(bad)
+    pages = ["/", f"/?q={evil}&status={evil}", f"/run?run={name}", f"/sight?run={name}&q=%3Cb", f"/sight?run={name}&q={evil}",
+             f"/ledger?run={name}", f"/ledger?run={name}&q={evil}&round={evil}", f"/compare?run={name}&by={evil}",
+             f"/pair?run={name}&subject={evil}&observer={evil}", f"/calculator?noise={evil}", f"/calculator?scheme={evil}",
+             f"/run?run={evil}", f"/{evil}", f"/calculator?against={evil}"]  # fmt: skip
+    for page in pages:
+        answer = ask(page)
+        text = answer.body.decode()
+        assert answer.status < 500, page
+        for tag in ("<script>alert", "<img", "<b onclick", "<b>x"):
+            assert tag not in text, page
+        assert not re.search(r"<[^>]*\sonerror=[^>]*>", re.sub(r'"[^"]*"', '""', text)), page
+
+
+def test_a_failure_inside_is_one_line_for_the_reader(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("sightline.serve.calculator.worked_out", broken)
+    answer = ask("/calculator")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_saved_report_is_the_report(ask: Ask, folder: Path) -> None:
+    from sightline.report import render
+
+    answer = ask("/report.html?run=quick")
+    assert answer.body.decode() == render(Run.read(folder / "quick"))
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="quick.html"'
