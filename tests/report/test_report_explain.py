@@ -9,6 +9,7 @@ from sightline.events import (
     Exponential,
     Gaussian,
     Poisson,
+    Pooled,
     Product,
     Pure,
     Repeat,
@@ -29,6 +30,7 @@ WORDS = {
     Split(3, NOISE): ["z = 1.25", "one of 3 parts"],
     Allocation(100, 7, NOISE): ["z = 1.25", "exactly 7 of 100 steps"],
     Repeat(4, NOISE): ["4 times", "z = 1.25"],
+    Pooled(4, NOISE): ["z = 1.25", "4"],
     Product((NOISE, Pure(0.5))): ["together", "z = 1.25", "0.5"],
     Product(()): ["nothing new"],
 }
