@@ -1,0 +1,126 @@
+"""Every combination of the registries runs with an epsilon that is confirmed, or is refused with the reason."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.api import summarised
+from sightline.engine import RunRecord
+from sightline.errors import InvalidInput
+from sightline.events import from_json, to_json
+from sightline.ledger import export
+from tests.laws import combinations as laws
+from tests.laws.reaccount import charges, confirm, kinds, names, reached
+from tests.laws.table import page
+
+FEW, MANY = 20_000, 200_000
+"""Draws of a Monte Carlo check: a claim that is 20%, resp. 7%, too small in delta is caught."""
+
+
+def one_line(reason):
+    """`name=value: law; way out`, on one line."""
+    assert "\n" not in reason
+    assert "=" in reason.split(":")[0]
+    return reason
+
+
+def checked(c, directory, *, draws):
+    """Run a combination and hold what it says against what its exported ledger says to other code."""
+    laws.run(c, directory)
+    record = RunRecord.open(directory)
+    ledger, facts = record.ledger(), record.facts
+    record.close()
+    said = summarised(directory)
+    assert said["releases"] == len(ledger) > 0
+    if c.unit == "none":
+        assert said["epsilon"] is None
+        assert any("clear" in kinds(release["event"]) for release in export(ledger)["releases"])
+        return
+    worst = worst_confirmed(ledger, set(facts["trusted"]), draws)
+    claimed = math.inf if said["epsilon"] is None else said["epsilon"]
+    assert claimed >= worst * (1 - 1e-12), (c, claimed, worst)
+
+
+def worst_confirmed(ledger, trusted, draws):
+    """The worst epsilon over all whom nobody trusts, of every subject, found and confirmed from the export alone."""
+    releases = json.loads(json.dumps(export(ledger)))["releases"]
+    people = set().union(*(names(release["subjects"]) for release in releases))
+    onlookers = set().union(*(names(r["audience"]) | names(r["coins_known_to"]) for r in releases))
+    worst = 0.0
+    for observer in sorted(onlookers - trusted):
+        seen = reached(releases, observer)
+        for subject in sorted(people - {observer}):
+            found = charges(releases, subject, seen, observer)
+            ours = ledger.composition(subject, observer).items()
+            assert found == Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours})
+            worst = max(worst, confirmed(found, draws))
+    return worst
+
+
+def confirmed(composition, draws):
+    """The accountant's epsilon of a composition, after the other code has agreed to it."""
+    events = {from_json(json.loads(text)): times for text, times in composition.items()}
+    epsilon = accounting.epsilon(events, laws.DELTA, accountant=Accountant.PLD)
+    confirm(tuple(sorted(composition.items())), epsilon, laws.DELTA, draws=draws)
+    return epsilon
+
+
+@pytest.fixture(scope="module")
+def covered():
+    """Combinations that hold every pair that can be had, and the pairs that cannot."""
+    return laws.covering()
+
+
+def test_every_pair_runs_and_is_confirmed_or_is_refused_with_the_reason(covered, tmp_path):
+    chosen, hopeless = covered
+    for number, c in enumerate(chosen):
+        checked(c, tmp_path / str(number), draws=FEW)
+    for pair, reason in hopeless.items():
+        assert reason, pair
+        one_line(reason)
+
+
+def test_a_refused_combination_leaves_nothing_behind(tmp_path):
+    for number, c in enumerate(list(laws.whole(clients="balanced", algorithm="scaffold"))[::7]):
+        if laws.refusal(c):
+            with pytest.raises(InvalidInput):
+                laws.run(c, tmp_path / str(number))
+            assert not (tmp_path / str(number)).exists()
+
+
+def test_the_check_can_fail():
+    """Noise of 1 claimed to be 1.2, a use that was not counted, a schedule that was known: each is caught."""
+    gaussian = json.dumps({"kind": "gaussian", "noise_multiplier": 1.0})
+    hidden = json.dumps({"kind": "allocation", "steps": 4, "uses": 2, "event": json.loads(gaussian)})
+    too_small = [
+        (((gaussian, 1),), accounting.gaussian(noise=1.2, steps=1)),
+        (((gaussian, 3),), accounting.gaussian(noise=1.0, steps=2)),
+        (((gaussian, 2),), accounting.balanced(noise=1.0, steps=4, uses=2)),
+        (((hidden, 2),), accounting.balanced(noise=1.0, steps=4, uses=2)),
+    ]
+    for composition, claimed in too_small:
+        with pytest.raises(AssertionError):
+            confirm(composition, claimed.epsilon(delta=laws.DELTA), laws.DELTA, draws=FEW)
+
+
+def test_the_page_is_current():
+    assert laws.PAGE.read_text() == page(), "python -m tests.laws.table writes it again"
+
+
+@pytest.mark.slow
+def test_the_whole_product_is_confirmed_or_is_refused_with_the_reason(tmp_path):
+    """The planned ledger of everything that can run is confirmed; a tenth of it is run, always the same."""
+    for mode, reason in laws.promises().items():
+        assert not reason or one_line(reason), mode
+    for number, c in enumerate(laws.whole()):
+        reason = laws.refusal(c)
+        if reason:
+            one_line(reason)
+        elif c.unit != "none":
+            worst_confirmed(*laws.planned(c), FEW)
+        if not reason and number % 10 == 0:
+            checked(c, tmp_path / str(number), draws=MANY)
