@@ -7,7 +7,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup clean
+.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup clean combinations
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ bench-setup: .bench/.ready ## install the peers that the benchmarks compare with
 
 bench: .venv/.ready  ## run the benchmarks (quiet machine, please); fails when a goal is missed
 	$(BIN)/python -m benchmarks
+
+combinations: .venv/.ready ## ask every combination again and write docs/combinations.md
+	$(BIN)/python -m tests.laws.table
 
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \

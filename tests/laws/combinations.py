@@ -86,9 +86,14 @@ def plain(c: Combination) -> dict[str, Any]:
     if c.split == "yes":
         algorithm["split"] = {"parts": 2, "unsplit": ["last"]}
     server_steps = c.unit == "sample" and c.mechanism == "gaussian" and c.where == "server"
-    segments = "local_aggregation" in {field.name for field in fields(algorithms.REGISTRY[c.algorithm].settings)}
+    own = {field.name for field in fields(algorithms.REGISTRY[c.algorithm].settings)}
+    if "selection_epsilon" in own and c.unit != "none":
+        algorithm["selection_epsilon"] = 0.1
     local: dict[str, Any] = {"batch_size": 4, "learning_rate": 0.1}
-    local["steps"] = 1 if server_steps else 10 if segments else 2
+    if c.topology == "clusters" and not server_steps:
+        local["epochs"] = 1
+    else:
+        local["steps"] = 1 if server_steps else 10 if "local_aggregation" in own else 2
     privacy: dict[str, Any] = {"unit": c.unit, "mechanism": c.mechanism, "where": c.where, "adjacency": c.adjacency}
     if c.unit != "none":
         privacy |= {"noise_multiplier": 1.0, "clip_norm": 0.5, "delta": DELTA}
@@ -116,7 +121,7 @@ def plain(c: Combination) -> dict[str, Any]:
 def data_for(c: Combination) -> dict[str, Any]:
     """Generated data of six clients; where clusters are looked for, the bundled digits in two kinds."""
     if c.topology == "clusters":
-        return {"source": "digits", "clients": 6, "partition": "label_shift", "clusters": [3, 3], "train_samples": 120}
+        return {"source": "digits", "clients": 6, "partition": "label_shift", "clusters": [3, 3], "train_samples": 72}
     return {"source": "synthetic", "partition": "natural", "clients": 6, "features": 5, "classes": 3, "size_min": 8,
             "size_mean": 2.0, "size_sigma": 0.3}  # fmt: skip
 

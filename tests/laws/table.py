@@ -51,7 +51,7 @@ PROMISES = {
 
 HEAD = """# What goes with what
 
-Written by `python -m tests.laws.table`; a test checks that it is current. Every cell was asked of the program itself, on a tiny problem of {rounds} rounds:
+Written by `make combinations`; a test checks that it is current. Every cell was asked of the program itself, on a tiny problem of {rounds} rounds:
 **yes** means that it runs and that the epsilon of its ledger was confirmed by other code (`tests/laws`), a number is the reason for which it is
 refused. Nothing else happens: no combination crashes, none is accounted as something that it is not.
 
