@@ -49,9 +49,8 @@ class Ratio:
 
 
 def jobs() -> Iterator[Batches]:
-    for seed in range(2):
-        yield from (Batches(first, 32, seed) for first in FIRST_BATCHES)
-        yield from (Batches(2000, later, seed) for later in LATER_BATCHES if later != 32)
+    yield from (Batches(first, 32, 0) for first in FIRST_BATCHES)
+    yield from (Batches(2000, later, 0) for later in LATER_BATCHES if later != 32)
 
 
 def ratios() -> Iterator[Ratio]:

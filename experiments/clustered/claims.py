@@ -1,0 +1,95 @@
+"""The paper's claims with what came out and a verdict, from the results alone."""
+
+from math import log
+from statistics import fmean
+
+from experiments.clustered.tables import Row, mean_of, of_part, sure, table
+
+
+def claims(rows: list[Row]) -> str:
+    """One line per claim that the results can judge."""
+    lines = [*_counting(rows), *_confidence(rows), *_accuracy(rows), *_batches(rows), *_noise(rows)]
+    return table(["claim", "here", "verdict"], lines)
+
+
+def _right(rows: list[Row], sources: tuple[str, ...], points: str) -> tuple[int, int]:
+    cells = [c for r in of_part(rows, "first") if r["source"] in sources for c in r["cells"] if c["points"] == points]
+    return sum(cell["right"] for cell in cells), len(cells)
+
+
+def _counting(rows: list[Row]) -> list[list[str]]:
+    lines = []
+    for sources, claim in (
+        (("mnist",), "MNIST: the number of clusters is found at every epsilon and seed"),
+        (("fashion_mnist",), "Fashion-MNIST: the number of clusters is found at every epsilon and seed"),
+        (("cifar10",), "CIFAR-10: found in most cases (3 mistakes of 25, all M = 5)"),
+    ):
+        (plane, many), (span, _) = (_right(rows, sources, points) for points in ("principal", "spanning"))
+        if many:
+            verdict = "reproduced" if plane == many else "only with `spanning`" if span == many else "partly"
+            verdict = "not reproduced" if max(plane, span) == 0 else verdict
+            lines.append([claim, f"`principal` {plane}/{many}, `spanning` {span}/{many}", verdict])
+    return lines
+
+
+def _confidence(rows: list[Row]) -> list[list[str]]:
+    above, right, missed = sure(rows)
+    if not above:
+        return []
+    here = f"MSS > 2: {right} of {above} fits are the true clusters; MSS <= 2: {missed} are"
+    return [["An MSS above 2 always means the true clusters (figure 13)", here, _yes(right == above)]]
+
+
+def _accuracy(rows: list[Row]) -> list[list[str]]:
+    lines = []
+    for epsilon in (3, 5):
+        for name, what in (("accuracy", "all clients"), ("minority_accuracy", "the minority")):
+            found = {a: mean_of(rows, a, epsilon, name) for a in ("rdpcfl", "ifca", "fedavg", "local", "mrmtl")}
+            ours, others = found.pop("rdpcfl"), {a: value for a, value in found.items() if value is not None}
+            if ours is not None and len(others) == len(found):
+                here = ", ".join(f"{a} {value:.1f}" for a, value in others.items())
+                beaten = [a for a, value in others.items() if ours > value]
+                verdict = "reproduced" if len(beaten) == len(others) else f"above {', '.join(beaten) or 'none'} only"
+                claim = f"R-DPCFL is ahead of the baselines for {what}, epsilon = {epsilon}"
+                lines.append([claim, f"{ours:.1f} against {here}", verdict])
+    return lines
+
+
+def _batches(rows: list[Row]) -> list[list[str]]:
+    runs = of_part(rows, "batches")
+    first = sorted((row for row in runs if row["later"] == 32), key=lambda row: row["first"])
+    later = sorted((row for row in runs if row["first"] == 2000), key=lambda row: row["later"])
+    if len(first) < 2 or len(later) < 2:
+        return []
+    mss = [row["plane"]["mss"] for row in first]
+    slope = log(fmean(first[0]["distances"]) / fmean(first[-1]["distances"])) / log(
+        first[-1]["first"] / first[0]["first"]
+    )
+    z = [row["noise_multiplier"] for row in later]
+    return [
+        ["A larger first batch separates the clusters (figure 8)", _course(mss), _yes(mss[-1] == max(mss))],
+        ["A smaller later batch separates them further, by less noise", f"z {_course(z)}", _yes(z == sorted(z))],
+        [
+            "Centres come k times closer when the first batch is k times as large (slope .95, figure 14 left)",
+            f"slope {slope:.2f}",
+            _yes(0.8 < slope < 1.2),
+        ],
+    ]
+
+
+def _noise(rows: list[Row]) -> list[list[str]]:
+    found = [value for row in of_part(rows, "ratio") for value in row["ratios"].values()]
+    if not found:
+        return []
+    here = f"{min(found):.2f} to {max(found):.2f} with our accountant"
+    return [
+        ["A full first batch raises z by a small factor (up to 2.5, figure 14 right)", here, _yes(max(found) <= 2.5)]
+    ]
+
+
+def _course(values: list[float]) -> str:
+    return " → ".join(f"{value:.2f}" for value in values)
+
+
+def _yes(holds: bool) -> str:
+    return "reproduced" if holds else "not reproduced"
