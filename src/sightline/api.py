@@ -104,6 +104,13 @@ def run(
     return Run(directory)
 
 
+def flower_server_app(file: Path) -> Any:
+    """The ServerApp of an exported experiment: its run directory ends with a report like any other."""
+    from sightline.runtimes.flower.server_app import server_app
+
+    return server_app(file, report.write_report)
+
+
 def summarised(directory: Path) -> dict[str, Any]:
     """The numbers of a run, as plain values; None stands for infinite or unknown.
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "runs side by side, with mean and spread over seeds",
     "serve": "a local web page over the runs folder",
     "report": "rebuild the report of a run directory",
+    "flower": "the same experiment as a Flower app; sites with their own data and budget",
     "datasets": "what data is available, where it was looked for, how to get the rest",
 }
 

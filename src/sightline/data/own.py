@@ -32,7 +32,7 @@ def load_own(settings: Data, *, streams: Streams) -> Federation:
         invalid("data.partition", settings.partition, law, 'use partition = "natural"')
     function = import_function(settings.source)
     given = _collect(function, settings, streams.rng(Purpose.SYNTHETIC))
-    clients = tuple(_client(f"client {number}", client, settings) for number, client in enumerate(given))
+    clients = tuple(checked_client(f"client {number}", client, settings) for number, client in enumerate(given))
     kind = _same_kind(settings, clients)
     clients, notes = _fewer(clients, settings, streams)
     test = _union(clients, settings, streams)
@@ -87,7 +87,8 @@ def _told(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
-def _client(who: str, given: Any, settings: Data) -> Client:
+def checked_client(who: str, given: Any, settings: Data) -> Client:
+    """One client of the user's own making, its arrays checked; every mistake is one line."""
     if isinstance(given, Client):
         arrays: tuple[Any, ...] = (given.train.x, given.train.y, given.test.x, given.test.y)
     elif isinstance(given, tuple | list) and len(given) == 4:

@@ -17,6 +17,9 @@ CONFIG = "config.toml"
 MODEL = "model.safetensors"
 SECRET = "noise-root.secret"
 LOCK = "run.lock"
+RUN_ID = "run.id"
+NODES_LOG = "nodes.log"
+"""The name by which real sites know a run, and why they were left out of rounds."""
 DIGEST = "data.digest"
 """The fingerprint of the private data, for its owner only: others could check their guesses against it."""
 
@@ -40,7 +43,7 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
 
 def _false_start(out: Path) -> bool:
     """Whether a directory is empty or holds only what a run leaves that was killed before its first release."""
-    ours = {CONFIG, LOCK, SECRET, DIGEST, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
+    ours = {CONFIG, LOCK, SECRET, DIGEST, RUN_ID, NODES_LOG, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
     return out.is_dir() and {path.name for path in out.iterdir()} <= ours and not _has_releases(out / DATABASE)
 
 

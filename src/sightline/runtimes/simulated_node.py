@@ -25,7 +25,7 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
     try:
         desk = desk_of(str(letter.words["experiment"]), letter.words.get("data"), letter.words.get("folder"))
         task = Task.read(letter, int(letter.words["client"]))
-        name = "" if task.memory is None else task.memory.name
+        name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
         updates = desk.updates(task, kept.get(name))

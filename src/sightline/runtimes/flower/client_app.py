@@ -1,15 +1,21 @@
-"""The ClientApp: every question that a node gets is answered by the simulation's node, or by the site that it names."""
+"""The ClientApp: a question is answered by the site that the node's configuration names, or by a simulated client."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from sightline.runtimes import simulated_node
+from sightline.runtimes import simulated_node, site_door
 from sightline.runtimes.flower.records import from_record, to_record
 from sightline.runtimes.letter import Letter, tensor
+from sightline.runtimes.site import Site
 
 KEPT = "sightline"
-"""The record of a node's state that holds what its client keeps between rounds."""
+"""The record of a node's state that holds what simulated clients keep between rounds."""
+SIMULATED = {"partition-id", "num-partitions"}
 
 
 def train(message: Message, context: Context) -> Message:
@@ -19,7 +25,19 @@ def train(message: Message, context: Context) -> Message:
 
 
 def answered(letter: Letter, context: Context) -> Letter:
-    """The client's answer; what it keeps goes into the node's state."""
+    """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder)."""
+    config: Mapping[str, Any] = context.node_config
+    if "site-socket" in config:
+        return site_door.asked(Path(str(config["site-socket"])), letter)
+    if "site" in config:
+        return Site(Path(str(config["site"]))).answer(letter)
+    if set(config) <= SIMULATED:
+        return simulated_answer(letter, context)
+    return Letter({"refused": "node-config: this node names no site; give site=FOLDER or site-socket=PATH"})
+
+
+def simulated_answer(letter: Letter, context: Context) -> Letter:
+    """A simulated client's answer; what it keeps goes into the node's state."""
     record = context.state[KEPT] if KEPT in context.state else ArrayRecord()
     kept = {name: tensor(array.numpy()) for name, array in record.items()}
     answer = simulated_node.answer(letter, kept)

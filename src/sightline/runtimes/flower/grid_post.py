@@ -1,7 +1,8 @@
 """The post of a ServerApp: questions go out over Flower's Grid, answers come back as they are ready."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -13,6 +14,10 @@ from sightline.runtimes.letter import Letter
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 1.0
 
+Answers = dict[int, Letter | str]
+NodeOf = Callable[[], Mapping[int, int]]
+"""The node of every client that can be asked now."""
+
 
 class GridPost:
     """Takes letters to the nodes of a grid and waits `timeout` seconds for their answers, never longer.
@@ -20,40 +25,43 @@ class GridPost:
     An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
     """
 
-    def __init__(self, grid: Grid, node_of: Mapping[int, int], *, timeout: float) -> None:
+    def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float) -> None:
         self._grid, self._node_of, self._timeout = grid, node_of, timeout
 
-    def ask(self, letters: Mapping[int, Letter], group: str) -> dict[int, Letter | str]:
+    def ask(self, letters: Mapping[int, Letter], group: str) -> Answers:
         """Every client's answer, or why there is none."""
-        away = {client: "no node of that client is connected" for client in letters if client not in self._node_of}
-        nodes = {self._node_of[client]: client for client in letters if client in self._node_of}
-        answers = self.exchange({node: letters[client] for node, client in nodes.items()}, group)
-        return away | {nodes[node]: answer for node, answer in answers.items()}
-
-    def exchange(self, letters: Mapping[int, Letter], group: str) -> dict[int, Letter | str]:
-        """The same by node id."""
-        if not letters:
-            return {}
-        messages = [
-            Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=self._timeout)
-            for node, letter in letters.items()
-        ]
-        late: dict[int, Letter | str] = dict.fromkeys(letters, f"no answer within {self._timeout:g} seconds")
-        return late | gathered(self._grid, self._grid.push_messages(messages), self._timeout)
+        node_of = self._node_of()
+        away: Answers = {client: "its node is not connected" for client in letters if client not in node_of}
+        return away | exchanged(
+            self._grid,
+            {client: (node_of[client], letter) for client, letter in letters.items() if client in node_of},
+            group=group,
+            timeout=self._timeout,
+        )
 
     def close(self) -> None:
         """The grid is Flower's to close."""
 
 
-def gathered(grid: Grid, sent: Iterable[str], timeout: float) -> dict[int, Letter | str]:
-    """Node -> answer, of those that answer before the time is up."""
-    waiting = set(sent)
-    found: dict[int, Letter | str] = {}
+def exchanged(grid: Grid, letters: Mapping[int, tuple[int, Letter]], *, group: str, timeout: float) -> Answers:
+    """Key -> the answer of the node that its letter was for, or why there is none."""
+    found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
+    messages = {
+        key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout)
+        for key, (node, letter) in letters.items()
+    }
+    if not messages:
+        return found
+    sent = set(grid.push_messages(list(messages.values())))
+    waiting = {message.metadata.message_id: key for key, message in messages.items()}
+    found |= {key: "its node could not be reached" for id, key in waiting.items() if id not in sent}
+    waiting = {id: key for id, key in waiting.items() if id in sent}
     end, pause = time.monotonic() + timeout, POLL_SECONDS
     while waiting and time.monotonic() < end:
-        for reply in grid.pull_messages(waiting):
-            waiting.discard(reply.metadata.reply_to_message_id)
-            found[reply.metadata.src_node_id] = _read(reply)
+        for reply in grid.pull_messages(list(waiting)):
+            key = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if key is not None:
+                found[key] = _read(reply)
         if waiting:
             time.sleep(pause)
             pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
@@ -70,9 +78,9 @@ def connected(grid: Grid, count: int, *, timeout: float) -> list[int]:
     return nodes
 
 
-def _read(reply: Message) -> Letter | str:
+def _read(reply: Any) -> Letter | str:
     if reply.has_error():
-        return f"failed: {reply.error.reason}"
+        return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
     try:
         return from_record(reply.content)
     except SightlineError as error:

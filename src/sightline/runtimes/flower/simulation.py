@@ -6,14 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sightline.data.folder import data_root
 from sightline.engine import Setting
 from sightline.engine.loop import MakeWorker
 from sightline.errors import SightlineError
 from sightline.runtimes.remote import Remote
-
-SIMULATED_TIMEOUT = 3600.0
-"""A simulated node is slow at worst, never gone."""
 
 
 def simulated(setting: Setting, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
@@ -28,17 +24,14 @@ def simulated(setting: Setting, directory: Path, loop: Callable[[MakeWorker], An
     from flwr.simulation import run_simulation
 
     from sightline.runtimes.flower.client_app import app as client_app
-    from sightline.runtimes.flower.grid_post import GridPost, connected
+    from sightline.runtimes.flower.server_app import simulated_worker
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     outcome: list[BaseException] = []
 
     def main(grid: Grid, context: Context) -> None:
         def worker(setting: Setting, *streams: Any) -> Remote:
-            nodes = dict(enumerate(connected(grid, len(setting.clients), timeout=SIMULATED_TIMEOUT)))
-            words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
-            post = GridPost(grid, nodes, timeout=SIMULATED_TIMEOUT)
-            return Remote(setting, post, words=words, simulated=True)
+            return simulated_worker(setting, directory, grid)
 
         try:
             loop(worker)

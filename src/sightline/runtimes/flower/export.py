@@ -1,0 +1,107 @@
+"""An experiment as a Flower app that `flwr run` starts as it is, and its data dealt out to the folders of sites."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from sightline import engine
+from sightline.config import Experiment, to_toml
+from sightline.errors import invalid
+from sightline.runtimes.site_policy import POLICY
+
+PACKAGE = "sightline_app"
+
+SERVER = '''"""The server: the experiment's own loop."""
+
+from pathlib import Path
+
+from sightline.api import flower_server_app
+
+app = flower_server_app(Path(__file__).with_name("experiment.toml"))
+'''
+CLIENT = '''"""The client: answers by the site that its node names, or as a simulated client."""
+
+from sightline.runtimes.flower.client_app import app
+
+__all__ = ["app"]
+'''
+README = """# {name}, as a Flower app
+
+    flwr run .                    # Flower's simulation engine: the numbers of `sightline run experiment.toml`
+    flwr run . mine --stream --run-config 'sites=true out="runs/mine"'    # a SuperLink with real sites
+
+Sightline must be installed where the SuperLink and the SuperNodes run (`pip install "sightline[flower]"`); this app
+holds the experiment and two files that import it. Settings of a run are in `pyproject.toml` under
+`[tool.flwr.app.config]`.
+"""
+
+
+def export(experiment: Experiment, directory: Path) -> Path:
+    """Write the app; the folder must be new or empty."""
+    engine.build(experiment)  # what cannot run is not exported
+    _new(directory)
+    package = directory / PACKAGE
+    package.mkdir(parents=True)
+    files: Mapping[Path, str] = {
+        directory / "pyproject.toml": tomli_w.dumps(_project(experiment)),
+        directory / "README.md": README.format(name=experiment.name),
+        package / "__init__.py": f'"""{experiment.name}, exported."""\n',
+        package / "server_app.py": SERVER,
+        package / "client_app.py": CLIENT,
+        package / "experiment.toml": to_toml(experiment),
+    }
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    return directory
+
+
+def _project(experiment: Experiment) -> dict[str, object]:
+    config = {"sites": False, "timeout": 600.0, "wait": 300.0, "out": "", "resume": False, "test": "", "set": ""}
+    app = {
+        "publisher": "sightline",
+        "components": {"serverapp": f"{PACKAGE}.server_app:app", "clientapp": f"{PACKAGE}.client_app:app"},
+        "config": config,
+    }
+    return {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {"name": _project_name(experiment), "version": "1.0.0", "description": experiment.name,
+                    "license": "Apache-2.0", "dependencies": []},
+        "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}},
+    }  # fmt: skip
+
+
+def _project_name(experiment: Experiment) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in experiment.name.lower()).split()) or "experiment"
+
+
+def shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
+    """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set."""
+    federation = engine.build(experiment).federation
+    _new(directory)
+    found = []
+    for number, client in enumerate(federation.clients):
+        folder = directory / f"site-{number}"
+        folder.mkdir(parents=True)
+        train, test = client.train, client.test
+        np.savez(folder / "data.npz", train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
+        policy = {
+            "client": number,
+            "classes": federation.classes,
+            "vocabulary": federation.vocabulary,
+            "unit": "client" if experiment.privacy.unit == "none" else experiment.privacy.unit,
+            "adjacency": experiment.privacy.adjacency,
+            "epsilon": epsilon,
+            "delta": experiment.privacy.delta,
+            "trust_server": experiment.privacy.unit != "none" and experiment.privacy.place == "server",
+        }
+        (folder / POLICY).write_text(tomli_w.dumps(policy), encoding="utf-8")
+        found.append(folder)
+    np.savez(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
+    return found
+
+
+def _new(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        invalid("DIR", directory, "is there already and not empty", "choose another")

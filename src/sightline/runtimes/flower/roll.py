@@ -1,0 +1,67 @@
+"""Which node speaks for which client: every newcomer is asked who it is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from sightline.runtimes.flower.grid_post import exchanged
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.site import HELLO
+from sightline.topology import client_name
+
+HELLO_SECONDS = 30.0
+TRIES = 3
+KINDRED = ("shape", "kind", "classes", "vocabulary")
+"""The facts in which all sites must agree."""
+
+
+class Roll:
+    """The sites of a federation by their numbers. Nodes may come, go and come back under another id.
+
+    Guarantees: one node per client; a second one that claims the number of a connected node is turned away.
+    """
+
+    def __init__(self, grid: Grid, tell: Callable[[str], None]) -> None:
+        self._grid, self._tell = grid, tell
+        self._tries: dict[int, int] = {}
+        self._node_of: dict[int, int] = {}
+        self.facts: dict[int, Mapping[str, Any]] = {}
+
+    def __call__(self) -> Mapping[int, int]:
+        """The node of every client that is connected now."""
+        here = set(self._grid.get_node_ids())
+        new = {node: (node, Letter({"call": HELLO})) for node in here if self._tries.get(node, 0) < TRIES}
+        for node, answer in exchanged(self._grid, new, group=HELLO, timeout=HELLO_SECONDS).items():
+            self._tries[node] = self._tries.get(node, 0) + 1
+            if isinstance(answer, str):
+                self._tell(f"node {node}: {answer}")
+            else:
+                self._tries[node] = TRIES
+                self._admit(node, answer.words, here)
+        return {client: node for client, node in self._node_of.items() if node in here}
+
+    def _admit(self, node: int, facts: Mapping[str, Any], here: set[int]) -> None:
+        why = _wrong(facts) or self._unlike(facts)
+        client = -1 if why else int(facts["client"])
+        if not why and self._node_of.get(client, node) in here - {node}:
+            why = f"says that it is {client_name(client)}, which another connected node is already"
+        if not why and client in self.facts and facts["examples"] != self.facts[client]["examples"]:
+            why = f"says that {client_name(client)} has another number of examples than before"
+        if why:
+            self._tell(f"node {node}: turned away, it {why}")
+            return
+        self._node_of[client] = node
+        self.facts.setdefault(client, dict(facts))
+
+    def _unlike(self, facts: Mapping[str, Any]) -> str:
+        first = next(iter(self.facts.values()), facts)
+        return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
+
+
+def _wrong(facts: Mapping[str, Any]) -> str:
+    if "refused" in facts:
+        return f"refused: {facts['refused']}"
+    whole = all(isinstance(facts.get(name), int) and facts[name] >= 0 for name in ("client", "examples", "classes"))
+    known = isinstance(facts.get("shape"), list) and all(name in facts for name in KINDRED)
+    return "" if whole and known and facts["examples"] else "does not say who it is"

@@ -1,0 +1,135 @@
+"""The ServerApp of an exported experiment: the engine's own loop, with its clients behind Flower's Grid."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from sightline import engine
+from sightline.config import Experiment, read
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.data.folder import data_root
+from sightline.engine import Setting
+from sightline.engine.directory import NODES_LOG, RUN_ID
+from sightline.errors import SightlineError, invalid
+from sightline.runtimes.flower.grid_post import GridPost, connected
+from sightline.runtimes.flower.roll import Roll
+from sightline.runtimes.remote import Remote
+from sightline.runtimes.site_policy import blank_shard
+from sightline.topology import client_name
+
+SIMULATED_TIMEOUT = 3600.0
+"""A simulated node is slow at worst, never gone."""
+
+Say = Callable[[str], None]
+
+
+def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
+    """The app of an experiment file; `finish` is called with the run directory at the end, for its report."""
+
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        words = str(config.get("set", "")).split()
+        finish(served(read(file, words), grid, config, say=partial(print, flush=True)))
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say: Say) -> Path:
+    """Run an experiment on the nodes of a grid and return its run directory.
+
+    `config`: sites (real sites with data of their own), timeout (seconds that a round waits), wait (seconds for the
+    sites to connect), out (the run directory), resume, test (an .npz of test_x and test_y to measure accuracy on).
+    """
+    out = Path(str(config["out"])) if config.get("out") else None
+    resume = bool(config.get("resume", False))
+    directory = engine.directory_to_resume(experiment, out) if resume else None
+    roll = Roll(grid, say) if config.get("sites", False) else None
+    federation = None if roll is None else gathered_sites(experiment, roll, config)
+    setting = engine.calibrated(engine.build(experiment, federation=federation))
+    directory = directory or engine.new_directory(experiment, out)
+
+    def worker(setting: Setting, *streams: Any) -> Remote:
+        if roll is None:
+            return simulated_worker(setting, directory, grid)
+        post = GridPost(grid, roll, timeout=float(config.get("timeout", 600.0)))
+        tell = partial(told, directory / NODES_LOG, say)
+        return Remote(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
+
+    engine.run(setting, directory, worker, resume=resume, on_round=partial(round_said, say, experiment.rounds))
+    say(f"done: {directory.resolve()}")
+    return directory
+
+
+def simulated_worker(setting: Setting, directory: Path, grid: Grid) -> Remote:
+    """A worker whose clients are played by the nodes of a simulation, however many there are."""
+    nodes = connected(grid, 1, timeout=SIMULATED_TIMEOUT)
+    node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
+    words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
+    post = GridPost(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT)
+    return Remote(setting, post, words=words, simulated=True)
+
+
+def gathered_sites(experiment: Experiment, roll: Roll, config: Mapping[str, Any]) -> Federation:
+    """Wait for all sites, and build the federation that the server may know: sizes and shapes, no example."""
+    wait, clients = float(config.get("wait", 300.0)), experiment.data.clients
+    end = time.monotonic() + wait
+    while missing := [client for client in range(clients) if client not in roll()]:
+        if time.monotonic() > end:
+            names = ", ".join(client_name(client) for client in missing[:5])
+            raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not connect in {wait:g} s")
+        time.sleep(1.0)
+    first = roll.facts[0]
+    like = Shard(
+        np.empty((0, *first["shape"]), np.int64 if first["kind"] == Kind.TEXT else np.float32), np.empty(0, int)
+    )
+    known = tuple(Client(blank_shard(like, int(roll.facts[client]["examples"])), like) for client in range(clients))
+    test = read_test(str(config.get("test") or ""), like)
+    notes = ("the sites keep their data; the server knows how many examples each has",)
+    return Federation("sites", known, test, int(first["classes"]), Kind(first["kind"]), int(first["vocabulary"]), notes)
+
+
+def read_test(path: str, otherwise: Shard) -> Shard:
+    """The server's own test set, when it has one."""
+    if not path:
+        return otherwise
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            x, y = archive["test_x"], archive["test_y"].astype(np.int64)
+    except (OSError, KeyError, ValueError) as error:
+        invalid("test", path, f"is no .npz archive of test_x and test_y ({type(error).__name__})")
+    return Shard(x.astype(otherwise.x.dtype), y)
+
+
+def run_id(directory: Path) -> str:
+    """The name by which sites know a run; a resumed one has the same."""
+    path = directory / RUN_ID
+    if not path.exists():
+        path.write_text(secrets.token_hex(16), encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def told(log: Path, say: Say, round: int, client: int, why: str) -> None:
+    """Tell the operator why a client was left out; who was asked is a secret where cohorts are, so owner-only."""
+    line = f"round {round}: {client_name(client)} left out: {why}"
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    say(line)
+
+
+def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
+    """One line a round."""
+    epsilon = max(row["epsilon"].values(), default=float("inf"))
+    accuracy = row.get("test_accuracy")
+    shown = "-" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f}%"
+    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {epsilon:.4g}")

@@ -1,0 +1,174 @@
+"""A real site: it has its own data, its own noise and its own budget, and answers only what its budget allows."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from sightline import engine
+from sightline.config import FACTORY, Experiment, parse
+from sightline.engine import Setting
+from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
+from sightline.events import Clear
+from sightline.ledger import Ledger, Release, SqliteStore, connect
+from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, Scene, Updates
+from sightline.mechanisms.mechanism import of
+from sightline.mechanisms.objective import Objective
+from sightline.mechanisms.output import Output
+from sightline.randomness import Streams
+from sightline.runtimes.asking import LEAVING, Task
+from sightline.runtimes.desk import Desk
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.site_policy import federation_of, kind_of, read_data, read_policy
+from sightline.runtimes.site_shelf import SiteShelf
+from sightline.topology import client_name
+
+HELLO = "hello"
+SERVER, PUBLIC = "server", "public"
+NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, Output, Objective)
+"""Mechanisms whose `leaving` is private before it leaves; whatever else is asked for is a hand-over in the clear."""
+
+
+class Site:
+    """One client that trusts its own folder and nothing else: site.toml, the data, and `state/`.
+
+    Guarantees: a release is durable in the site's own ledger before its value exists; no value leaves that would bring
+    the site's epsilon, over all runs and all servers, above its policy's; noise and sampling coins come from the
+    operating system and are never used for two different values; the same question gets the same answer, uncharged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.policy = folder, read_policy(folder)
+        self.data = read_data(folder, self.policy)
+        self._state = folder / "state"
+        self._state.mkdir(mode=0o700, exist_ok=True)
+        self._root = Streams.from_operating_system(self._state / "noise-root.secret")
+        self._shelf = SiteShelf(self._state)
+        self._built = lru_cache(maxsize=2)(self._build)
+
+    def answer(self, letter: Letter) -> Letter:
+        """The answer to a question, or in one line why there is none."""
+        try:
+            if letter.words.get("call") == HELLO:
+                return self.hello()
+            with self._alone():
+                return self._answer(letter)
+        except SightlineError as error:
+            return Letter({"refused": str(error)})
+        except Exception as error:
+            logging.getLogger("sightline.site").exception("a question could not be answered")
+            return Letter({"refused": f"{type(error).__name__}; the site's log says more"})  # the text may hold data
+
+    def hello(self) -> Letter:
+        """The public facts of a site: its number, and how much data of what kind it has."""
+        train, policy = self.data.train, self.policy
+        shape = [int(size) for size in train.x.shape[1:]]
+        facts = {"client": policy.client, "examples": len(train), "shape": shape, "kind": str(kind_of(train))}
+        return Letter(facts | {"classes": policy.classes, "vocabulary": policy.vocabulary})
+
+    def spent(self) -> float:
+        """The epsilon that the site has spent so far, over all runs."""
+        return self._ledger().worst_epsilon(self._observers(), self.policy.delta)
+
+    def _answer(self, letter: Letter) -> Letter:
+        asked = hashlib.sha256(letter.to_bytes()).digest()
+        before = self._shelf.answer_to(asked)
+        if before is not None:
+            return before
+        setting = self._built(str(letter.words.get("experiment")))
+        task = Task.read(letter, self.policy.client)
+        if task.start.shape != (setting.model.parameters,):
+            invalid("start", tuple(task.start.shape), f"this model has {setting.model.parameters} parameters")
+        run, memory = str(letter.words.get("run", "")), "" if task.memory is None else task.memory.name
+        old = self._shelf.kept(run, memory, task.at)
+        coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
+        desk = Desk(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
+        mechanism = desk.mechanism(letter.words.get("noise"))
+        updates, ledger = desk.updates(task, old), self._ledger()
+        scene = desk.scene(task, next_id=len(ledger))
+        self._claim(ledger, self._claims(task, updates, scene, mechanism), name=coins.hex())
+        result = desk.compute(task, updates, scene, mechanism)
+        answer = Letter({"rejected": result.rejected}, {"value": result.value.numpy()})
+        self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept)
+        return answer
+
+    def _claims(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Sequence[Release]:
+        """What is about to leave, as the site itself sees it; the server's opinion does not count."""
+        if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS):
+            return [
+                replace(release, audience=frozenset({SERVER, PUBLIC}))
+                for release in mechanism.claims_each(updates, scene)
+            ]
+        subject, what = of(self.policy.client), f"{task.call}: handed to the server without noise"
+        event, audience = Clear(), frozenset({SERVER})
+        source = client_name(self.policy.client)
+        return [scene.release(source=source, event=event, audience=audience, what=what, subjects=subject)]
+
+    def _claim(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
+        """Write the claims to the site's ledger, unless they would exceed its budget or were written before a crash."""
+        if any(release.joint == name for release in ledger):
+            return
+        policy = self.policy
+        epsilon = ledger.worst_epsilon(self._observers(), policy.delta, planned=claims)
+        if not epsilon <= policy.epsilon:
+            clear = any(release.event == Clear() for release in claims)
+            why = "has no noise and this site does not trust the server" if clear else f"would cost {epsilon:.4g}"
+            at = f"at delta={policy.delta:g} per {policy.unit}"
+            raise BudgetExhausted(f"epsilon={policy.epsilon:g} {at}: the answer {why}; the site keeps it to itself")
+        ledger.append([replace(release, joint=name) for release in claims])
+
+    def _observers(self) -> frozenset[str]:
+        return frozenset({PUBLIC}) if self.policy.trust_server else frozenset({PUBLIC, SERVER})
+
+    def _ledger(self) -> Ledger:
+        store = SqliteStore(connect(self._state / "budget.sqlite"))
+        return Ledger(store.read(), store=store)
+
+    def _build(self, text: str) -> Setting:
+        experiment = self._admitted(text)
+        if self.policy.client >= experiment.data.clients:
+            law = f"the experiment has {experiment.data.clients} clients, numbered from 0"
+            invalid("site.client", self.policy.client, law)
+        facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
+        federation = federation_of(self.data, self.policy.client, experiment.data.clients, **facts)
+        return engine.build(experiment, federation=federation)
+
+    def _admitted(self, text: str) -> Experiment:
+        try:
+            experiment = parse(tomllib.loads(text))
+        except tomllib.TOMLDecodeError:
+            invalid("experiment", "message", "is not TOML")
+        privacy, policy = experiment.privacy, self.policy
+        if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
+            law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
+            refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
+        if experiment.samples_scheme == "balanced":
+            law = "a site draws fresh coins for every answer, and balanced batches need one schedule for all"
+            refuse("sampling.samples.scheme", "balanced", law, 'use scheme = "poisson"')
+        if FACTORY.fullmatch(experiment.model.name) and not policy.own_code:
+            refuse(
+                "model.name", experiment.model.name, "this site runs no code that it has not allowed", "own_code = true"
+            )
+        if experiment.model.init is not None:
+            experiment = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
+        return experiment
+
+    def _data_digest(self) -> bytes:
+        train = self.data.train
+        return hashlib.sha256(train.x.tobytes() + train.y.tobytes()).digest()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One answer at a time, whatever processes work for this site."""
+        handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)

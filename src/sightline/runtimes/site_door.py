@@ -1,0 +1,52 @@
+"""A site as a process of its own: apps that came over the network reach it by a socket, and reach nothing else."""
+
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+
+from sightline.errors import SightlineError
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.site import Site
+
+LARGEST_LETTER = 1 << 31
+
+
+def serve(site: Site, socket: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+    """Answer one question per connection, until the process is ended.
+
+    Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
+    nothing.
+    """
+    socket.unlink(missing_ok=True)
+    before = os.umask(0o117)  # the socket is for its owner and group: the user that runs the SuperNode is in the group
+    try:
+        listener = Listener(str(socket), family="AF_UNIX")
+    finally:
+        os.umask(before)
+    with listener:
+        ready()
+        while True:
+            try:
+                with listener.accept() as caller:
+                    caller.send_bytes(_answer(site, caller.recv_bytes(LARGEST_LETTER)))
+            except (EOFError, OSError):
+                continue
+
+
+def _answer(site: Site, content: bytes) -> bytes:
+    try:
+        letter = Letter.from_bytes(content)
+    except SightlineError as error:
+        return Letter({"refused": str(error)}).to_bytes()
+    return site.answer(letter).to_bytes()
+
+
+def asked(socket: Path, letter: Letter) -> Letter:
+    """The answer of the site behind a socket."""
+    try:
+        with Client(str(socket), family="AF_UNIX") as site:
+            site.send_bytes(letter.to_bytes())
+            return Letter.from_bytes(site.recv_bytes(LARGEST_LETTER))
+    except (EOFError, OSError) as error:
+        return Letter({"refused": f"site-socket: nobody answers there ({type(error).__name__})"})

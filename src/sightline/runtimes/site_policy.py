@@ -1,0 +1,77 @@
+"""What a site allows: its own file, which no message can change."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from sightline.config import Data
+from sightline.config.section import Positive, Section
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.data.own import KINDS, checked_client
+from sightline.errors import invalid
+
+POLICY = "site.toml"
+ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+
+
+class SitePolicy(Section):
+    """A site's number in the experiments, its data, and what may leave it over its whole life."""
+
+    client: Annotated[int, Field(ge=0)]
+    data: str = "data.npz"
+    classes: Annotated[int, Field(ge=2)]
+    vocabulary: Annotated[int, Field(ge=0)] = 0
+    unit: Literal["client", "sample"]
+    adjacency: Literal["add_remove", "replace"] = "add_remove"
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    trust_server: bool = False
+    """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
+    own_code: bool = False
+    """Whether experiments may name a model of their own (`package.module:factory`) that is installed here."""
+
+
+def read_policy(folder: Path) -> SitePolicy:
+    """The policy in a site's folder; mistakes are one line."""
+    path = folder / POLICY
+    try:
+        return SitePolicy.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        invalid("site", folder, f"holds no {POLICY}", "sightline flower shards makes examples")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        invalid("site", path, f"cannot be read ({type(error).__name__})")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        invalid(f"{POLICY}: {'.'.join(str(part) for part in first['loc'])}", first["input"], first["msg"])
+
+
+def read_data(folder: Path, policy: SitePolicy) -> Client:
+    """The site's examples: an .npz archive of train_x, train_y, test_x and test_y, checked as users' own data are."""
+    path = folder / policy.data
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = tuple(archive[name] for name in ARRAYS)
+    except (OSError, KeyError, ValueError) as error:
+        invalid("site.data", path, f"is no .npz archive of {', '.join(ARRAYS)} ({type(error).__name__})")
+    return checked_client("site", arrays, Data(source=str(path), classes=policy.classes))
+
+
+def federation_of(client: Client, number: int, clients: int, *, classes: int, vocabulary: int) -> Federation:
+    """The federation as one site sees it: its own data at its own number, and single blank examples elsewhere."""
+    blank = Client(blank_shard(client.train, 1), blank_shard(client.train, 0))
+    everybody = tuple(client if n == number else blank for n in range(clients))
+    return Federation("site", everybody, blank.test, classes, kind_of(client.train), vocabulary)
+
+
+def blank_shard(like: Shard, examples: int) -> Shard:
+    """Examples that nobody has: zeros of the right shape that take no memory."""
+    x = np.broadcast_to(np.zeros((), like.x.dtype), (examples, *like.x.shape[1:]))
+    return Shard(x, np.zeros(examples, np.int64))
+
+
+def kind_of(shard: Shard) -> Kind:
+    """Vectors, images or text, by the inputs' type and shape."""
+    return KINDS[shard.x.dtype.kind, shard.x.ndim]

@@ -1,0 +1,217 @@
+"""A site answers only what its own budget allows, with noise that nobody else knows, whatever the server asks."""
+
+import dataclasses
+import tomllib
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+
+from sightline import accounting
+from sightline.config import parse, to_toml
+from sightline.runtimes.flower.export import shards
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.site import Site
+from sightline.runtimes.site_door import asked, serve
+from tests.flower.cases import changed, privacy
+
+DELTA = 1e-3
+LOCAL = changed(privacy=privacy("client", "client", noise_multiplier=2.0))
+CENTRAL = changed()
+SAMPLE = changed(privacy=privacy("sample", noise_multiplier=1.0))
+
+
+@pytest.fixture
+def site_of(tmp_path):
+    """The folder of client 2's site, its policy changed as asked."""
+
+    def make(plain, *, epsilon=100.0, **policy):
+        place = tmp_path / f"sites-{len(list(tmp_path.iterdir()))}"
+        folder = shards(parse(plain), place, epsilon=epsilon)[2]
+        file = folder / "site.toml"
+        file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | policy))
+        return Site(folder)
+
+    return make
+
+
+def question(plain, *, call="leaving", round=1, noise=2.0, start=None, run="a", **more):
+    experiment = parse(plain)
+    parameters = 8 * 5 + 5 + 5 * 3 + 3
+    words = {"experiment": to_toml(experiment), "call": call, "client": 2, "round": round, "use": 0, "terms": {},
+             "noise": noise, "run": run, "channel": {"name": "server", "clip_factor": 1.0, "noise_factor": 1.0}}  # fmt: skip
+    start = np.zeros(parameters, np.float32) if start is None else start
+    return Letter(words | more, {"start": start})
+
+
+def test_the_budget_holds_whatever_the_server_asks(site_of):
+    site = site_of(LOCAL, epsilon=5.0)
+    answers = [site.answer(question(LOCAL, round=round)) for round in range(1, 40)]
+    sent = sum("value" in answer.arrays for answer in answers)
+    exact = [accounting.gaussian(noise=2.0, steps=steps).epsilon(delta=DELTA) for steps in (sent, sent + 1)]
+    assert exact[0] <= 5.0 < exact[1]
+    assert site.spent() == pytest.approx(exact[0], rel=1e-6)
+    assert all("the site keeps it to itself" in answer.words["refused"] for answer in answers[sent:])
+
+
+def test_the_budget_outlives_runs_and_processes(site_of):
+    site = site_of(LOCAL, epsilon=5.0)
+    while "value" in site.answer(question(LOCAL, round=len(site._ledger()))).arrays:
+        pass
+    again = Site(site.folder).answer(question(LOCAL, run="another run", round=1))
+    assert "refused" in again.words
+    weaker = Site(site.folder).answer(question(LOCAL, run="another server", noise=1e-3))
+    assert "refused" in weaker.words
+
+
+def test_the_site_computes_the_cost_itself(site_of):
+    """A server that lies about the noise gets the noise that it claims, or nothing."""
+    site = site_of(LOCAL, epsilon=5.0)
+    channel = {"name": "server", "clip_factor": 1.0, "noise_factor": 0.01}
+    assert "refused" in site.answer(question(LOCAL, noise=2.0, channel=channel)).words
+    assert len(site._ledger()) == 0
+
+
+@pytest.mark.parametrize("call", ["train", "leaving"])
+def test_nothing_goes_in_the_clear_to_a_server_that_is_not_trusted(call, site_of):
+    careful = site_of(CENTRAL, trust_server=False)
+    assert "does not trust the server" in careful.answer(question(CENTRAL, call=call)).words["refused"]
+    trusting = site_of(CENTRAL, trust_server=True)
+    assert "value" in trusting.answer(question(CENTRAL, call=call)).arrays
+    assert trusting.spent() == 0
+
+
+@pytest.mark.parametrize("call", ["train", "dp_sgd", "gradient_sums"])
+def test_raw_results_are_no_way_around_local_noise(call, site_of):
+    plan = {"clip_norm": 1.0, "noise_multiplier": 1e-6, "rate": 1.0, "steps": 1, "expected_batch": 1.0}
+    for plain in (LOCAL, SAMPLE):
+        answer = site_of(plain).answer(question(plain, call=call, plan=plan))
+        assert "refused" in answer.words
+
+
+def test_clipped_at_the_site(site_of):
+    site = site_of(CENTRAL, trust_server=True)
+    value = site.answer(question(CENTRAL)).arrays["value"]
+    assert np.linalg.norm(value.astype(float)) <= 0.4
+
+
+def test_the_same_question_gets_the_same_answer_and_is_charged_once(site_of):
+    site = site_of(LOCAL)
+    first = site.answer(question(LOCAL))
+    again = Site(site.folder).answer(question(LOCAL))
+    assert first.arrays["value"].tobytes() == again.arrays["value"].tobytes()
+    assert len(site._ledger()) == 1
+
+
+def test_another_question_has_other_noise_and_is_charged(site_of):
+    """Asked for the same round twice from two starting points, the difference must not be free of noise."""
+    site = site_of(LOCAL)
+    values = [site.answer(question(LOCAL)).arrays["value"]]
+    values += [site.answer(question(LOCAL, start=np.full(63, 1e-6, np.float32))).arrays["value"]]
+    values += [site.answer(question(LOCAL, run="b")).arrays["value"]]
+    assert len(site._ledger()) == 3
+    for left, right in ((0, 1), (0, 2), (1, 2)):
+        # two clipped updates and two noises of 2 x 0.4 each: norm ~ sqrt(2 x 63) x 0.8 = 9; below 4 has odds < 1e-6
+        assert np.linalg.norm(values[left] - values[right]) > 4
+
+
+def test_a_crash_between_ledger_and_answer_is_not_charged_twice(site_of, monkeypatch):
+    site = site_of(LOCAL)
+    monkeypatch.setattr(type(site._shelf), "put", lambda *args, **more: 1 / 0)
+    assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
+    assert len(site._ledger()) == 1
+    monkeypatch.undo()
+    value = Site(site.folder).answer(question(LOCAL)).arrays["value"]
+    assert len(site._ledger()) == 1
+    assert np.isfinite(value).all()
+
+
+def test_noise_is_from_the_operating_system(site_of):
+    """Two sites with the same data, asked the same, differ: no seed gives the noise away."""
+    values = [site_of(LOCAL).answer(question(LOCAL)).arrays["value"] for _ in range(2)]
+    assert np.linalg.norm(values[0] - values[1]) > 4
+    for folder in (site_of(LOCAL).folder,):
+        assert (folder / "state" / "noise-root.secret").stat().st_mode & 0o077 == 0
+
+
+def test_the_noise_has_the_scale_that_is_charged(site_of):
+    site = site_of(LOCAL)
+    # learning from zeros: the update is within 0.4, noise std is 2 x 0.4; 40 answers x 63 numbers, 8 sigma bounds
+    values = np.stack([site.answer(question(LOCAL, round=n)).arrays["value"] for n in range(1, 41)]).astype(float)
+    spread = (values - values.mean(0)).std() * np.sqrt(40 / 39)
+    assert spread == pytest.approx(0.8, rel=8 / np.sqrt(2 * values.size))
+
+
+def test_private_steps_are_charged_as_the_site_runs_them(site_of):
+    site = site_of(SAMPLE, epsilon=50.0)
+    site.answer(question(SAMPLE, noise=1.0))
+    assert len(site._ledger()) == 1
+    examples = len(site.data.train)
+    rate, steps = min(8, examples) / examples, 2 * -(-examples // 8)
+    exact = accounting.poisson(noise=1.0, rate=rate, steps=steps).epsilon(delta=DELTA)
+    assert site.spent() == pytest.approx(exact, rel=1e-6)
+
+
+def test_what_a_client_keeps_stays_at_the_site_and_a_repeated_round_begins_where_it_did(site_of):
+    plain = changed(algorithm={"name": "feddyn"}, privacy=privacy("client", "client", noise_multiplier=2.0))
+    rule = {"rule": "GradientMemory", "settings": {"alpha": 0.1}}
+    site = site_of(plain)
+    first = site.answer(question(plain, memory=rule))
+    assert set(first.arrays) == {"value"}
+    shelf, at = site._shelf, dataclasses.make_dataclass("At", ["round", "use"])
+    after_one = shelf.kept("a", "gradient", at(2, 0))
+    assert shelf.kept("a", "gradient", at(1, 0)) is None
+    site.answer(question(plain, memory=rule, round=2))
+    assert torch.equal(shelf.kept("a", "gradient", at(2, 0)), after_one)
+    assert not torch.equal(shelf.kept("a", "gradient", at(3, 0)), after_one)
+    assert shelf.kept("b", "gradient", at(3, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        ({"call": "everything"}, "no such question"),
+        ({"round": "soon"}, "not one that this version asks"),
+        ({"memory": {"rule": "os.system", "settings": {}}}, "no rule that this node knows"),
+        ({"experiment": "]"}, "not TOML"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(change, law, site_of):
+    site = site_of(LOCAL)
+    asked = question(LOCAL)
+    refused = site.answer(Letter(dict(asked.words) | change, asked.arrays)).words["refused"]
+    assert law in refused
+    assert "\n" not in refused
+    assert len(site._ledger()) == 0
+
+
+@pytest.mark.parametrize(
+    ("plain", "law"),
+    [
+        (SAMPLE, "budget is for unit=client"),
+        (changed(privacy={"unit": "none"}), "budget is for unit=client"),
+        (changed(model={"name": "os:system"}, privacy=LOCAL["privacy"]), "no code that it has not allowed"),
+        (changed(data=LOCAL["data"] | {"clients": 2}, privacy=LOCAL["privacy"]), "the experiment has 2 clients"),
+    ],
+)
+def test_experiments_that_the_policy_does_not_allow(plain, law, site_of):
+    site = site_of(LOCAL)
+    assert law in site.answer(question(plain)).words["refused"]
+    assert len(site._ledger()) == 0
+
+
+def test_a_start_of_the_wrong_size_is_refused(site_of):
+    assert "63 parameters" in site_of(LOCAL).answer(question(LOCAL, start=np.zeros(5, np.float32))).words["refused"]
+
+
+def test_a_site_behind_a_socket(site_of, tmp_path):
+    import threading
+
+    site, ready = site_of(LOCAL), threading.Event()
+    door = tmp_path / "door"
+    assert "nobody answers" in asked(door, Letter()).words["refused"]
+    threading.Thread(target=serve, args=(site, door), kwargs={"ready": ready.set}, daemon=True).start()
+    assert ready.wait(10)
+    assert asked(door, Letter({"call": "hello"})).words["client"] == 2
+    assert asked(door, question(LOCAL)).arrays["value"].shape == (63,)
