@@ -58,11 +58,74 @@ CASES = {
     "stragglers": changed(local=BASE["local"] | {"stragglers": 0.6, "epochs": 3}),
     "fixed cohorts": changed(sampling={"clients": {"scheme": "fixed", "rate": 0.5}}),
 }  # fmt: skip
+TREE = {"kind": "tree", "subnets": [2, 1, 3], "trusted": ["edge-0", "edge-1"]}
+ON_TREE = {
+    "topology": TREE, "local": {"steps": 4, "batch_size": 4, "learning_rate": 0.3},
+    "sampling": {"clients": {"scheme": "full"}},
+}  # fmt: skip
+H2FDP = {"name": "h2fdp", "local_aggregation": 2}
+CLUSTERED = {
+    "data": {"source": "digits", "clients": 6, "partition": "label_shift", "clusters": [3, 3], "train_samples": 120},
+    "model": {"name": "linear"}, "topology": {"kind": "clusters", "count": 2},
+    "privacy": privacy("sample", noise_multiplier=0.8), "sampling": {},
+}  # fmt: skip
+CASES |= {
+    "tree, trusted edges noise": changed(
+        **ON_TREE, algorithm=H2FDP, privacy=privacy("client", "edge", noise_multiplier=0.8)
+    ),
+    "tree, own noise": changed(**ON_TREE, algorithm=H2FDP, privacy=privacy("client", "edge", epsilon=20.0)),
+    "tree, sample unit": changed(**ON_TREE, algorithm=H2FDP, privacy=privacy("sample", "edge", noise_multiplier=0.8)),
+    "tree, fedavg": changed(topology=TREE, privacy=privacy("client", "edge", noise_multiplier=0.8)),
+    "clusters chosen by nodes": changed(
+        **CLUSTERED, algorithm={"name": "rdpcfl", "selection_rounds": 2, "selection_epsilon": 1.5}
+    ),
+    "clusters chosen in the clear": changed(
+        **(CLUSTERED | {"privacy": {"unit": "none"}}), algorithm={"name": "ifca", "selection_rounds": 2}
+    ),
+    "balanced participation": changed(sampling={"clients": {"scheme": "balanced", "uses": 2}}),
+    "balanced batches": changed(
+        sampling={"clients": {"scheme": "full"}, "samples": {"scheme": "balanced", "uses": 2}},
+        local={"steps": 2, "batch_size": 8, "learning_rate": 0.2},
+        privacy=privacy("sample", noise_multiplier=1.0),
+    ),
+}
+SPLIT = {"name": "fedavg", "split": {"parts": 2}}
+CASES |= {
+    "parts, central noise": changed(algorithm=SPLIT),
+    "parts, local noise": changed(algorithm=SPLIT, privacy=privacy("client", "client", noise_multiplier=2.0)),
+    "parts, private steps": changed(algorithm=SPLIT, privacy=privacy("sample", noise_multiplier=1.0)),
+    "parts, gradient at the server": changed(
+        algorithm=SPLIT,
+        privacy=privacy("sample", "server", noise_multiplier=1.0),
+        local={"steps": 1, "batch_size": 8},
+    ),
+    "schedules in groups": changed(
+        algorithm={"name": "dp_ogl"}, topology=GROUPS, privacy=privacy("client", noise_multiplier=0.8),
+        sampling={"clients": {"scheme": "balanced", "uses": 2}},
+    ),
+    "balanced gradients at the server": changed(
+        sampling={"clients": {"scheme": "full"}, "samples": {"scheme": "balanced", "uses": 2}},
+        local={"steps": 1, "batch_size": 8, "learning_rate": 0.2},
+        privacy=privacy("sample", "server", noise_multiplier=1.0),
+    ),
+}  # fmt: skip
+NO_TREE = {key: value for key, value in ON_TREE.items() if key != "topology"}
+CASES |= {
+    "algorithm pedpfl": changed(
+        **NO_TREE, algorithm=H2FDP | {"name": "pedpfl"}, privacy=privacy("client", "client", noise_multiplier=0.8)
+    ),
+    "algorithm hfl_dp": changed(
+        **ON_TREE, algorithm=H2FDP | {"name": "hfl_dp"}, privacy=privacy("client", "client", noise_multiplier=0.8)
+    ),
+    "algorithm hfl": changed(**ON_TREE, algorithm=H2FDP | {"name": "hfl"}, privacy={"unit": "none"}),
+    "algorithm oracle_clusters": changed(**CLUSTERED, algorithm={"name": "oracle_clusters"}),
+}
 for name in REGISTRY:
-    CASES[f"algorithm {name}"] = changed(
-        algorithm={"name": name}, topology=topology_of(name),
-        privacy=privacy("client", "client" if REGISTRY[name].personal else "server", noise_multiplier=0.8),
-    )  # fmt: skip
+    if f"algorithm {name}" not in CASES and {"star", "groups"} & set(REGISTRY[name].topologies):
+        where = "client" if REGISTRY[name].personal else "server"
+        CASES[f"algorithm {name}"] = changed(
+            algorithm={"name": name}, topology=topology_of(name), privacy=privacy("client", where, noise_multiplier=0.8)
+        )
 
 
 def bits(run):

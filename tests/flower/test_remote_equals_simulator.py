@@ -3,6 +3,7 @@
 import pytest
 
 import sightline
+from sightline.algorithms import REGISTRY
 from sightline.config import parse
 from tests.flower.cases import CASES, same
 
@@ -12,3 +13,7 @@ def test_nodes_give_the_bits_of_the_simulator(case, run_remotely, tmp_path):
     plain = CASES[case]
     here = sightline.run(parse(plain), out=tmp_path / "here")
     same(run_remotely(plain), here)
+
+
+def test_every_algorithm_is_among_them():
+    assert {plain.get("algorithm", {}).get("name", "fedavg") for plain in CASES.values()} == set(REGISTRY)

@@ -19,20 +19,25 @@ from sightline.topology import client_name
 class NoWorker:
     """Stands where the data would be: a plan never trains."""
 
-    nodes = None
-
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], *, real_nodes: bool = False) -> None:
         self.dimension = 1
         self.sizes = sizes
+        self.nodes = RealNodes() if real_nodes else None
 
 
-def plan(setting: Setting, *, rounds: int | None = None) -> Ledger:
+class RealNodes:
+    """Stands where real nodes would be: what rests on everybody's answer cannot be claimed of them."""
+
+    steadfast = False
+
+
+def plan(setting: Setting, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
     """Run the algorithm itself on nothing: the releases that the whole training makes when everybody takes part.
 
     Noise is as in `setting.mechanism`, one unit before calibration.
     """
     ledger = Ledger()
-    worker = cast(Worker, NoWorker(setting.federation.sizes.tolist()))
+    worker = cast(Worker, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
     streams = Streams.from_seed(0)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
     memories: Mapping[str, Shelf] = {}
@@ -44,15 +49,18 @@ def plan(setting: Setting, *, rounds: int | None = None) -> Ledger:
     return ledger
 
 
-def calibrated(setting: Setting) -> Setting:
-    """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`."""
+def calibrated(setting: Setting, *, real_nodes: bool = False) -> Setting:
+    """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`.
+
+    With `real_nodes` it meets it also when some of them do not answer.
+    """
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return rehearsed(setting)
     if privacy.noise_multiplier is not None:
         multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
     elif privacy.epsilon is not None:
-        multipliers = needed_noise(setting, plan(setting))
+        multipliers = needed_noise(setting, plan(setting, real_nodes=real_nodes))
     else:
         return rehearsed(setting)  # an absolute amount of noise
     return rehearsed(setting.with_noise(multipliers))

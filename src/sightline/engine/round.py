@@ -181,9 +181,6 @@ class LiveRound:
         if memory is not None and self._setting.unit is not Unit.SAMPLE:
             law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
             refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
-        if self._worker.nodes is not None:
-            law = "nodes of their own train whole models in this version"
-            refuse("algorithm.split", "given", law, "use the simulator, or remove split")
 
     def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
@@ -311,6 +308,7 @@ class LiveRound:
             channel=channel,
             sampler=self._sampler(channel),
             next_id=self._made_before[0].id if self._made_before else len(self._ledger),
+            use=at.use,
             noise=lambda participant: self._secret.rng(
                 purpose,
                 round=at.round,

@@ -1,6 +1,6 @@
 """Privacy of clients where trust ends: a trusted server noises the sum, else every device noises what it sends."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sightline.events import Pooled
@@ -11,7 +11,7 @@ from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Outcome, Scene
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Updates
+from sightline.mechanisms.worker import Left, Updates
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,15 @@ class PooledMean(LocalMean):
     Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
     members. Not claimed with integer arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for
-    members that are elsewhere, who may not answer and then add no noise.
+    real nodes, which may not answer and then add no noise.
     """
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claims(updates, scene)
         others = len(sent) - 1
-        if others < 2 or self.noisy_sum is not FLOATS or updates.worker.nodes is not None:
+        nodes = updates.worker.nodes
+        if others < 2 or self.noisy_sum is not FLOATS or not (nodes is None or nodes.steadfast):
             return *sent, mean
         gatherer = frozenset({scene.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
@@ -80,6 +81,10 @@ class ByTrust:
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """As the channel's own mechanism computes."""
         return self.at(scene).each(updates, scene)
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """As the channel's own mechanism lets go."""
+        return self.at(scene).leaving(updates, scene)
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """As the channel's own mechanism counts."""

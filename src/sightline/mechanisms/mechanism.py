@@ -30,6 +30,8 @@ class Scene:
     """participant -> the stream of its noise in this release call, used once."""
     line: int = 0
     """The channel's number: schedules are kept apart by it."""
+    use: int = 0
+    """The number of the call in the round that the noise belongs to."""
 
     @property
     def joint(self) -> str:

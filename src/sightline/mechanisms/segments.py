@@ -1,7 +1,7 @@
 """Privacy of single examples in segments of clipped steps: the sum of a device's steps, noised where trust ends."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,7 +13,7 @@ from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sensitivity
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import PrivateSteps, Updates
+from sightline.mechanisms.worker import Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -93,11 +93,14 @@ class SegmentSums:
 
     def each(self, updates: Updates, scene: Scene) -> Outcome:
         """Every member's noisy sum of steps."""
-        values, rejected = {}, 0
+        left = list(updates.left(self, scene))
+        return Outcome({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
+
+    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """Each member noises the sum of its steps before it sends."""
         for member, update in self._steps(updates):
-            values[member], refused = self._noised(updates, scene, [update], self._noise((member,)), member)
-            rejected += refused
-        return Outcome(values, rejected)
+            value, rejected = self._noised(updates, scene, [update], self._noise((member,)), member)
+            yield Left(member, value, bool(rejected))
 
     def senders(self, cohort: Cohort, scene: Scene) -> float:
         """The members."""

@@ -38,6 +38,11 @@ class Splitter:
         """d."""
         return self.splitting.parts
 
+    @property
+    def widest(self) -> float:
+        """How much larger than C a clipped update, and the noise of one coordinate over z C, can be at most."""
+        return math.hypot(1.0, self.unsplit_clip) * max(1.0, self.unsplit_noise)
+
     @cached_property
     def unsplit(self) -> Tensor:
         """(parameters,) bool."""

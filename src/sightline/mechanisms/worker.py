@@ -17,6 +17,7 @@ from sightline.mechanisms.splitter import Splitter
 
 if TYPE_CHECKING:
     from sightline.mechanisms.mechanism import Scene
+    from sightline.mechanisms.selection import Ballot
 
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""
@@ -79,8 +80,15 @@ class Leaves(Protocol):
 class Nodes(Protocol):
     """Members that are elsewhere, each with its own data, its own copy of the mechanism and a will of its own."""
 
+    @property
+    def steadfast(self) -> bool:
+        """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
+
     def asked(self, updates: "Updates", scene: "Scene") -> Iterator[Left]:
         """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
+
+    def chosen(self, ballot: "Ballot", scene: "Scene") -> dict[int, int]:
+        """Which of the ballot's models each member chose by itself; who does not answer is left out."""
 
 
 class Worker(Protocol):

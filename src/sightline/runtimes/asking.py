@@ -18,7 +18,12 @@ from sightline.training.work import rows
 
 LEAVING = "leaving"
 """The call by which a node does its own part of the mechanism; every other call hands a result over in the clear."""
-CALLS = (LEAVING, "train", "dp_sgd", "gradient_sums", "minimise")
+CHOOSE = "choose"
+"""The call by which a node chooses one of several models, privately."""
+CHANNEL = ("name", "clip_factor", "noise_factor", "trusted")
+"""What a member must know of the channel that asks."""
+PLAN = ("clip_norm", "noise_multiplier", "rate", "steps", "expected_batch")
+CALLS = (LEAVING, CHOOSE, "train", "dp_sgd", "gradient_sums", "minimise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +39,9 @@ class Ask:
     plans: Sequence[PrivateSteps] | None = None
     linear: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     gradient_tolerance: float | None = None
+    candidates: Tensor | None = None
+    epsilon: float | None = None
+    line: int = 0
 
     def letter(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> Letter:
         """The question to the member at that place of the cohort."""
@@ -43,19 +51,23 @@ class Ask:
             "client": client,
             "round": self.at.round,
             "use": self.at.use,
+            "part": self.at.part,
+            "line": self.line,
             "terms": terms,
-            "plan": None if self.plans is None else dataclasses.asdict(self.plans[place]),
+            "plan": None if self.plans is None else {name: getattr(self.plans[place], name) for name in PLAN},
             "gradient_tolerance": self.gradient_tolerance,
+            "epsilon": self.epsilon,
         }
         if self.channel is not None:
-            factors = {"clip_factor": self.channel.clip_factor, "noise_factor": self.channel.noise_factor}
-            words["channel"] = {"name": self.channel.name} | factors
+            words["channel"] = {name: getattr(self.channel, name) for name in CHANNEL}
         if self.memory is not None:
             rule, more = packed(_fields(self.memory), "rule")
             words["memory"] = {"rule": type(self.memory.rule).__name__, "settings": rule}
             arrays |= more
         if client in self.linear:
             arrays["linear"] = self.linear[client]
+        if self.candidates is not None:
+            arrays["candidates"] = self.candidates.numpy()
         if kept is not None:
             arrays["kept"] = kept.numpy()
         return Letter(words, arrays | {"start": rows(self.starts, place).numpy()})
@@ -72,10 +84,14 @@ class Task:
     terms: Mapping[str, Any]
     memory: Memory | None
     channel: Channel
-    plan: PrivateSteps | None
+    plan: Mapping[str, Any] | None
+    """The numbers in which the steps differ from the client's own plan."""
     linear: NDArray[np.float64] | None
     gradient_tolerance: float | None
     kept: Tensor | None
+    candidates: Tensor | None
+    epsilon: float | None
+    line: int
 
     @classmethod
     def read(cls, letter: Letter, client: int) -> "Task":
@@ -89,15 +105,18 @@ class Task:
             return cls(
                 call=call,
                 client=client,
-                at=Occasion(int(words["round"]), int(words["use"])),
+                at=Occasion(int(words["round"]), int(words["use"]), int(words.get("part", 0))),
                 start=tensor(arrays["start"]),
                 terms=unpacked(words["terms"], arrays, "terms"),
                 memory=_memory(words.get("memory"), arrays),
                 channel=Channel(members=(client,), audience=frozenset({"public"}), **factors),
-                plan=None if plan is None else PrivateSteps(**plan),
+                plan=None if plan is None else {name: plan[name] for name in PLAN},
                 linear=np.array(arrays["linear"]) if "linear" in arrays else None,
                 gradient_tolerance=words.get("gradient_tolerance"),
                 kept=tensor(arrays["kept"]) if "kept" in arrays else None,
+                candidates=tensor(arrays["candidates"]) if "candidates" in arrays else None,
+                epsilon=words.get("epsilon"),
+                line=int(words.get("line", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             invalid("question", type(error).__name__, f"is not one that this version asks ({error})")

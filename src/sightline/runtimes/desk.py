@@ -1,16 +1,31 @@
 """A client's side of a round: its own part of the mechanism, with its own data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Block, Cohort, Left, Mechanism, Public, Recall, Scene, Shelf, Updates
+from sightline.mechanisms import (
+    Ballot,
+    Block,
+    Cohort,
+    Left,
+    Mechanism,
+    PrivateSteps,
+    Public,
+    Recall,
+    Scene,
+    Shelf,
+    Updates,
+)
+from sightline.mechanisms.by_trust import ByTrust
 from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
-from sightline.runtimes.asking import LEAVING, Task
+from sightline.runtimes.asking import CHOOSE, LEAVING, Task
 from sightline.runtimes.simulator import Simulator
 
 
@@ -35,9 +50,10 @@ class Desk:
         self._simulator = Simulator(setting, public, secret)
         self._with_noise = lru_cache(maxsize=8)(self._noised)
 
-    def mechanism(self, noise: float | None) -> Mechanism:
-        """The experiment's mechanism with the noise that this client needs."""
-        return self.setting.mechanism if noise is None else self._with_noise(noise)
+    def mechanism(self, noise: float | None, scene: Scene) -> Mechanism:
+        """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
+        found = self.setting.mechanism if noise is None else self._with_noise(noise)
+        return found.at(scene) if isinstance(found, ByTrust) else found
 
     def _noised(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -49,11 +65,12 @@ class Desk:
             shelf = Shelf({} if old is None else {task.client: old})
             recall = Recall(task.memory, shelf, self._simulator.dimension)
         starts = {task.client: Public(task.start)}
-        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall)
+        splitter = self.setting.splitter
+        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall, splitter)
 
-    def scene(self, task: Task, *, next_id: int = 0, secret: Streams | None = None) -> Scene:
+    def scene(self, task: Task, *, next_id: int = 0) -> Scene:
         """The round as this client sees it: a channel of one member, and its own noise."""
-        streams = secret or self._secret
+        purpose = Purpose.SELECTION if task.call == CHOOSE else Purpose.NOISE
         return Scene(
             time=task.at.round,
             unit=self.setting.unit,
@@ -61,24 +78,30 @@ class Desk:
             channel=task.channel,
             sampler=Full(1),
             next_id=next_id,
-            noise=lambda participant: streams.rng(
-                Purpose.NOISE, round=task.at.round, participant=participant, use=task.at.use
+            line=task.line,
+            use=task.at.use,
+            noise=lambda participant: self._secret.rng(
+                purpose, round=task.at.round, participant=participant, use=task.at.use
             ),
         )
 
     def compute(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
         """Do what the task asks."""
-        if task.call == LEAVING:
+        if task.call == CHOOSE:
+            choice = ballot(task).choices(self._simulator, scene)[task.client]
+            value, rejected = torch.tensor([float(choice)]), False
+        elif task.call == LEAVING:
             _, value, rejected = one(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
         else:
-            value, rejected = next(self._raw(task, updates))[1][0], False
+            value, rejected = next(self._raw(task, updates, mechanism))[1][0], False
         recall = updates.recall
         return Result(value, rejected, None if recall is None else recall.after.get(task.client))
 
-    def _raw(self, task: Task, updates: Updates) -> Iterator[Block]:
-        cohort, work, plans = [task.client], self._simulator, [task.plan] if task.plan else []
+    def _raw(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
+        cohort, work, plans = [task.client], self._simulator, [self._plan(task, mechanism)] if task.plan else []
         if task.call == "train":
-            return work.train(cohort, task.start, at=task.at, terms=task.terms, recall=updates.recall)
+            how: dict[str, Any] = {"at": task.at, "terms": task.terms, "recall": updates.recall}
+            return work.train(cohort, task.start, **how, splitter=updates.splitter)
         if task.call == "dp_sgd":
             return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, terms=task.terms, recall=updates.recall)
         if task.call == "gradient_sums":
@@ -86,6 +109,17 @@ class Desk:
         linear = {} if task.linear is None else {task.client: task.linear}
         tolerance = float(task.gradient_tolerance or 0.0)
         return work.minimise(cohort, task.start, terms=task.terms, linear=linear, gradient_tolerance=tolerance)
+
+    def _plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
+        """The client's own plan, with the numbers that the task asks for."""
+        own: PrivateSteps = getattr(mechanism, "plans", {}).get(task.client, PrivateSteps(1.0, 1.0, 1.0, 1, 1.0))
+        return replace(own, **(task.plan or {}))
+
+
+def ballot(task: Task) -> Ballot:
+    """The choice that a task asks for."""
+    models = task.start[None] if task.candidates is None else task.candidates
+    return Ballot(Cohort((task.client,)), tuple(Public(model) for model in models), float(task.epsilon or 0.0))
 
 
 def one(left: Iterator[Left]) -> Left:

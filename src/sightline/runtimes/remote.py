@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.algorithms.clustered_settings import Selecting
 from sightline.config import to_toml
 from sightline.engine.setting import Setting
 from sightline.errors import SightlineError, refuse
 from sightline.mechanisms import (
+    Ballot,
     Block,
     CentralMean,
     Left,
     LocalMean,
+    Mechanism,
     Occasion,
     PrivateSteps,
     Recall,
@@ -25,8 +26,9 @@ from sightline.mechanisms import (
     Splitter,
     Updates,
 )
+from sightline.mechanisms.by_trust import ByTrust
 from sightline.mechanisms.clip import sensitivity
-from sightline.runtimes.asking import LEAVING, Ask
+from sightline.runtimes.asking import CHOOSE, LEAVING, Ask
 from sightline.runtimes.letter import Letter, tensor
 from sightline.topology import Channel, client_name
 
@@ -40,6 +42,13 @@ PATIENCE = 3
 
 class NobodyAnswers(SightlineError):
     """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
+
+
+class Expected(NamedTuple):
+    """What an answer must look like to be used."""
+
+    numbers: int
+    largest: float
 
 
 class Post(Protocol):
@@ -76,13 +85,16 @@ class Remote:
         self._common = dict(words) | {"experiment": to_toml(setting.experiment)}
         self._known: set[tuple[int, str]] = set()
         self._in_vain = 0
-        if isinstance(setting.settings, Selecting):
-            self.right_answers((), torch.empty(0))
 
     @property
     def nodes(self) -> "Remote":
         """The members do their part of a mechanism themselves."""
         return self
+
+    @property
+    def steadfast(self) -> bool:
+        """In a simulation everybody answers, or the run stops."""
+        return self._simulated
 
     def close(self) -> None:
         """Let go of the nodes."""
@@ -90,10 +102,22 @@ class Remote:
 
     def asked(self, updates: Updates, scene: Scene) -> Iterator[Left]:
         """What the members let go of."""
-        ask = Ask(LEAVING, updates.start_rows(), updates.at, updates.terms, _memory(updates.recall), scene.channel)
-        largest = self._largest(scene.channel)
-        for client, answer in self._answers(updates.cohort.members, ask, updates.recall, largest):
+        how = (updates.start_rows(), updates.at, updates.terms, _memory(updates.recall), scene.channel)
+        ask = Ask(LEAVING, *how, line=scene.line)
+        mechanism = self._setting.mechanism
+        mechanism = mechanism.at(scene) if isinstance(mechanism, ByTrust) else mechanism
+        noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
+        expected = Expected(self.dimension, self._largest(mechanism, scene.channel))
+        for client, answer in self._answers(updates.cohort.members, ask, updates.recall, expected, noise):
             yield Left(client, tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
+
+    def chosen(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+        """Which model each member chose by itself."""
+        models = torch.stack([model.value for model in ballot.candidates])
+        at = Occasion(scene.time, scene.use)
+        ask = Ask(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
+        answers = self._answers(ballot.choosers.members, ask, None, Expected(1, len(models) - 1.0))
+        return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
 
     def train(
         self,
@@ -105,7 +129,7 @@ class Remote:
         recall: Recall | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors, handed over in the clear; a round refuses parts of models here, see `engine.round`."""
+        """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
         yield from self._blocks(cohort, Ask("train", starts, at, terms, _memory(recall)), recall)
 
     def dp_sgd(
@@ -142,27 +166,26 @@ class Remote:
         yield from self._blocks(cohort, ask, None)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Refused: counts handed over would not be private, and nodes do not choose by themselves yet."""
-        law = "nodes do not choose among models in this version"
-        refuse("--runtime", f"flower ({self._setting.algorithm.name})", law, "use --runtime simulator")
+        """Refused: counts that are handed over are not private; nodes choose by themselves."""
+        refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
 
     def _blocks(self, cohort: Sequence[int], ask: Ask, recall: Recall | None) -> Iterator[Block]:
-        for client, answer in self._answers(cohort, ask, recall, LARGEST_NORM):
+        for client, answer in self._answers(cohort, ask, recall, Expected(self.dimension, LARGEST_NORM)):
             yield [client], tensor(answer.arrays["value"])[None]
 
     def _answers(
-        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, largest: float
+        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, expected: "Expected", noise: float | None = None
     ) -> Iterator[tuple[int, Letter]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
             places = range(first, min(first + turn, len(cohort)))
-            letters = {cohort[place]: self._letter(ask, place, cohort[place], recall) for place in places}
+            letters = {cohort[place]: self._letter(ask, place, cohort[place], recall, noise) for place in places}
             group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
             found = self._post.ask(letters, group)
             for client in letters:
                 answer = found.get(client, "no answer")
-                why = answer if isinstance(answer, str) else self._wrong(answer, largest)
+                why = answer if isinstance(answer, str) else self._wrong(answer, expected)
                 if why or isinstance(answer, str):
                     self._left_out(ask.at.round, client, why)
                     continue
@@ -171,8 +194,8 @@ class Remote:
                 yield client, answer
         self._patience(answered, len(cohort))
 
-    def _letter(self, ask: Ask, place: int, client: int, recall: Recall | None) -> Letter:
-        common = self._common | {"noise": self._setting.multipliers.get(client)}
+    def _letter(self, ask: Ask, place: int, client: int, recall: Recall | None, noise: float | None) -> Letter:
+        common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
         return ask.letter(place, client, common=common, kept=self._restored(client, recall))
 
     def _restored(self, client: int, recall: Recall | None) -> Tensor | None:
@@ -186,29 +209,29 @@ class Remote:
         if recall is not None and "kept" in answer.arrays:
             recall.keep_value(client, tensor(answer.arrays["kept"]))
 
-    def _largest(self, channel: Channel) -> float:
+    def _largest(self, mechanism: Mechanism, channel: Channel) -> float:
         """The largest norm that a member's part of the mechanism can have; with noise, but for odds of e^-40."""
-        mechanism = self._setting.mechanism
         if not isinstance(mechanism, CentralMean | LocalMean):
             return LARGEST_NORM
-        clip_norm = mechanism.clip_norm * channel.clip_factor
+        splitter = self._setting.splitter
+        clip_norm = mechanism.clip_norm * channel.clip_factor * (1.0 if splitter is None else splitter.widest)
         largest = clip_norm * (1 + 1e-5)
         if isinstance(mechanism, LocalMean):
             noise = mechanism.noise_multiplier * channel.noise_factor * sensitivity(clip_norm, self._setting.adjacency)
             largest += noise * (math.sqrt(self.dimension) + 9)
         return largest
 
-    def _wrong(self, answer: Letter, largest: float) -> str:
+    def _wrong(self, answer: Letter, expected: "Expected") -> str:
         """Why an answer cannot be used; nothing when it can."""
         if "refused" in answer.words:
             return f"refused: {answer.words['refused']}"
         value = answer.arrays.get("value")
-        if value is None or value.shape != (self.dimension,) or value.dtype.kind != "f":
+        if value is None or value.shape != (expected.numbers,) or value.dtype.kind != "f":
             looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
-            return f"sent {looks} where ({self.dimension},) numbers were asked for"
+            return f"sent {looks} where ({expected.numbers},) numbers were asked for"
         norm = torch.linalg.vector_norm(tensor(value), dtype=torch.float64).item()
-        if math.isfinite(norm) and norm > largest:
-            return f"sent a vector of norm {norm:.3g}, at most {largest:.3g} is possible"
+        if math.isfinite(norm) and norm > expected.largest:
+            return f"sent a vector of norm {norm:.3g}, at most {expected.largest:.3g} is possible"
         return "" if math.isfinite(norm) or self._simulated else "sent numbers that are not finite"
 
     def _left_out(self, round: int, client: int, why: str) -> None:

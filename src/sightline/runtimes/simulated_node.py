@@ -29,7 +29,8 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
         if task.kept is not None:
             kept[name] = task.kept
         updates = desk.updates(task, kept.get(name))
-        result = desk.compute(task, updates, desk.scene(task), desk.mechanism(letter.words.get("noise")))
+        scene = desk.scene(task)
+        result = desk.compute(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
     except SightlineError as error:
         return Letter({"refused": str(error)})
     arrays = {"value": result.value.numpy()}

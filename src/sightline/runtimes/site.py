@@ -21,9 +21,10 @@ from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, Scene, Up
 from sightline.mechanisms.mechanism import of
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
+from sightline.mechanisms.segments import SegmentSums
 from sightline.randomness import Streams
-from sightline.runtimes.asking import LEAVING, Task
-from sightline.runtimes.desk import Desk
+from sightline.runtimes.asking import CHOOSE, LEAVING, Task
+from sightline.runtimes.desk import Desk, ballot
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.site_policy import federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site_shelf import SiteShelf
@@ -31,7 +32,7 @@ from sightline.topology import client_name
 
 HELLO = "hello"
 SERVER, PUBLIC = "server", "public"
-NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, Output, Objective)
+NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, SegmentSums, Output, Objective)
 """Mechanisms whose `leaving` is private before it leaves; whatever else is asked for is a hand-over in the clear."""
 
 
@@ -89,9 +90,9 @@ class Site:
         old = self._shelf.kept(run, memory, task.at)
         coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
         desk = Desk(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
-        mechanism = desk.mechanism(letter.words.get("noise"))
         updates, ledger = desk.updates(task, old), self._ledger()
         scene = desk.scene(task, next_id=len(ledger))
+        mechanism = desk.mechanism(letter.words.get("noise"), scene)
         self._claim(ledger, self._claims(task, updates, scene, mechanism), name=coins.hex())
         result = desk.compute(task, updates, scene, mechanism)
         answer = Letter({"rejected": result.rejected}, {"value": result.value.numpy()})
@@ -100,11 +101,12 @@ class Site:
 
     def _claims(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count."""
-        if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS):
-            return [
-                replace(release, audience=frozenset({SERVER, PUBLIC}))
-                for release in mechanism.claims_each(updates, scene)
-            ]
+        everyone = frozenset({SERVER, PUBLIC})
+        if task.call == CHOOSE:
+            return [replace(release, audience=everyone) for release in ballot(task).claims(scene)]
+        trusted = isinstance(mechanism, SegmentSums) and scene.channel.trusted
+        if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS) and not trusted:
+            return [replace(release, audience=everyone) for release in mechanism.claims_each(updates, scene)]
         subject, what = of(self.policy.client), f"{task.call}: handed to the server without noise"
         event, audience = Clear(), frozenset({SERVER})
         source = client_name(self.policy.client)
@@ -148,9 +150,9 @@ class Site:
         if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
             law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
             refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
-        if experiment.samples_scheme == "balanced":
-            law = "a site draws fresh coins for every answer, and balanced batches need one schedule for all"
-            refuse("sampling.samples.scheme", "balanced", law, 'use scheme = "poisson"')
+        if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
+            law = "a site draws fresh coins for every answer, and schedules need the same for all rounds"
+            refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
         if FACTORY.fullmatch(experiment.model.name) and not policy.own_code:
             refuse(
                 "model.name", experiment.model.name, "this site runs no code that it has not allowed", "own_code = true"

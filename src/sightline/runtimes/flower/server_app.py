@@ -55,7 +55,7 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
     directory = engine.directory_to_resume(experiment, out) if resume else None
     roll = Roll(grid, say) if config.get("sites", False) else None
     federation = None if roll is None else gathered_sites(experiment, roll, config)
-    setting = engine.calibrated(engine.build(experiment, federation=federation))
+    setting = engine.calibrated(engine.build(experiment, federation=federation), real_nodes=roll is not None)
     directory = directory or engine.new_directory(experiment, out)
 
     def worker(setting: Setting, *streams: Any) -> Remote:
