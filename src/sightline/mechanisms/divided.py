@@ -60,6 +60,7 @@ class Together:
     def __init__(self, whole: Updates) -> None:
         self._whole = whole
         self._ends: dict[int, Tensor] = {}
+        self._plans: dict[int, PrivateSteps] = {}
         self.dimension, self.sizes = whole.worker.dimension, whole.worker.sizes
 
     def close(self) -> None:
@@ -82,8 +83,20 @@ class Together:
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion,
         terms: Mapping[str, Any], recall: Recall | None = None,
     ) -> Iterator[Block]:  # fmt: skip
-        """The part by itself: every part has plans of its own."""
-        return self._whole.worker.dp_sgd(cohort, starts, plans=plans, at=at, terms=terms, recall=recall)
+        """The part's end vectors where all parts' plans were announced, else the part by itself."""
+        whole = self._whole
+        if any(member not in self._plans for member in whole.cohort.members):
+            yield from whole.worker.dp_sgd(cohort, starts, plans=plans, at=at, terms=terms, recall=recall)
+            return
+        if cohort and not self._ends:
+            members, ordered = whole.cohort.members, [self._plans[member] for member in whole.cohort.members]
+            rows = whole.start_rows()
+            self._keep(whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall))
+        yield from self._rows(cohort)
+
+    def expect(self, members: Sequence[int], plans: Sequence[PrivateSteps]) -> None:
+        """A part announces the private steps of its members before any part is trained."""
+        self._plans.update(zip(members, plans, strict=True))
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion

@@ -11,6 +11,7 @@ from sightline.events import Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sensitivity
+from sightline.mechanisms.divided import Together
 from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Left, PrivateSteps, Updates
@@ -48,6 +49,8 @@ class SegmentSums:
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
+        if isinstance(updates.worker, Together):
+            updates.worker.expect(members, self._plans(updates))
         if scene.channel.trusted:
             rate = max(self.plans[n].rate for n in scene.channel.members)
             published = scene.release(
@@ -115,9 +118,12 @@ class SegmentSums:
         return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
 
     def _steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
+        return list(updates.trained_privately(self._plans(updates)))
+
+    def _plans(self, updates: Updates) -> list[PrivateSteps]:
+        """The members' steps of this segment: clipped, and not noised by themselves."""
         steps = _term(updates, "steps")
-        plans = [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
-        return list(updates.trained_privately(plans))
+        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
     def _noised(
         self, updates: Updates, scene: Scene, sums: list[torch.Tensor], noise: float, participant: int

@@ -12,6 +12,7 @@ from sightline.training.batches import Index
 from sightline.training.dense_stack import DenseSlots, DenseStack
 from sightline.training.descent import Descent
 from sightline.training.privately import Privately
+from sightline.training.scattered import pile_of
 from sightline.training.stacked import Block, Pile, groups, own_copy
 from sightline.training.work import LocalTerms, LocalWork
 
@@ -37,7 +38,8 @@ def private_stacked(
             DenseStack(layers, weights, torch.empty_like(weights)),
             Descent.begin(work, terms, weights, group),
         )
-        pile = Pile([shards[client] for client in group])
+        looked_at = sum(how.steps[client] * how.sample_rates[client] * len(shards[client]) for client in group)
+        pile = pile_of([shards[client] for client in group], looked_at)
         plans = [how.batches_of(client, len(shards[client])) for client in group]
         noises = [how.noise_of(client, model.parameters) for client in group]
         stds = [how.noise_std[client] for client in group]
