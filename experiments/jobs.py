@@ -1,8 +1,11 @@
 """Run jobs, one JSON line each; a job whose line is there already is not run again."""
 
+import argparse
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -50,3 +53,29 @@ def run_jobs(
                 file.write(json.dumps(future.result()) + "\n")
                 file.flush()
                 bar.update(task, advance=1, description=job.key)
+
+
+def command(
+    name: str,
+    parts: Mapping[str, Callable[[], Iterable[Some]]],
+    *,
+    work: Callable[[Some], dict[str, Any]],
+    results: Path,
+    write_page: Callable[[list[dict[str, Any]], Path], None],
+    page: Path,
+) -> None:
+    """`python -m experiments.NAME [PART ...]`: run what is missing, then write the page of the reproduction."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)} (default: all)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="jobs at a time (default: all cores)")
+    parser.add_argument("--results", type=Path, default=results, help="one JSON line per job")
+    parser.add_argument("--page-only", action="store_true", help="run nothing, write the page from the results")
+    given = parser.parse_args()
+    unknown = [part for part in given.parts if part not in parts]
+    if unknown:
+        parser.error(f"no such part: {unknown[0]}; known: {', '.join(parts)}")
+    if not given.page_only:
+        jobs = chain.from_iterable(parts[part]() for part in given.parts or parts)
+        run_jobs(jobs, given.results, work=work, workers=given.workers, title=name)
+    write_page(read(given.results), page)
+    print(page)

@@ -1,0 +1,1 @@
+"""Figures 4 to 10 of the hierarchy paper."""

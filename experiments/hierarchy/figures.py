@@ -1,0 +1,104 @@
+"""The figures by name, each as the runs it is drawn from."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.hierarchy.cells import CONTROL, Cell, experiment, open_run, trusted, with_control
+
+BOTH = ("fashion_mnist", "cifar10")
+SHARES = (0.0, 0.5, 1.0)
+EPSILONS = (0.5, 4.0)
+WEIGHTS = (0.1, 1, 5, 20)
+SEEDS = (0,)
+
+
+def curves() -> Iterator[Cell]:
+    """Figure 4: without privacy, and with p_c = 0 (HFL-DP), .5 and 1."""
+    for data in BOTH:
+        for seed in SEEDS:
+            yield Cell("fig4", "HFL", data, seed, open_run(data, seed=seed), {"share": None})
+            for share in SHARES:
+                plain = experiment(data, seed=seed, trusted=trusted(10, share))
+                yield Cell("fig4", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
+
+
+def costs() -> Iterator[Cell]:
+    """Figure 5: control, and PEDPFL (one subnet, nobody trusted); the other bars are figure 4's runs."""
+    for data in BOTH:
+        for seed in SEEDS:
+            plain = experiment(data, seed=seed)
+            yield Cell("fig5", "control", data, seed, with_control(plain, CONTROL))
+            yield Cell("fig5", "PEDPFL", data, seed, experiment(data, seed=seed, subnets=1, size=50, trusted=0.0))
+
+
+def budgets() -> Iterator[Cell]:
+    """Figures 6 and 9: epsilon against trust; epsilon = 1 is figure 4."""
+    for data in BOTH:
+        for epsilon in EPSILONS:
+            for share in SHARES:
+                plain = experiment(data, seed=0, trusted=trusted(10, share), epsilon=epsilon)
+                facts = {"share": share, "epsilon": epsilon}
+                yield Cell("fig6", f"eps={epsilon:g} p={share:g}", data, 0, plain, facts)
+
+
+def networks() -> Iterator[Cell]:
+    """Figure 7: more subnets of five devices, or two subnets of more devices; half of the edges trusted."""
+    for data in BOTH:
+        for total in (10, 30, 50):
+            shapes = {(total // 5, 5), (2, total // 2)}
+            for subnets, size in sorted(shapes):
+                if (subnets, size) == (10, 5):
+                    continue  # figure 4's
+                plain = experiment(data, seed=0, subnets=subnets, size=size)
+                facts = {"subnets": subnets, "size": size}
+                yield Cell("fig7", f"{subnets}x{size}", data, 0, plain, facts)
+
+
+def weights() -> Iterator[Cell]:
+    """Figures 8 and 10: what the weights do to tau and s; four subnets of 15 devices, few intervals, few data."""
+    for name in ("energy", "delay", "accuracy"):
+        for value in WEIGHTS:
+            chosen = {"energy": 1, "delay": 1, "accuracy": 1, "tau_max": 40} | {name: value}
+            plain = experiment("fashion_mnist", seed=0, subnets=4, size=15)
+            plain = with_control(plain | {"rounds": 10, "evaluate_every": 10}, chosen)
+            plain["data"] = plain["data"] | {"train_samples": 1200, "test_samples": 100}
+            yield Cell("fig8", f"{name}={value:g}", "fashion_mnist", 0, plain, {"weight": name, "value": value})
+
+
+PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
+    "fig4": curves,
+    "fig5": costs,
+    "fig6": budgets,
+    "fig7": networks,
+    "fig8": weights,
+}
+
+
+def work(cell: Cell) -> dict[str, Any]:
+    """The numbers of one run; its directory is thrown away."""
+    from sightline import engine
+    from sightline.api import summarised
+    from sightline.config import parse
+    from sightline.runtimes import Simulator
+
+    rows: list[Any] = []
+    begun, cpu = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        setting = engine.calibrated(engine.build(parse(cell.plain)))
+        engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
+        summary = summarised(Path(folder))
+    spent, curve = {"energy_joule": 0.0, "delay_seconds": 0.0}, []
+    for row in rows:
+        spent = {name: value + row[name] for name, value in spent.items()}
+        if row.get("test_accuracy") is not None:
+            curve.append([row["round"], row["test_accuracy"], spent["energy_joule"], spent["delay_seconds"]])
+    return {
+        "key": cell.key, "figure": cell.figure, "name": cell.name, "data": cell.data, "seed": cell.seed,
+        "facts": cell.facts, "curve": curve, "accuracy": summary["test_accuracy"], "epsilon": summary["epsilon"],
+        "noise_multiplier": summary["noise_multiplier"], "rounds": summary["rounds_done"],
+        "control": summary.get("control"), "wall_seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu,
+    }  # fmt: skip

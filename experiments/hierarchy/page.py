@@ -1,0 +1,205 @@
+"""docs/reproduction/hierarchy.md from the results: the paper's claim, what came out here, verdict."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from experiments.hierarchy.cells import CONTROL
+from experiments.hierarchy.pictures import draw
+from experiments.hierarchy.words import FOOT, HEAD, NAMES, WEIGHTS_SAY
+
+Row = dict[str, Any]
+TARGETS = {"fashion_mnist": 0.3, "cifar10": 0.3}
+"""Shares of the accuracy that the same model reaches without privacy."""
+BARS = (("fig5", "control"), ("fig4", "p=0.5"), ("fig4", "p=0"), ("fig5", "PEDPFL"))
+COSTS = {"energy": 2, "delay": 3}
+"""Where a point of a curve keeps what was spent until then."""
+
+
+def write_page(rows: list[Row], path: Path) -> None:
+    """Write the page, and beside it the figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = [name for name in NAMES if any(row["data"] == name for row in rows)]
+    parts: list[Callable[[list[Row], str], str]] = [trust, saved, budgets, networks]
+    words = [HEAD, draw(rows, data, path)]
+    words += [part(rows, name) for name in data for part in parts]
+    words += [weights(rows), effort(rows), FOOT]
+    path.write_text("\n\n".join(word for word in words if word) + "\n", encoding="utf-8")
+
+
+def found(rows: list[Row], figure: str, name: str, data: str) -> list[Row]:
+    """The seeds of one cell."""
+    return [row for row in rows if (row["figure"], row["name"], row["data"]) == (figure, name, data)]
+
+
+def accuracy(some: list[Row]) -> float:
+    """Mean over the seeds of the last three evaluations: single ones jump with the noise."""
+    return 100 * fmean(fmean(point[1] for point in row["curve"][-3:]) for row in some)
+
+
+def shown(some: list[Row]) -> str:
+    """The mean, and the seeds behind it where there are several."""
+    if not some:
+        return "not run"
+    each = " / ".join(f"{accuracy([row]):.1f}" for row in some)
+    return f"{accuracy(some):.1f}" + (f" ({each})" if len(some) > 1 else "")
+
+
+def table(header: str, lines: list[str]) -> str:
+    return "\n".join([header, "|" + "---|" * (header.count("|") - 1), *lines])
+
+
+def trust(rows: list[Row], data: str) -> str:
+    """Figure 4."""
+    open_ = found(rows, "fig4", "HFL", data)
+    private = {share: found(rows, "fig4", f"p={share:g}", data) for share in (0.0, 0.5, 1.0)}
+    if not open_ or not all(private.values()):
+        return ""
+    best = accuracy(open_)
+    lines = [f"| without privacy (HFL) | {shown(open_)} | 100% |"]
+    lines += [
+        f"| p_c = {share:g}{' (HFL-DP)' if share == 0 else ''} | {shown(some)} | {100 * accuracy(some) / best:.0f}% |"
+        for share, some in private.items()
+    ]
+    head = table("| figure 4, epsilon = 1 | accuracy in % | of the same model without privacy |", lines)
+    half, whole = (accuracy(private[share]) - accuracy(private[0.0]) for share in (0.5, 1.0))
+    claim = {"fashion_mnist": (6, 3), "cifar10": (12, 8)}[data]
+    lines = [
+        f"| accuracy gains {claim[0]} points at p_c = .5 | {half:+.1f} | {verdict(half > 0, 'agrees in sign')} |",
+        f"| the gain almost doubles at p_c = 1 | {whole:+.1f} | {verdict_double(half, whole)} |",
+        f"| p_c = 1 comes within {claim[1]} points of no privacy | {best - accuracy(private[1.0]):.1f} points short | "
+        f"{verdict(best - accuracy(private[1.0]) <= claim[1])} |",
+    ]
+    return f"## {NAMES[data]}\n\n{head}\n\n" + table("| claim of the paper | here | verdict |", lines)
+
+
+def verdict(holds: bool, word: str = "reproduced") -> str:
+    return word if holds else "not reproduced"
+
+
+def verdict_double(half: float, whole: float) -> str:
+    if half <= 0:
+        return "no gain to double" if whole <= 0 else "agrees in sign"
+    return "reproduced" if 1.5 <= whole / half <= 2.5 else f"{whole / half:.1f} times"
+
+
+def cost_to(row: Row, target: float, kind: str) -> float | None:
+    """What was spent when the accuracy first reached the target; None when it never did."""
+    return next((point[COSTS[kind]] for point in row["curve"] if point[1] >= target), None)
+
+
+def saved(rows: list[Row], data: str) -> str:
+    """Figure 5."""
+    open_ = found(rows, "fig4", "HFL", data)
+    if not open_ or not found(rows, "fig5", "control", data):
+        return ""
+    target = TARGETS[data] * accuracy(open_) / 100
+    lines, means = [], {}
+    for figure, name in BARS:
+        some = found(rows, figure, name, data)
+        reached = {kind: [cost_to(row, target, kind) for row in some] for kind in COSTS}
+        whole = {kind: fmean(row["curve"][-1][place] for row in some) for kind, place in COSTS.items()} if some else {}
+        means[name] = {kind: fmean(v for v in values if v is not None) if None not in values and values else None
+                       for kind, values in reached.items()}  # fmt: skip
+        lines.append(
+            f"| {LABELS[name]} | {told(means[name]['energy'], 'J')} | {told(means[name]['delay'], 's')} | "
+            f"{told(whole.get('energy'), 'J')} | {told(whole.get('delay'), 's')} | {shown(some)} | "
+            f"{max((row['epsilon'] for row in some), default=0):.2f} |"
+        )
+    header = "| figure 5 | energy to target | delay to target | energy, all | delay, all | accuracy | epsilon spent |"
+    text = f"Target: {100 * TARGETS[data]:.0f}% of the accuracy without privacy, {100 * target:.1f}%.\n\n" + table(
+        header, lines
+    )
+    return text + "\n\n" + table("| claim: control saves | energy | delay |", savings(means, data))
+
+
+LABELS = {"control": "H2FDP with control", "p=0.5": "H2FDP", "p=0": "HFL-DP", "PEDPFL": "PEDPFL"}
+CLAIMS = {
+    "fashion_mnist": {"p=0.5": (25.1, 24.9), "p=0": (46.2, 43.2), "PEDPFL": (71.5, 51.3)},
+    "cifar10": {"p=0.5": (17.6, 18.1), "p=0": (30.3, 30.1), "PEDPFL": (62.6, 36.2)},
+}
+"""The paper's savings in percent: (energy, delay)."""
+
+
+def savings(means: dict[str, dict[str, float | None]], data: str) -> list[str]:
+    lines = []
+    for name, claims in CLAIMS[data].items():
+        cells = []
+        for kind, claim in zip(COSTS, claims, strict=True):
+            mine, other = means["control"][kind], means[name][kind]
+            if mine is None:
+                cells.append(f"paper {claim}%; here control did not reach the target")
+            elif other is None:
+                cells.append(f"paper {claim}%; here only control reached the target")
+            else:
+                cells.append(f"paper {claim}%; here {100 * (1 - mine / other):.0f}%")
+        lines.append(f"| against {LABELS[name]} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
+def told(value: float | None, unit: str) -> str:
+    return "not reached" if value is None else f"{value:.1f} {unit}"
+
+
+def budgets(rows: list[Row], data: str) -> str:
+    """Figures 6 and 9."""
+    some = [
+        row for row in rows if row["figure"] in ("fig4", "fig6") and row["data"] == data and row["facts"].get("epsilon")
+    ]
+    epsilons = sorted({row["facts"]["epsilon"] for row in some})
+    if len(epsilons) < 2:
+        return ""
+    lines = []
+    for share in (0.0, 0.5, 1.0):
+        cells = [
+            shown([r for r in some if (r["facts"]["share"], r["facts"]["epsilon"]) == (share, e)]) for e in epsilons
+        ]
+        lines.append(f"| {share:g} | " + " | ".join(cells) + " |")
+    return table("| figures 6, 9: p_c | " + " | ".join(f"epsilon = {e:g}" for e in epsilons) + " |", lines)
+
+
+def networks(rows: list[Row], data: str) -> str:
+    """Figure 7."""
+    shapes = {(2, 5): "2x5", (6, 5): "6x5", (2, 15): "2x15", (2, 25): "2x25"}
+    runs = {shape: found(rows, "fig7", name, data) for shape, name in shapes.items()}
+    runs[10, 5] = [row for row in found(rows, "fig4", "p=0.5", data) if row["seed"] == 0]
+    if not all(runs.values()):
+        return ""
+    lines = [
+        f"| {n} | {n // 5} x 5: {shown(runs[n // 5, 5])} | 2 x {n // 2}: {shown(runs[2, n // 2])} |"
+        for n in (10, 30, 50)
+    ]
+    more = accuracy(runs[2, 25]) - accuracy(runs[10, 5])
+    grows = accuracy(runs[10, 5]) > accuracy(runs[2, 5]) < accuracy(runs[2, 25])
+    claims = [
+        f"| accuracy grows with the network, both ways | {'yes' if grows else 'no'} | {verdict(grows)} |",
+        f"| larger subnets beat more subnets (50 devices) | {more:+.1f} points | {verdict(more > 0)} |",
+    ]
+    head = table("| figure 7: devices | more subnets | larger subnets |", lines)
+    return head + "\n\n" + table("| claim | here | verdict |", claims)
+
+
+def weights(rows: list[Row]) -> str:
+    """Figures 8 and 10."""
+    some = [row for row in rows if row["figure"] == "fig8"]
+    if not some:
+        return ""
+    lines = []
+    for row in sorted(some, key=lambda row: (row["facts"]["weight"], row["facts"]["value"])):
+        c = row["control"]
+        lines.append(
+            f"| {row['facts']['weight']} = {row['facts']['value']:g} | {fmean(c['tau']):.1f} | "
+            f"{fmean(c['devices_trusted']):.1f} | {fmean(c['devices_untrusted']):.1f} | {row['rounds']} |"
+        )
+    header = "| weight, the others 1 | mean tau | devices, trusted | devices, untrusted | intervals |"
+    return f"## What the weights do (figures 8 and 10)\n\n{table(header, lines)}\n\n{WEIGHTS_SAY}"
+
+
+def effort(rows: list[Row]) -> str:
+    minutes = sum(row["cpu_seconds"] for row in rows) / 60
+    weights = ", ".join(f"{name} = {CONTROL[name]}" for name in ("energy", "delay", "accuracy"))
+    return (
+        f"{len(rows)} runs, {minutes:.0f} minutes of processor time on a busy machine (half of that on two cores). "
+        f"Figure 5's control has the weights {weights}."
+    )
