@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from sightline import accounting
+from sightline import accounting, algorithms
 from sightline.accounting import Accountant
 from sightline.api import summarised
 from sightline.engine import RunRecord
@@ -28,6 +28,29 @@ def one_line(reason):
     return reason
 
 
+HIDDEN = {"poisson": {"poisson"}, "balanced": {"allocation"}, "check_ins": {"poisson", "allocation"}}
+"""What a way of drawing makes of an event, where it is a secret."""
+
+
+def hides(c):
+    """The kinds of coins that a combination's promise may rest on, and no others."""
+    found = {"split"} if c.split == "yes" else set()
+    personal = algorithms.REGISTRY[c.algorithm].personal  # each client's own model goes to everyone, with its own noise
+    if c.unit == "client" and c.where in ("server", "edge") and not personal:
+        found |= HIDDEN.get(c.clients, set())
+    if c.unit == "sample" and c.mechanism == "gaussian":
+        found |= HIDDEN.get(c.samples, set())
+    return found
+
+
+def traced(c, ledger):
+    """What was asked for is in the ledger, and no amplification that was not: no setting is silently ignored."""
+    found = set().union(*(kinds(release["event"]) for release in export(ledger)["releases"]))
+    assert found & {"poisson", "allocation", "split"} == hides(c), (c, found)
+    if "without_replacement" in found:
+        assert (c.clients, c.adjacency) == ("fixed", "replace"), (c, found)
+
+
 def checked(c, directory, *, draws):
     """Run a combination and hold what it says against what its exported ledger says to other code."""
     laws.run(c, directory)
@@ -40,6 +63,7 @@ def checked(c, directory, *, draws):
         assert said["epsilon"] is None
         assert any("clear" in kinds(release["event"]) for release in export(ledger)["releases"])
         return
+    traced(c, ledger)
     worst = worst_confirmed(ledger, set(facts["trusted"]), draws)
     claimed = math.inf if said["epsilon"] is None else said["epsilon"]
     assert claimed >= worst * (1 - 1e-12), (c, claimed, worst)
@@ -121,6 +145,8 @@ def test_the_whole_product_is_confirmed_or_is_refused_with_the_reason(tmp_path):
         if reason:
             one_line(reason)
         elif c.unit != "none":
-            worst_confirmed(*laws.planned(c), FEW)
+            ledger, trusted = laws.planned(c)
+            traced(c, ledger)
+            worst_confirmed(ledger, trusted, FEW)
         if not reason and number % 10 == 0:
             checked(c, tmp_path / str(number), draws=MANY)
