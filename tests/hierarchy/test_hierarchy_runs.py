@@ -12,6 +12,8 @@ import sightline
 from sightline import engine
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
+from sightline.report.matrix_by_lines import matrix_by_lines
+from sightline.report.run import Run
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp
@@ -285,3 +287,17 @@ def test_schedules_of_regions_are_apart(treed, tmp_path):
     run = sightline.run(treed(**changes), out=tmp_path / "run")
     (event,) = run.ledger.composition("client-0", "cloud")
     assert event == Allocation(12, 6, Gaussian(0.8))
+
+
+def test_the_report_has_a_column_for_every_kind(treed, tmp_path):
+    run = sightline.run(treed(**{"topology.subnets": [1, 2, 3]}), out=tmp_path / "run")
+    table = matrix_by_lines(Run.read(run.directory))
+    assert [column.kind for column in table.columns] == ["cloud", UNTRUSTED, SAME, ELSEWHERE, "public", "trusted"]
+    rows = {subjects: cells for subjects, _, cells in table.rows}
+    assert set(rows) == {"client-0", "client-1..2", "client-3..5"}
+    assert (rows["client-0"][2].text, rows["client-0"][2].there) == ("–", False)  # it has no mates
+    own, pooled = rows["client-3..5"][1], rows["client-3..5"][0]
+    assert pooled.epsilon == run.ledger.epsilon("client-3", "cloud", DELTA) < own.epsilon
+    assert own.epsilon == run.ledger.epsilon("client-3", "edge-2", DELTA)
+    assert all(cells[-1].clear == ("client-3" not in subjects) for subjects, cells in rows.items())
+    assert "devices of the same subnet" in run.report.read_text()

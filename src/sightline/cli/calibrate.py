@@ -13,6 +13,7 @@ EXAMPLES = """
 \b
 Examples:
   sightline calibrate poisson --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5
+  sightline calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5
   sightline calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5 --json
 """
 ASKED = ("epsilon", "delta", "accountant", "json")
@@ -76,6 +77,39 @@ def check_ins(steps: int, chance: float, **asked: Any) -> None:
     from sightline import accounting
 
     tell(accounting.check_ins(noise=1.0, steps=steps, chance=chance), **asked)
+
+
+@command.command("h2fdp")
+@options("rate", "steps", *ASKED)
+@click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
+@click.option(
+    "--constant", type=float, default=2.0, show_default=True, help="c2 of Prop. 3.1, which has no name there."
+)
+def h2fdp(
+    rate: float, steps: int, segment: int, constant: float, epsilon: float, delta: float, accountant: str, as_json: bool
+) -> None:
+    """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
+    from sightline import accounting
+    from sightline.accounting.published_h2fdp import as_published_noise
+    from sightline.mechanisms import segment_rate
+
+    chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
+    scheme = accounting.poisson(noise=1.0, rate=whole, steps=steps)
+    scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
+    printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
+    answer: dict[str, Any] = {
+        "noise_multiplier": scheme.noise_multiplier,
+        "epsilon": scheme.epsilon(delta=delta, accountant=chosen),
+        "target": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "scheme": "h2fdp",
+        "segment_rate": whole,
+        "as_published_noise": printed.value,
+        "as_published_costs": scheme.with_noise(printed.value).epsilon(delta=delta, accountant=chosen),
+        "notice": printed.notice,
+    }
+    show(answer, as_json)
 
 
 def tell(

@@ -82,7 +82,7 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("epsilon", f"{_epsilon(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
         )
-        if len(set(summary["observers"].values())) > 1:
+        if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
             lines += [(f"  against {kind}", _epsilon(value)) for kind, value in summary["observers"].items()]
         lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
     if "energy_joule" in summary:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sightline.ledger import View, written
-from sightline.report.numbers import count, upper
+from sightline.report.numbers import NONE, count, upper
 from sightline.report.run import CLASSES, Composed, Run
 
 WORK = 2_000_000
@@ -27,10 +27,14 @@ class Cell:
     """What one observer can learn of one class of subjects."""
 
     epsilon: float
+    there: bool = True
+    """Whether there is such an observer of them at all."""
 
     @property
     def text(self) -> str:
         """The bound, rounded up."""
+        if not self.there:
+            return NONE
         return upper(self.epsilon) if self.epsilon else "nothing"
 
     @property
@@ -53,13 +57,15 @@ def matrix(run: Run) -> Matrix | None:
     columns += [Column("trusted", name, True) for name in run.trusted]
     subjects = sorted(frozenset[str]().union(*{release.subjects for release in run.ledger}))
     if not columns or not subjects or run.delta is None or run.fact("lines"):
-        return None  # where views differ within a kind, the section on groups shows every pair
+        return None  # where views differ within a kind: `matrix_by_lines`, or the section on groups
     views = [run.ledger.view(column.name) for column in columns]
     different = frozenset[Composed]().union(*(view.compositions() for view in views))
     if len(different) > CLASSES or _work(views, subjects) > WORK:
         return _worst_only(run, columns, views, subjects)
     rows = sorted(_classes(run, views, subjects).items(), key=lambda row: [-cell.epsilon for cell in row[0]])
-    return Matrix(tuple(columns), tuple((written(frozenset(names)), _alike(names), cells) for cells, names in rows))
+    return Matrix(
+        tuple(columns), tuple((written(frozenset(names)), alike_words(names), cells) for cells, names in rows)
+    )
 
 
 def _work(views: Sequence[View], subjects: Sequence[str]) -> int:
@@ -75,7 +81,8 @@ def _classes(run: Run, views: Sequence[View], subjects: Sequence[str]) -> dict[t
     return found
 
 
-def _alike(names: Sequence[str]) -> str:
+def alike_words(names: Sequence[str]) -> str:
+    """How many subjects share a row, when it is more than one."""
     return f"{count(len(names))} alike" if len(names) > 1 else ""
 
 

@@ -1,6 +1,7 @@
 """Who saw what of whom: the ledger, told in words."""
 
 from sightline.report.matrix import matrix
+from sightline.report.matrix_by_lines import matrix_by_lines
 from sightline.report.numbers import count, plural, short
 from sightline.report.run import Run
 from sightline.report.section import Content, Section
@@ -20,7 +21,7 @@ def content(run: Run) -> Content | None:
         _table("Handed over in the clear", _trust(run), [row for row in rows if row.clear]),
     ]
     return {
-        "matrix": matrix(run),
+        "matrix": matrix(run) or matrix_by_lines(run),
         "delta": short(run.delta) if run.delta else "",
         "who": run.who,
         "tables": [table for table in tables if table["rows"]],

@@ -1,0 +1,105 @@
+"""A round's pace, chosen from public values: it changes the work, never the claims."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import sightline
+from sightline import algorithms, engine
+from sightline.errors import Refused
+from sightline.events import Gaussian, Poisson
+from sightline.mechanisms import Pace
+from sightline.mechanisms.pace import Thinned, thinned
+from sightline.mechanisms.samplers import Full, PoissonCohorts
+from tests.hierarchy.test_hierarchy_runs import flat
+
+
+@pytest.fixture
+def controlled(monkeypatch):
+    """Lets an algorithm ask for a pace at the beginning of every round."""
+
+    originals = dict(algorithms.REGISTRY)
+
+    def install(name, pace_at, most_steps):
+        base = originals[name]
+
+        def round_(state, r, settings):
+            r.set_pace(pace_at(r.time), most_steps=most_steps)
+            return base.round(state, r, settings)
+
+        monkeypatch.setitem(algorithms.REGISTRY, name, replace(base, round=round_))
+
+    return install
+
+
+def test_a_pace_is_the_work_of_another_file(treed, tmp_path, controlled):
+    other = {"local.steps": 3, "local.learning_rate": 0.1, "algorithm.local_aggregation": 1}
+    expected = sightline.run(treed(**other), out=tmp_path / "file")
+    controlled("h2fdp", lambda time: Pace(3, 0.1), 6)  # K_l stays 6 / 2 = 3, so m = 1
+    run = sightline.run(treed(), out=tmp_path / "pace")
+    setting = engine.build(treed())
+    np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
+    assert run.epsilon == expected.epsilon
+
+
+def test_the_ledger_is_the_plan_whatever_is_chosen(treed, tmp_path, controlled):
+    """All trusted and sampled: what is claimed does not tell which pace was chosen."""
+    changes = {"topology.trusted": 1.0, "sampling.clients": {"scheme": "poisson", "rate": 0.6}}
+    paces = [
+        lambda time: Pace(2, 0.1, {"edge-0": 0.2, "edge-2": 0.5}),
+        lambda time: Pace(6 - time, 0.2),
+        lambda time: Pace(8),
+    ]
+    bodies = []
+    for number, pace_at in enumerate(paces):
+        controlled("h2fdp", pace_at, 8)
+        run = sightline.run(treed(**changes), out=tmp_path / str(number))
+        bodies.append([release.body() for release in run.ledger])
+        assert run.ledger.composition("client-0", "cloud") == {Poisson(0.6, Gaussian(0.8)): 9}
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+def test_segments_of_examples_are_claimed_at_the_most_steps(treed, tmp_path, controlled):
+    controlled("h2fdp", lambda time: Pace(3), 12)
+    changes = {"privacy.unit": "sample", "privacy.noise_multiplier": None, "privacy.epsilon": 4.0}
+    experiment = treed(**changes)
+    sizes = engine.build(experiment).federation.sizes
+    run = sightline.run(experiment, out=tmp_path / "run")
+    (event,) = run.ledger.composition("client-4", "edge-2")
+    assert event.rate == pytest.approx(1 - (1 - 4 / sizes[4]) ** 4)  # 12 steps in 3 segments
+    assert 3.99 < run.epsilon <= 4.0
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "pfedme"])
+def test_flat_algorithms_follow_the_pace(treed, tmp_path, controlled, algorithm):
+    open_ = {"privacy": {"unit": "none"}, "algorithm": {"name": algorithm}, "rounds": 2}
+    expected = sightline.run(treed(**open_, **{"local.steps": 2, "local.learning_rate": 0.05}), out=tmp_path / "file")
+    controlled(algorithm, lambda time: Pace(2, 0.05), 6)
+    run = sightline.run(treed(**open_), out=tmp_path / "pace")
+    setting = engine.build(treed(**open_))
+    np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
+
+
+def test_beyond_the_plan_is_refused(treed, tmp_path, controlled):
+    controlled("h2fdp", lambda time: Pace(7), 6)
+    with pytest.raises(Refused, match="at most 6 local steps"):
+        sightline.run(treed(), out=tmp_path / "steps")
+    controlled("h2fdp", lambda time: Pace(6, rates={"edge-0": 0.7}), 6)
+    with pytest.raises(Refused, match="participation of at most"):
+        sightline.run(treed(**{"sampling.clients": {"scheme": "poisson", "rate": 0.6}}), out=tmp_path / "rate")
+    controlled("h2fdp", lambda time: Pace(6, rates={"edge-0": 0.5}), 6)
+    with pytest.raises(Refused, match="no rate that could be lowered"):
+        sightline.run(treed(**{"sampling.clients": {"scheme": "fixed", "rate": 0.6}}), out=tmp_path / "fixed")
+
+
+def test_a_thinned_sampler_draws_less_and_claims_the_same():
+    whole = PoissonCohorts(2000, 0.5)
+    less = thinned(whole, 0.2, "edge-0")
+    assert isinstance(less, Thinned)
+    assert less.hidden_event(Gaussian(1.0)) == whole.hidden_event(Gaussian(1.0)) == Poisson(0.5, Gaussian(1.0))
+    assert less.expected == pytest.approx(400)
+    drawn = [len(less.draw(rng=np.random.default_rng(seed))) for seed in range(50)]
+    assert np.mean(drawn) == pytest.approx(400, abs=5 * np.sqrt(2000 * 0.2 * 0.8 / 50))
+    assert thinned(Full(10), 0.5, "edge-0").hidden_event(Gaussian(1.0)) == Gaussian(1.0)
+    assert thinned(whole, 0.5, "edge-0") is whole
