@@ -12,6 +12,7 @@ import sightline
 from sightline import engine
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
+from sightline.ledger import Ledger
 from sightline.report.matrix_by_lines import matrix_by_lines
 from sightline.report.run import Run
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
@@ -193,6 +194,9 @@ def test_flat_algorithms_stay_within_their_target(treed, tmp_path, algorithm, wh
     {"topology": {"kind": "star"}, "algorithm.name": "pedpfl", "privacy.where": None},
     {"privacy": {"unit": "none"}, "algorithm.name": "hfl"},
     {"privacy.adjacency": "replace"},
+    {"algorithm.upcycle": 0.3},
+    {"algorithm.schedule": "constant", "privacy.arithmetic": "integer"},
+    {"privacy.unit": "sample", "topology.trusted": 0.0},
 ])  # fmt: skip
 def test_corners_run(treed, tmp_path, changes):
     run = sightline.run(treed(rounds=2, **changes, **{"algorithm.local_aggregation": 2}), out=tmp_path / "run")
@@ -301,3 +305,23 @@ def test_the_report_has_a_column_for_every_kind(treed, tmp_path):
     assert own.epsilon == run.ledger.epsilon("client-3", "edge-2", DELTA)
     assert all(cells[-1].clear == ("client-3" not in subjects) for subjects, cells in rows.items())
     assert "devices of the same subnet" in run.report.read_text()
+
+
+def test_an_edge_knows_nothing_of_the_others_inside_an_interval(treed, tmp_path):
+    """Local releases flow from their own edge's only; the cloud's mean brings them together."""
+    run = sightline.run(treed(rounds=1), out=tmp_path / "run")
+    local = [r for r in run.ledger if r.source == "edge-0" and "client-0" in r.audience]
+    assert len(local) == 2
+    behind = run.ledger.view("client-0").composition("client-4").total()
+    assert behind == 3  # by the global model at the end of the interval
+    within = Ledger([release for release in run.ledger if release.id <= local[-1].id])
+    assert within.composition("client-4", "client-0").total() == 0
+    assert within.composition("client-1", "client-0").total() == 2
+
+
+def test_a_budget_stops_a_tree(treed, tmp_path):
+    whole = sightline.run(treed(), out=tmp_path / "whole")
+    spent = [max(row["epsilon"].values()) for row in whole.rounds]
+    run = sightline.run(treed(**{"privacy.stop_at_epsilon": (spent[1] + spent[2]) / 2}), out=tmp_path / "run")
+    assert run.summary["status"] == "stopped"
+    assert run.epsilon <= (spent[1] + spent[2]) / 2

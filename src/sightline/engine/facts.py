@@ -120,6 +120,8 @@ def guarantee(setting: Setting) -> list[str]:
             f"{_trusted(setting)} the updates, add the noise and keep the cohorts secret. "
             "The guarantee is against everybody else."
         )
+        if not all(channel.trusted for channel in setting.topology.gathers) and privacy.place == "edge":
+            sentences.append("Below every other edge each device adds noise of its own before anything leaves it.")
     else:
         sentences.append("Nobody is trusted: the noise is added by each client before anything leaves it.")
     scheme = setting.experiment.sampling.clients.scheme

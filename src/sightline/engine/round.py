@@ -159,6 +159,7 @@ class LiveRound:
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
         given = [start] if isinstance(start, Public) else list(start.values())
         eligible = frozenset[int]().union(*(one.sources for one in given))
+        behind = {} if isinstance(start, Public) else {n: one.sources for n, one in start.items()}
         starts = {member: starts[member] for member in cohort.members}
         at = Occasion(self.time, self._uses)
         self._uses += 1
@@ -170,9 +171,10 @@ class LiveRound:
             recall = Recall(memory, shelf, self._worker.dimension)
             received = memory.sources | shelf.sources
             eligible = self._ledger.frontier(eligible | received)
-            reached = {s.sources: self._ledger.frontier(s.sources | received) for s in starts.values()}
+            reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
-        return Updates(cohort, starts, self._worker, at, terms, recall, self._setting.splitter, eligible)
+            behind = {n: reached[ids] for n, ids in behind.items()}
+        return Updates(cohort, starts, self._worker, at, terms, recall, self._setting.splitter, eligible, behind)
 
     def _refuse_parts(self, memory: Memory | None) -> None:
         """Training on a part says nothing of the rest of what a client keeps; private steps move the whole model."""

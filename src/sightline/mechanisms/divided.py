@@ -45,7 +45,8 @@ def _part(updates: Updates, worker: Worker, channel: Channel, number: int) -> Up
     places = [place for place, member in enumerate(updates.cohort.members) if member in own]
     terms = {name: _rows(value, places) for name, value in updates.terms.items()}
     at = replace(updates.at, part=number)
-    return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, terms=terms, at=at)
+    eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
+    return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, terms=terms, at=at, eligible=eligible)
 
 
 def _rows(value: Any, places: list[int]) -> Any:

@@ -1,7 +1,7 @@
 """What a mechanism may ask of whoever holds the clients' data: the simulator here, real nodes elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -167,6 +167,8 @@ class Updates:
     """How every member is sent to a part of the model, when it is."""
     eligible: frozenset[int] = frozenset()
     """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
+    behind: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The same by client, where everybody has a starting point of its own."""
 
     @property
     def sources(self) -> tuple[int, ...]:
