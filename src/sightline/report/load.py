@@ -61,7 +61,7 @@ def _told(load: Mapping[str, Any]) -> dict[str, Any]:
     rate = load["uses"] * load["epochs"] * load["chance"] / steps if scheduled else float(load["rate"])
     coins = Spread(steps, rate)
     rows = [("Independent coins" + (" of the same rate" if scheduled else ""), coins.figures(members))]
-    words = "Which it was is not shown anywhere: these numbers follow from the settings alone."
+    words = "When it was whose turn is shown nowhere: these numbers follow from the settings alone."
     if scheduled:
         own = Spread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
         rows.insert(0, ("This run's schedule", own.figures(members)))
@@ -81,7 +81,7 @@ def _chart(coins: Spread, members: int, who: str, scheduled: bool) -> Bars | Non
     heights = [members * float(stats.binom.pmf(use, coins.trials, coins.chance)) for use in uses]
     words = [f"{plural(use, 'use')}: {number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
     every = -(-len(uses) // 8)
-    labels = [Tick(place, str(uses[place])) for place in range(0, len(uses), every)]
+    labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
     title = f"Expected number of {who}s by how often " + (
         "coins of the same rate would use them" if scheduled else "they are used"
     )
