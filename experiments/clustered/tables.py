@@ -102,14 +102,13 @@ def accuracy_cells(own: list[Row]) -> list[str]:
     ]  # fmt: skip
 
 
-def mean_of(rows: list[Row], algorithm: str, epsilon: float, name: str, partition: str = "rotation") -> float | None:
-    """The mean over seeds in %, M known; None when it was not run."""
-    own = [
-        row[name]
-        for row in of_part(rows, "accuracy")
-        if (row["algorithm"], row["epsilon"], row["partition"], row["auto"]) == (algorithm, epsilon, partition, False)
-    ]
-    return 100 * fmean(own) if own else None
+def means_of(rows: list[Row], epsilon: float, name: str) -> dict[str, float]:
+    """Algorithm -> mean in % over the seeds that all algorithms have: MNIST, rotation, M known."""
+    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == "rotation" and not row["auto"]]
+    seeds = [{r["seed"] for r in runs if (r["algorithm"], r["epsilon"]) == (a, epsilon)} for a in ALGORITHMS]
+    common = set.intersection(*seeds)
+    own = [row for row in runs if row["epsilon"] == epsilon and row["seed"] in common]
+    return {a: 100 * fmean(row[name] for row in own if row["algorithm"] == a) for a in ALGORITHMS if common}
 
 
 def batches(rows: list[Row]) -> str:
