@@ -88,11 +88,16 @@ def _(event: Gaussian) -> Atoms:
     return gaussian_atoms(checked(event), FINENESS / event.noise_multiplier)
 
 
-@atoms_of.register(Pure)
-@atoms_of.register(Exponential)
-def _(event: Pure | Exponential) -> Atoms:
+@atoms_of.register
+def _(event: Pure) -> Atoms:
     odds = 1 / (1 + math.exp(event.epsilon))
     return Atoms(np.array([-event.epsilon, event.epsilon]), np.array([1 - odds, odds]))
+
+
+@atoms_of.register
+def _(event: Exponential) -> Atoms:
+    """A choice between two whose scores change by as much in opposite directions: log ratios +-eps/2."""
+    return atoms_of(Pure(event.epsilon / 2))
 
 
 @atoms_of.register
