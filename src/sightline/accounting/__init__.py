@@ -6,7 +6,7 @@ from sightline.accounting.calibration import calibrate
 from sightline.accounting.canonical import Composition
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import divergence
-from sightline.accounting.schemes import Scheme, balanced, check_ins, dropout, gaussian, poisson, split
+from sightline.accounting.schemes import Scheme, balanced, check_ins, clustered, dropout, gaussian, poisson, split
 
 __all__ = [
     "Accountant",
@@ -17,6 +17,7 @@ __all__ = [
     "balanced",
     "calibrate",
     "check_ins",
+    "clustered",
     "delta",
     "divergence",
     "dropout",

@@ -9,7 +9,7 @@ from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.errors import invalid
-from sightline.events import Allocation, Event, Gaussian, Poisson, Product, Split, scaled
+from sightline.events import Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scaled
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,24 @@ def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     """Random check-ins: each subject opts in with probability `chance`, then takes part once, at a random step."""
     event = Poisson(chance, Allocation(counted("steps", steps), 1, Gaussian(noise)))
     return Scheme("check_ins", noise, ((event, 1),))
+
+
+def clustered(
+    *, noise: float, samples: int, batch_size: int, rounds: int, selections: int, selection_epsilon: float
+) -> Scheme:
+    """An example of a clustered client: one full-batch step, then epochs of Poisson batches, and private choices.
+
+    >>> scheme = clustered(noise=2.0, samples=1000, batch_size=50, rounds=10, selections=1, selection_epsilon=0.1)
+    >>> [times for _, times in scheme.events]
+    [1, 180, 1]
+    """
+    batch, rounds = min(counted("batch_size", batch_size), counted("samples", samples)), counted("rounds", rounds)
+    events: list[tuple[Event, int]] = [(Gaussian(noise), 1)]
+    if rounds > 1:
+        events.append((Poisson(batch / samples, Gaussian(noise)), (rounds - 1) * -(-samples // batch)))
+    if selections:
+        events.append((Exponential(selection_epsilon), counted("selections", selections)))
+    return Scheme("clustered", noise, tuple(events))
 
 
 def counted(name: str, value: int) -> int:

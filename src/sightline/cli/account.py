@@ -31,6 +31,10 @@ def options(*names: str) -> Callable[[Function], Function]:
         "parts": click.option("--parts", type=int, required=True, help="Disjoint parts of the model."),
         "unsplit": click.option("--unsplit-noise", type=float, help="Noise multiplier of the part that is not split."),
         "chance": click.option("--chance", type=float, required=True, help="Probability of checking in at all."),
+        "samples": click.option("--samples", type=int, required=True, help="Examples of the client."),
+        "batch": click.option("--batch-size", type=int, required=True, help="Batch size of the later rounds."),
+        "rounds": click.option("--rounds", type=int, required=True, help="Rounds; the first is a full batch."),
+        "selections": click.option("--selections", type=int, help="Private choices (default: a tenth of the rounds)."),
         "delta": click.option("--delta", type=float, required=True, help="Delta of the guarantee."),
         "epsilon": click.option("--epsilon", type=float, required=True, help="The budget to meet."),
         "accountant": click.option(
@@ -109,6 +113,19 @@ def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
     from sightline import accounting
 
     tell(accounting.check_ins(noise=noise, steps=steps, chance=chance), **asked)
+
+
+@command.command("clustered")
+@options("noise", "samples", "batch", "rounds", "selections")
+@click.option("--selection-epsilon", type=float, required=True, help="What one choice costs.")
+@options(*ASKED)
+def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
+    """One full-batch round, small batches in the others, and private choices of a cluster."""
+    from sightline import accounting
+
+    of_scheme = {name: asked.pop(name) for name in ("noise", "samples", "batch_size", "selection_epsilon")}
+    times = rounds // 10 if selections is None else selections
+    tell(accounting.clustered(rounds=rounds, selections=times, **of_scheme), **asked)
 
 
 @command.command("ledger")

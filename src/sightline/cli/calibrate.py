@@ -1,10 +1,11 @@
 """`sightline calibrate`: the least noise with which a scheme meets a budget."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.cli.account import options, show
+from sightline.cli.account import finite, options, show
 
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
@@ -14,6 +15,7 @@ EXAMPLES = """
 Examples:
   sightline calibrate poisson --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5
   sightline calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5
+  sightline calibrate clustered --samples 8000 --batch-size 32 --rounds 200 --epsilon 3 --delta 1e-4
   sightline calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5 --json
 """
 ASKED = ("epsilon", "delta", "accountant", "json")
@@ -112,6 +114,25 @@ def h2fdp(
     show(answer, as_json)
 
 
+@command.command("clustered")
+@options("samples", "batch", "rounds", "selections")
+@click.option("--selection-epsilon", type=float, help="What one choice costs (default: 0.03 of the budget).")
+@options(*ASKED)
+def clustered(rounds: int, selections: int | None, selection_epsilon: float | None, **asked: Any) -> None:
+    """One full-batch round, small batches in the others, and private choices of a cluster: one noise for all."""
+    from sightline import accounting
+    from sightline.accounting.published_clustered import clustered_noise
+
+    numbers = {name: asked.pop(name) for name in ("samples", "batch_size")} | {
+        "rounds": rounds,
+        "selections": rounds // 10 if selections is None else selections,
+        "selection_epsilon": 0.03 * asked["epsilon"] if selection_epsilon is None else selection_epsilon,
+    }
+    scheme = accounting.clustered(noise=1.0, **numbers)
+    split = clustered_noise(**numbers, epsilon=asked["epsilon"], delta=asked["delta"])
+    tell(scheme, **asked, more={"authors_split": finite(split.value), "notice": split.notice})
+
+
 def tell(
     scheme: "Scheme",
     epsilon: float,
@@ -119,6 +140,7 @@ def tell(
     accountant: str,
     as_json: bool,
     unsplit_noise: float | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Calibrate a scheme and print it."""
     from sightline.accounting import Accountant
@@ -130,7 +152,8 @@ def tell(
         scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
     spent = scheme.epsilon(delta=delta, accountant=chosen)
     answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
-    show(answer | {"delta": delta, "accountant": accountant, "scheme": scheme.name}, as_json)
+    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
+    show(answer | dict(more or {}), as_json)
 
 
 def beside_unsplit(scheme: "Scheme", unsplit_noise: float, epsilon: float, delta: float, accountant: Any) -> "Scheme":

@@ -90,9 +90,23 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("uploads", f"{energy:.4g} J, {delay:.4g} s (mean over who could take part)"))
     if summary["rejected_updates"]:
         lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
+    if "clusters" in summary:
+        lines.append(("clusters", _clusters(summary["clusters"])))
     lines += [("note", note) for note in summary["notes"]]
     lines.append(("time", f"{summary['seconds']:.1f} s"))
     return lines
+
+
+def _clusters(found: dict[str, Any]) -> str:
+    """The clusters of a run in one line; what needs the true ones is said where they are known."""
+    words = [] if found["count"] is None else [str(found["count"])]
+    if found["mss"] is not None:
+        words.append(f"MSS {found['mss']:.2f}")
+    if found["purity"] is not None:
+        words.append(f"purity {_percent(found['purity'])}")
+    if found["minority_accuracy"] is not None:
+        words.append(f"minority's accuracy {_percent(found['minority_accuracy'])}")
+    return ", ".join(words)
 
 
 def _percent(value: float | None) -> str:
