@@ -54,6 +54,31 @@ def test_round_one_is_one_release_per_client_and_the_rest_of_it_is_free(clustere
     assert shown == {release.id for release in charged}
 
 
+@pytest.mark.parametrize("count", [3, 6])
+def test_whoever_sees_a_clusters_first_model_sees_a_function_of_everybodys_update(clustered, tmp_path, count):
+    """Who is in a cluster depends on the whole mixture: the flow must not stop at the members."""
+    run = ran(clustered(rounds=1, **{"topology.count": count}), tmp_path)
+    for n in range(7):
+        for i in set(range(7)) - {n}:
+            assert run.ledger.composition(client_name(n), client_name(i)) == {Gaussian(0.8): 1}
+
+
+def test_models_know_the_choices_that_left_them_as_they_are(clustered, tmp_path):
+    """In a round with choices, every model that is published or left depends on everybody's choice of that round."""
+    run = ran(clustered(**IFCA, rounds=3, **{"algorithm.selection_rounds": 2}), tmp_path)
+    shown = [release for release in run.ledger if release.time == 3 and "to choose from" in release.what]
+    assert shown
+    for release in shown:
+        assert all(run.ledger.view(release.audience).composition(client_name(n))[Exponential(1.5)] for n in range(7))
+    second = [release.id for release in run.ledger if release.time == 2 and isinstance(release.event, Exponential)]
+    for release in shown:
+        reached, waiting = set(), [release.id]
+        while waiting:
+            reached.add(waiting[-1])
+            waiting += run.ledger[waiting.pop()].inputs
+        assert set(second) <= reached
+
+
 def test_later_rounds_are_small_batches_and_choices(clustered, tmp_path):
     experiment = clustered()
     run = ran(experiment, tmp_path)

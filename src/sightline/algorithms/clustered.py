@@ -101,14 +101,14 @@ def trained(state: State, r: Round, cohort: Cohort) -> State:
     many: list[tuple[Any, Channel]] = []
     moved = []
     present = frozenset(cohort.members)
-    for m, members in enumerate(members_of(state)):
+    starts = {cluster_name(m): knowing(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))}
+    for (name, start), members in zip(starts.items(), members_of(state), strict=True):
         here = Cohort(tuple(n for n in members if n in present))
         if here.members:
-            start = knowing(state[cluster_name(m)], state[ASSIGNMENT])
             many.append((r.train(here, start), cluster_channel(r.channels[0], members)))
-            moved.append(cluster_name(m))
+            moved.append(name)
     steps = r.release_means(many) if many else []
-    return dict(state) | {name: state[name] + step for name, step in zip(moved, steps, strict=True)}
+    return dict(state) | starts | {name: starts[name] + step for name, step in zip(moved, steps, strict=True)}
 
 
 def knowing(model: Public, other: Public) -> Public:

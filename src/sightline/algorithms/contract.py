@@ -132,7 +132,10 @@ class Round(Protocol):
         """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
 
     def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
-        """Each member's private choice of one of the models, as the model's number, made public to the server."""
+        """Each member's private choice of one of the models, as the model's number, made public to the server.
+
+        Who was asked and did not answer, where clients are elsewhere, is not in it.
+        """
 
     def publish(self, value: Public) -> Public:
         """Let the top show everybody a value that it worked out of what was sent up."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.algorithms.clustered import START, assigned, cluster_name, members_of, show
+from sightline.algorithms.clustered import START, assigned, cluster_name, knowing, members_of, show
 from sightline.algorithms.clustered_settings import Selecting
 from sightline.algorithms.contract import Round, State
 from sightline.algorithms.mixture import Mixture, fit, switch_round
@@ -91,7 +91,8 @@ def started(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, i
     """Clusters of the likeliest, each with the mean of its members' first models; one without members starts afresh."""
     likeliest = combined(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
     count = state[CONFIDENCE].value.shape[1]
-    state = assigned({**state, **{cluster_name(m): state[START] for m in range(count)}}, likeliest, "drawn")
+    names = [cluster_name(m) for m in range(count)]
+    state = assigned(dict(state) | dict.fromkeys(names, state[START]), likeliest, "drawn")
     means = {}
     for m, members in enumerate(members_of(state)):
         here = [n for n in members if n in steps]
@@ -101,7 +102,8 @@ def started(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, i
                 return weighted_mean(zip(here, values, strict=True), sizes, len(values[0]))
 
             means[cluster_name(m)] = state[START] + combined(mean, *(steps[n] for n in here))
-    state = dict(state) | means
+    # who is in a cluster follows from everybody's updates, so its model does, also one that nobody is in
+    state = dict(state) | {name: knowing(means.get(name, state[START]), likeliest) for name in names}
     show(state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC}))
     return state
 

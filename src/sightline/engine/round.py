@@ -196,6 +196,7 @@ class LiveRound:
         return {
             member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
             for member, release in zip(cohort.members, made, strict=True)
+            if member in choices
         }
 
     def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:

@@ -74,9 +74,9 @@ class Ballot:
         )
 
     def choices(self, worker: Worker, scene: Scene) -> dict[int, int]:
-        """Client -> the number of the model that it chose; who does not answer from elsewhere gets the first."""
+        """Client -> the number of the model that it chose; who does not answer from elsewhere is not in it."""
         if worker.nodes is not None:
-            return dict.fromkeys(self.choosers.members, 0) | worker.nodes.chosen(self, scene)
+            return worker.nodes.chosen(self, scene)
         models = torch.stack([model.value for model in self.candidates])
         found = {}
         for chooser, right in worker.right_answers(self.choosers.members, models):
