@@ -65,9 +65,9 @@ def test_the_command_says_both(capsys):
 
     numbers = "--samples 800 --batch-size 80 --rounds 10 --delta 1e-4 --json".split()
     answer = asked("calibrate", "clustered", *numbers, "--epsilon", "6")
-    assert answer["noise_multiplier"] < answer["authors_split"]
+    assert answer["noise_multiplier"] < answer["as_published_noise"]
     noise = str(answer["noise_multiplier"])
     again = asked("account", "clustered", *numbers, "--noise", noise, "--selection-epsilon", "0.18")
     assert again["epsilon"] == pytest.approx(answer["epsilon"], rel=1e-9)
     dear = ("--epsilon", "2", "--selections", "3", "--selection-epsilon", "0.6")
-    assert asked("calibrate", "clustered", *numbers, *dear)["authors_split"] == "infinity"
+    assert asked("calibrate", "clustered", *numbers, *dear)["as_published_noise"] == "infinity"

@@ -130,7 +130,7 @@ def clustered(rounds: int, selections: int | None, selection_epsilon: float | No
     }
     scheme = accounting.clustered(noise=1.0, **numbers)
     split = clustered_noise(**numbers, epsilon=asked["epsilon"], delta=asked["delta"])
-    tell(scheme, **asked, more={"authors_split": finite(split.value), "notice": split.notice})
+    tell(scheme, **asked, more={"as_published_noise": finite(split.value), "notice": split.notice})
 
 
 def tell(
