@@ -38,6 +38,9 @@ test-slow: .venv/.ready   ## every test, the slow ones too
 flower-test: .venv-flower/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
 	FLWR_TELEMETRY_ENABLED=0 .venv-flower/bin/python -m pytest tests/flower
 
+browser:         ## install what the browser tests drive Chromium with (needs node and npm)
+	cd tests/serve && npm install --no-package-lock --no-audit --no-fund
+
 check: .venv/.ready  ## format, lint, types, then the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

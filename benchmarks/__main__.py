@@ -23,6 +23,7 @@ BENCHMARKS = {
     "accounting_poisson": "dp_accounting PLD / ours, Poisson",
     "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
     "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
+    "serve_long": "processor seconds / allowed: pages over a run of 100,000 rounds",
 }
 
 

@@ -363,3 +363,16 @@ def test_the_saved_report_is_the_report(ask: Ask, folder: Path) -> None:
     answer = ask("/report.html?run=quick")
     assert answer.body.decode() == render(Run.read(folder / "quick"))
     assert answer.headers["Content-Disposition"] == 'attachment; filename="quick.html"'
+
+
+def test_a_long_run_is_announced_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quickstart(tmp_path / "long", rounds=3)
+    monkeypatch.setattr("sightline.serve.running.LONG", 5)
+    ask = asking(site_of(tmp_path))
+    first = ask("/run?run=long").body.decode()
+    assert "Reading and checking 6 releases" in first
+    assert "headline" not in first
+    whole = ask("/run?run=long&part=page").body.decode()
+    assert 'id="headline"' in whole
+    assert "Reading and checking" not in whole
+    assert 'id="headline"' in ask("/run?run=long").body.decode()

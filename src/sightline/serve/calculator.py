@@ -15,10 +15,10 @@ from sightline.serve.site import Site
 
 POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
 """In which order the 15 points of a curve are worked out: coarse first."""
-SPAN = 4.0
+SPAN = 3.0
 """A curve goes from the chosen value over this number to the chosen value times it."""
 PATIENCE = 2.5
-"""Seconds that a curve may take; what is not worked out by then is left out."""
+"""Processor seconds that a curve may take; what is not worked out by then is left out."""
 
 Asked = tuple[Entry, dict[str, float], float]
 
@@ -133,9 +133,9 @@ def _points(
     grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]
     xs = sorted({round(x) if knob.whole else float(f"{x:.4g}") for x in grid})
     found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in lines(entry, numbers)}
-    begun = time.monotonic()
+    begun = time.thread_time()
     for place in POINTS:
-        if place < len(xs) and time.monotonic() - begun < PATIENCE:
+        if place < len(xs) and time.thread_time() - begun < PATIENCE:
             for name, pair in lines(entry, {**numbers, knob.name: xs[place]}).items():
                 found[name][place] = epsilon(*pair, delta)
     return [float(x) for x in xs], found

@@ -28,6 +28,7 @@ class Glance:
     accuracy: float | None
     epsilon: float | None
     since: int
+    releases: int
     delta: float | None
     unit: str
     algorithm: str
@@ -117,6 +118,7 @@ def _read(id: str, directory: Path, record: RunRecord) -> Glance:
         accuracy=record.latest("test_accuracy"),
         epsilon=(max(spent) if spent else None) if private else math.inf,
         since=record.pages.since(number),
+        releases=record.pages.length(),
         delta=facts.get("delta"),
         unit=str(facts.get("unit") or "none"),
         algorithm=str(facts.get("algorithm") or ""),

@@ -64,6 +64,12 @@ class Live:
             if entry.run is not None:
                 yield entry.run, entry.made
 
+    def knows(self, directory: Path) -> bool:
+        """Whether the run is in memory already."""
+        with self._lock:
+            entry = self._entries.get(directory)
+        return entry is not None and entry.run is not None
+
     def _entry(self, directory: Path) -> _Entry:
         with self._lock:
             entry = self._entries.setdefault(directory, _Entry())

@@ -5,20 +5,28 @@ from typing import Any
 
 from sightline.engine.record import finite
 from sightline.report import Run, render
+from sightline.report.numbers import count
 from sightline.report.page import contents
 from sightline.serve.listing import row
 from sightline.serve.message import HTML, Request, Response, plain
 from sightline.serve.site import Site
 
+LONG = 20_000
+"""More releases than these take a while to read and check for the first time."""
+
 
 def page(site: Site, request: Request) -> Response:
-    """The report of a run, live."""
+    """The report of a run, live; of a long run that is not in memory yet, first a page that says so and asks again."""
     id = request.one("run")
-    glance = site.glance(id)
-    with site.live.held(site.shelf.directory(id)) as (run, made):
+    glance, directory = site.glance(id), site.shelf.directory(id)
+    if not {"part", "wait"} & set(request.query) and glance.releases > LONG and not site.live.knows(directory):
+        about = {"run": id, "row": row(glance), "running": glance.status == "running", "sections": []}
+        return site.draw(request, "running.html", glance.name, reading=count(glance.releases), **about)
+    with site.live.held(directory) as (run, made):
         sections = made.once("sections", lambda: drawn_sections(site, run))
     running = glance.status == "running"
-    return site.draw(request, "running.html", run.name, run=id, row=row(glance), running=running, sections=sections)
+    about = {"run": id, "row": row(glance), "running": running, "sections": sections}
+    return site.draw(request, "running.html", run.name, reading="", **about)
 
 
 def drawn_sections(site: Site, run: Run) -> list[tuple[str, str, str]]:

@@ -31,6 +31,12 @@
     window.sightline.awaken(old);
   };
 
+  const arrive = (part) => {
+    known.set(part.id, part.innerHTML);
+    document.getElementById("content").append(part);
+    window.sightline.awaken(part);
+  };
+
   const fetched = async (address, part) => {
     const asked = new URL(address, location.href);
     asked.searchParams.set("part", part);
@@ -52,6 +58,7 @@
       parts(fresh).forEach((part) => {
         const old = document.getElementById(part.id);
         if (old) swap(old, part);
+        else arrive(part);
       });
       const now = fresh.getElementById("live");
       if (live && now) {
@@ -108,7 +115,7 @@
   document.querySelectorAll("form[data-live]").forEach((form) => {
     let soon = 0;
     form.addEventListener("input", (event) => {
-      if (event.target.matches("[data-submit]")) { form.requestSubmit(); return; }
+      if (event.target.matches("[data-submit]")) { form.submit(); return; }
       clearTimeout(soon);
       soon = setTimeout(() => {
         const next = address(form);
@@ -117,9 +124,7 @@
         refresh(next);
       }, 90);
     });
-    form.addEventListener("submit", (event) => {
-      if (event.submitter === null && document.activeElement.matches("input")) event.preventDefault();
-    });
+    form.addEventListener("submit", (event) => event.preventDefault()); // Enter: what it asks for is on its way
   });
 
   document.querySelectorAll("input[type=range][data-for]").forEach((range) => {

@@ -89,7 +89,7 @@ def spans(pages: Pages, run: str) -> list[dict[str, Any]]:
             "width": round(86 / number, 3),
             "height": round(100 * held.get(place, 0) / most, 2),
             "round": max(1, place * width),
-            "words": _span_words(place * width, min(last, (place + 1) * width - 1), held.get(place, 0)),
+            "words": _span_words(max(1, place * width), min(last, (place + 1) * width - 1), held.get(place, 0)),
         }
         for place in range(number)
         if held.get(place, 0)
@@ -97,7 +97,7 @@ def spans(pages: Pages, run: str) -> list[dict[str, Any]]:
 
 
 def _span_words(first: int, last: int, made: int) -> str:
-    when = f"round {count(first)}" if first == last else f"rounds {count(max(first, 1))} to {count(last)}"
+    when = f"round {count(first)}" if first == last else f"rounds {count(first)} to {count(last)}"
     return f"{when}: {plural(made, 'release')}"
 
 
