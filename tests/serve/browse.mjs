@@ -114,6 +114,7 @@ for (const [kind, options] of [["phone", { viewport: { width: 375, height: 780 }
 const plain = await browser.newContext({ javaScriptEnabled: false });
 const quiet = await plain.newPage();
 await quiet.goto(entrance);
+await quiet.waitForSelector("main h1", { timeout: 180000 });
 await quiet.goto(at("/?q=prox"));
 seen.withoutScript = [await quiet.locator(".runs tbody tr").count()];
 await quiet.goto(at("/calculator?scheme=gaussian&noise=2&steps=10&delta=1e-5"));
