@@ -8,12 +8,15 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, get_args
 
-from sightline import algorithms, engine, topology
+from sightline import algorithms, data, engine, topology
 from sightline.config import Privacy, SampleSampler, parse
+from sightline.data import Federation
 from sightline.engine.plan import plan
+from sightline.engine.setting import Setting
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger
 from sightline.mechanisms import SAMPLERS
+from sightline.randomness import Streams
 from sightline.runtimes import Simulator
 
 PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
@@ -127,25 +130,36 @@ def data_for(c: Combination) -> dict[str, Any]:
 
 
 @cache
+def federation(clusters: bool) -> Federation:
+    """The tiny problem's data: the same for all, so read once."""
+    c = Combination(topology="clusters" if clusters else "star")
+    return data.load(parse({"rounds": 1, "data": data_for(c)}).data, streams=Streams.from_seed(0))
+
+
+def built(c: Combination) -> Setting:
+    """The combination, ready to run; refused with the reason when it cannot."""
+    return engine.calibrated(engine.build(parse(plain(c)), federation=federation(c.topology == "clusters")))
+
+
+def planned(c: Combination) -> tuple[Ledger, set[str]]:
+    """The ledger that the combination will write when everybody takes part, and who is trusted."""
+    setting = built(c)
+    return plan(setting), set(setting.topology.trusted)
+
+
+@cache
 def refusal(c: Combination) -> str:
     """Why a combination is refused before a run exists; empty when it can be run. No data is trained on."""
     try:
-        setting = engine.calibrated(engine.build(parse(plain(c))))
-        plan(setting)
+        planned(c)
     except InvalidInput as error:
         return str(error)
     return ""
 
 
-def planned(c: Combination) -> tuple[Ledger, set[str]]:
-    """The ledger that the combination will write when everybody takes part, and who is trusted."""
-    setting = engine.calibrated(engine.build(parse(plain(c))))
-    return plan(setting), set(setting.topology.trusted)
-
-
 def run(c: Combination, directory: Path) -> None:
     """Run it, from the file to the last checkpoint."""
-    setting = engine.calibrated(engine.build(parse(plain(c))))
+    setting = built(c)
     engine.run(setting, engine.new_directory(setting.experiment, directory), partial(Simulator), resume=False)
 
 

@@ -24,6 +24,7 @@ class Clear(Exception):
     """Something was handed over without noise: no epsilon."""
 
 
+@lru_cache(maxsize=4096)
 def names(text):
     """The set that the short form `client-0..3, server` stands for."""
     found = set()
