@@ -22,6 +22,7 @@ BENCHMARKS = {
     "accounting_allocation": "PLD_accounting / ours, random allocation",
     "accounting_poisson": "dp_accounting PLD / ours, Poisson",
     "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
+    "scale": "processor seconds of a round's coins, ledger and epsilon / allowed: a million clients",
     "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
     "serve_long": "processor seconds / allowed: pages over a run of 100,000 rounds",
 }

@@ -12,8 +12,8 @@ from sightline.config import Experiment, read
 from sightline.engine import RunRecord, finite
 from sightline.errors import did_you_mean, invalid
 from sightline.ledger import Ledger
-from sightline.runtimes import Simulator
 from sightline.runtimes.flower.simulation import check_installed, simulated
+from sightline.runtimes.simulator import Simulator
 
 RUNTIMES = ("simulator", "flower")
 

@@ -2,15 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import tomli_w
 
 import sightline
-from sightline.config import read
+from sightline.config import parse, read
+from sightline.runtimes.flower.export import export, shards
 from tests.flower.cases import BASE, CASES, changed, privacy, same
+from tests.flower.deployment import BIN, free_port
 
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 pytest.importorskip("ray", reason="needs sightline[flower]: make flower-test")
@@ -50,3 +55,49 @@ def test_an_error_at_a_node_is_one_line_and_leaves_nothing(command, tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
+    from flwr.app import Context, RecordDict
+
+    from sightline.runtimes.flower.client_app import answered
+    from sightline.runtimes.letter import Letter
+
+    site = shards(parse(CASES["local noise"]), tmp_path / "sites", epsilon=8.0)[2]
+    hello = Letter({"call": "hello"})
+
+    def node(**config):
+        context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+        return answered(hello, context).words
+
+    assert node(site=str(site))["client"] == 2
+    assert "names no site" in node(somewhere="else")["refused"]
+    assert "nobody answers" in node(**{"site-socket": str(tmp_path / "door")})["refused"]
+
+
+def test_flwr_run_starts_an_exported_app_as_it_is(tmp_path):
+    plain = changed(rounds=2)
+    export(parse(plain), tmp_path / "app")
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()), "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    out = tmp_path / "there"
+    line = ["flwr", "run", str(tmp_path / "app"), "--stream", "--run-config", f'out="{out}"']
+    try:
+        done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    finally:
+        end_local_superlink(environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"])
+    assert "round 2/2" in done.stdout, done.stdout + done.stderr
+    same(sightline.api.Run(out), sightline.run(parse(plain), out=tmp_path / "here"))
+
+
+def end_local_superlink(port):
+    """End the SuperLink that `flwr run` left behind: the process that was started for this very port."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if any(b"flower-superlink" in word for word in words) and port.encode() in words:
+                os.kill(int(path.parent.name), signal.SIGTERM)

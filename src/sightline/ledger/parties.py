@@ -10,7 +10,6 @@ from sightline.errors import invalid
 Parties = frozenset[str]
 NOBODY: Parties = frozenset()
 
-_NUMBERED = re.compile(r"(.+)-(\d+)")
 _RANGE = re.compile(r"(.+)-(\d+)\.\.(\d+)")
 
 
@@ -24,9 +23,9 @@ def written(parties: Parties) -> str:
     numbers: dict[str, list[int]] = defaultdict(list)
     words = []
     for name in parties:
-        match = _NUMBERED.fullmatch(name)
-        if match and str(int(match[2])) == match[2]:
-            numbers[match[1]].append(int(match[2]))
+        kind, _, digits = name.rpartition("-")
+        if kind and digits.isdecimal() and str(number := int(digits)) == digits:
+            numbers[kind].append(number)
         else:
             words.append(name)
     for kind, found in numbers.items():

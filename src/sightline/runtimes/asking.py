@@ -12,7 +12,8 @@ from torch import Tensor
 from sightline.algorithms import RULES
 from sightline.errors import invalid, refuse
 from sightline.mechanisms import Memory, Occasion, PrivateSteps
-from sightline.runtimes.letter import Letter, packed, tensor, unpacked
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.packing import packed, tensor, unpacked
 from sightline.topology import Channel
 from sightline.training.work import rows
 

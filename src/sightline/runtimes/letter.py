@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from torch import Tensor
 
 from sightline.errors import InvalidInput
 
@@ -39,22 +37,3 @@ class Letter:
             return cls(words, load(content))
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"letter={len(content)} bytes: cannot be read ({type(error).__name__})") from None
-
-
-def packed(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Numbers and tensors apart: the words of a letter, and its arrays with names that begin with `under`."""
-    words = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
-    arrays = {f"{under}/{name}": part.numpy() for name, part in value.items() if isinstance(part, Tensor)}
-    return words, arrays
-
-
-def unpacked(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
-    """What `packed` took apart."""
-    start = f"{under}/"
-    found = {name.removeprefix(start): tensor(array) for name, array in arrays.items() if name.startswith(start)}
-    return {**words, **found}
-
-
-def tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor of its own: what came by post may be read-only memory."""
-    return torch.from_numpy(np.array(array))

@@ -29,7 +29,8 @@ from sightline.mechanisms import (
 from sightline.mechanisms.by_trust import ByTrust
 from sightline.mechanisms.clip import sensitivity
 from sightline.runtimes.asking import CHOOSE, LEAVING, Ask
-from sightline.runtimes.letter import Letter, tensor
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.packing import tensor
 from sightline.topology import Channel, client_name
 
 ROWS_BYTES = 1 << 27

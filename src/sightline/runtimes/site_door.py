@@ -4,15 +4,18 @@ import os
 from collections.abc import Callable
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sightline.errors import SightlineError
 from sightline.runtimes.letter import Letter
-from sightline.runtimes.site import Site
+
+if TYPE_CHECKING:  # whoever only knocks does not load torch
+    from sightline.runtimes.site import Site
 
 LARGEST_LETTER = 1 << 31
 
 
-def serve(site: Site, socket: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+def serve(site: "Site", socket: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process is ended.
 
     Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
@@ -34,7 +37,7 @@ def serve(site: Site, socket: Path, *, ready: Callable[[], None] = lambda: None)
                 continue
 
 
-def _answer(site: Site, content: bytes) -> bytes:
+def _answer(site: "Site", content: bytes) -> bytes:
     try:
         letter = Letter.from_bytes(content)
     except SightlineError as error:

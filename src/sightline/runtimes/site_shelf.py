@@ -7,7 +7,8 @@ from torch import Tensor
 
 from sightline.mechanisms import Occasion
 from sightline.randomness import write_secret
-from sightline.runtimes.letter import Letter, tensor
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.packing import tensor
 
 SHELF = "shelf.secret"
 RUNS = 8

@@ -1,6 +1,7 @@
 """A server and its clients: everybody receives the models that the server publishes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sightline.topology.channel import Channel, Steady, client_name
 
@@ -15,7 +16,7 @@ class Star(Steady):
     clients: int
     server_trusted: bool
 
-    @property
+    @cached_property
     def channels(self) -> tuple[Channel, ...]:
         """One: the server, whose models are seen by every client, the public, and itself."""
         members = tuple(range(self.clients))

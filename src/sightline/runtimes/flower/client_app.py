@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from sightline.runtimes import simulated_node, site_door
+from sightline.runtimes import site_door
 from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.letter import Letter, tensor
-from sightline.runtimes.site import Site
+from sightline.runtimes.letter import Letter
 
 KEPT = "sightline"
 """The record of a node's state that holds what simulated clients keep between rounds."""
@@ -20,16 +18,20 @@ SIMULATED = {"partition-id", "num-partitions"}
 
 def train(message: Message, context: Context) -> Message:
     """Answer one question."""
-    torch.set_num_threads(1)
     return Message(to_record(answered(from_record(message.content), context)), reply_to=message)
 
 
 def answered(letter: Letter, context: Context) -> Letter:
-    """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder)."""
+    """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder).
+
+    Torch is loaded where it is needed: a node starts a process for every message.
+    """
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
         return site_door.asked(Path(str(config["site-socket"])), letter)
     if "site" in config:
+        from sightline.runtimes.site import Site
+
         return Site(Path(str(config["site"]))).answer(letter)
     if set(config) <= SIMULATED:
         return simulated_answer(letter, context)
@@ -38,6 +40,9 @@ def answered(letter: Letter, context: Context) -> Letter:
 
 def simulated_answer(letter: Letter, context: Context) -> Letter:
     """A simulated client's answer; what it keeps goes into the node's state."""
+    from sightline.runtimes import simulated_node
+    from sightline.runtimes.packing import tensor
+
     record = context.state[KEPT] if KEPT in context.state else ArrayRecord()
     kept = {name: tensor(array.numpy()) for name, array in record.items()}
     answer = simulated_node.answer(letter, kept)

@@ -13,6 +13,8 @@ from sightline.runtimes.letter import Letter
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 1.0
+GRACE_SECONDS = 60.0
+"""Flower drops a reply whose message has expired; the clocks of two machines may differ by this much."""
 
 Answers = dict[int, Letter | str]
 NodeOf = Callable[[], Mapping[int, int]]
@@ -47,7 +49,7 @@ def exchanged(grid: Grid, letters: Mapping[int, tuple[int, Letter]], *, group: s
     """Key -> the answer of the node that its letter was for, or why there is none."""
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
-        key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout)
+        key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
         for key, (node, letter) in letters.items()
     }
     if not messages:

@@ -10,7 +10,7 @@ from sightline.runtimes.letter import Letter
 from sightline.runtimes.site import HELLO
 from sightline.topology import client_name
 
-HELLO_SECONDS = 30.0
+HELLO_SECONDS = 120.0
 TRIES = 3
 KINDRED = ("shape", "kind", "classes", "vocabulary")
 """The facts in which all sites must agree."""

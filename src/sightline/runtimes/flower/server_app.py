@@ -1,5 +1,6 @@
 """The ServerApp of an exported experiment: the engine's own loop, with its clients behind Flower's Grid."""
 
+import math
 import os
 import secrets
 import time
@@ -132,4 +133,5 @@ def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
     epsilon = max(row["epsilon"].values(), default=float("inf"))
     accuracy = row.get("test_accuracy")
     shown = "-" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f}%"
-    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {epsilon:.4g}")
+    spent = f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
+    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {spent}")

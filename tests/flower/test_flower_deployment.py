@@ -1,0 +1,140 @@
+"""Real processes on loopback: TLS, node authentication, three sites; one sends garbage, one comes late, one is killed."""
+
+import re
+import subprocess
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Listener
+
+import numpy as np
+import pytest
+import tomli_w
+
+from sightline.api import Run
+from sightline.config import parse, to_toml
+from sightline.runtimes.flower.export import export, shards
+from sightline.runtimes.letter import Letter
+from sightline.runtimes.site import Site
+from tests.flower.cases import changed, privacy
+from tests.flower.deployment import Deployment, tools_missing
+
+pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(tools_missing()), reason=f"needs {', '.join(tools_missing())}"),
+]
+
+TIMEOUT, LATE = 90, 120
+EXPERIMENT = changed(
+    name="sites",
+    rounds=8,
+    data={"source": "digits", "clients": 3, "partition": "iid", "train_samples": 90},
+    model={"name": "linear"},
+    sampling={"clients": {"scheme": "full"}},
+    privacy=privacy("client", "client", noise_multiplier=4.0),
+)
+
+
+class Rogue:
+    """A site behind a socket that misbehaves: what it does depends on the round."""
+
+    def __init__(self, folder, path):
+        self.site, self.listener = Site(folder), Listener(str(path), family="AF_UNIX")
+        self.acts = {}
+        self.rounds = []
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            with suppress(EOFError, OSError), self.listener.accept() as caller:
+                letter = Letter.from_bytes(caller.recv_bytes())
+                caller.send_bytes(self.answer(letter).to_bytes())
+
+    def answer(self, letter):
+        honest = self.site.answer(letter)
+        if letter.words["call"] == "hello":
+            return honest
+        self.rounds.append(letter.words["round"])
+        return self.acts.get(letter.words["round"], lambda answer: answer)(honest)
+
+
+def sends(array):
+    return lambda answer: Letter({}, {"value": array})
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    # a socket's path has at most about 100 characters, so the folder's name is kept short
+    found = Deployment(tmp_path)
+    yield found
+    found.close()
+
+
+def test_three_sites_with_trouble(deployment):
+    folder, experiment = deployment.folder, parse(EXPERIMENT)
+    export(experiment, folder / "app")
+    sites = shards(experiment, folder / "sites", epsilon=50.0)
+    policy = sites[0] / "site.toml"
+    policy.write_text(re.sub(r"epsilon = .*", "epsilon = 2.0", policy.read_text()))
+
+    deployment.superlink()
+    keys = [deployment.register(f"site-{number}") for number in range(3)]
+    rogue = Rogue(sites[2], folder / "2")
+    parameters = 64 * 10 + 10
+    slept = threading.Event()
+    rogue.acts = {
+        2: sends(np.zeros(7, np.float32)),
+        3: sends(np.full(parameters, np.nan, np.float32)),
+        4: sends(np.full(parameters, 1e20, np.float32)),
+        5: lambda answer: (slept.wait(LATE), answer)[1],
+        7: lambda answer: (back_again(), answer)[1],
+    }
+
+    def back_again():
+        deployment.supernode("site-1", keys[1], f'site-socket="{folder / "1"}"')
+        deployment.wait(lambda: deployment.flwr("supernode", "list").stdout.lower().count("online") == 3, "site 1")
+
+    Rogue(sites[1], folder / "1").acts = {6: lambda answer: (deployment.kill("site-1"), answer)[1]}
+    deployment.start("door-0", "sightline", "flower", "site", sites[0], "--socket", folder / "0")
+    deployment.wait((folder / "0").exists, "the site's own process")
+    deployment.supernode("site-0", keys[0], f'site-socket="{folder / "0"}"')
+    deployment.supernode("site-1", keys[1], f'site-socket="{folder / "1"}"')
+    deployment.supernode("site-2", keys[2], f'site-socket="{folder / "2"}"')
+
+    config = folder / "run.toml"
+    config.write_text(tomli_w.dumps({"sites": True, "timeout": TIMEOUT, "out": str(folder / "run"),
+                                     "test": str(folder / "sites" / "test.npz")}))  # fmt: skip
+    started = deployment.flwr("run", folder / "app", "mine", "--run-config", config)
+    assert started.returncode == 0, started.stdout + started.stderr
+    deployment.wait((folder / "run" / "report.html").exists, "the end of the run", 1500)
+
+    run = Run(folder / "run")
+    summary = run.summary
+    assert summary["rounds_done"] == 8
+    assert 0 <= summary["test_accuracy"] <= 1
+    lines = (folder / "run" / "nodes.log").read_text()
+    assert (folder / "run" / "nodes.log").stat().st_mode & 0o077 == 0
+    for round, why in ((2, r"float32 \(7,\)"), (3, "not finite"), (4, "norm"), (5, "no answer within")):
+        assert re.search(rf"round {round}: client-2 left out: .*{why}", lines), lines
+    assert [int(n) for n in re.findall(r"round (\d): client-1 left out", lines)] == [6, 7], lines
+    assert re.search(r"client-0 left out: refused: epsilon=2 ", lines), lines
+
+    # the server's ledger charges everybody for every round; the sites' own ledgers never exceed it
+    charged = [sum(f"client-{n}" in release.subjects for release in run.ledger) for n in range(3)]
+    assert charged == [8, 8, 8]
+    own = [Site(site) for site in sites]
+    assert own[0].spent() <= 2.0
+    assert all(site.spent() <= run.epsilon for site in own)
+    assert len(own[2]._ledger()) == 8
+    assert to_toml(experiment) == (folder / "run" / "config.toml").read_text()
+
+
+def test_a_node_without_a_registered_key_is_not_let_in(deployment):
+    deployment.superlink()
+    deployment.register("known")
+    path = deployment.keys / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path)], check=True)
+    deployment.supernode("stranger", path, 'site="nowhere"')
+    deployment.wait(lambda: deployment.processes["stranger"].poll() is not None, "the stranger's end")
+    listed = deployment.flwr("supernode", "list")
+    assert "online" not in listed.stdout.lower()
