@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",
     "account": "epsilon of a scheme, or of an exported ledger",
     "calibrate": "the least noise that meets an epsilon",
+    "audit": "attack what a file runs: a lower bound on epsilon beside the claimed one",
     "convergence": "what the theory of an algorithm promises for given constants",
     "groups": "epsilon of every pair of workers in overlapping groups",
     "sweep": "every combination of some settings and seeds, side by side",

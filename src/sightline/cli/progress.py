@@ -96,3 +96,36 @@ class SweepBar:
             self._bar.update(self._task, completed=done, ended=self._ended, refresh=True)
         elif outcome:
             self._console.print(f"{self._ended}/{self._runs}  {outcome}  {name}", markup=False)
+
+
+class CountBar:
+    """Shows how many of something are done; a line every tenth in a log."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._what = what
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=None)
+
+    def __enter__(self) -> "CountBar":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, done: int, total: int) -> None:
+        """So many of so many are done."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, total=total)
+        elif _worth_a_line(done, total):
+            self._console.print(f"{done}/{total} {self._what}")

@@ -1,0 +1,79 @@
+"""The attack: scores learnt from runs of both worlds, the one that says most is kept with its threshold."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.audit.bounds import two_worlds_lower
+
+Runs = NDArray[np.float64]
+"""(runs, values seen, numbers read of each)."""
+Score = Callable[[Runs], NDArray[np.float64]]
+
+THRESHOLDS = 64
+LEANINGS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""How far a canary may stand out, in standard deviations of the noise: tried one after the other."""
+LITTLE = 1e-6
+"""Of the variance, added to it where a discriminant divides: noise that was used twice cancels to this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """A score with a threshold: "in" when it is at least that."""
+
+    name: str
+    score: Score
+    threshold: float
+
+    def says_in(self, runs: Runs) -> int:
+        """In how many of the runs the subject seems to be in."""
+        return int((self.score(runs) >= self.threshold).sum())
+
+
+def fitted(inside: Runs, outside: Runs, carries: NDArray[np.bool_], *, delta: float, confidence: float) -> Attack:
+    """The best attack on runs that are used for nothing else; `carries` marks the values that the subject is in."""
+    best, most = Attack("sum", lambda runs: runs.sum(axis=(1, 2)), 0.0), -1.0
+    for name, score in scores(inside, outside, carries):
+        yes, no = score(inside), score(outside)
+        levels = np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))
+        for level in np.unique(levels):
+            counts = int((yes >= level).sum()), int((no >= level).sum())
+            found = two_worlds_lower(*counts, min(len(yes), len(no)), delta=delta, confidence=confidence)
+            if found > most:
+                best, most = Attack(name, score, float(level)), found
+    return best
+
+
+def scores(inside: Runs, outside: Runs, carries: NDArray[np.bool_]) -> Iterator[tuple[str, Score]]:
+    """Ways to tell the worlds apart."""
+    scale = outside.std(axis=0)
+    scale[scale <= 1e-12 * max(1e-300, float(scale.max(initial=0.0)))] = 1.0
+    yield "sum", lambda runs: (runs / scale)[:, carries].sum(axis=(1, 2))
+    yield "first", lambda runs: (runs / scale)[:, carries, 0].sum(axis=1)
+    for leaning in LEANINGS:
+        yield f"mixture {leaning:g}", _mixture(scale, carries, leaning)
+    if carries.sum() > 1:
+        yield "spread", lambda runs: (runs / scale)[:, carries, 0].std(axis=1)
+    if 4 * outside[0].size <= len(outside):
+        yield "discriminant", _discriminant(inside / scale, outside / scale, scale)
+
+
+def _mixture(scale: NDArray[np.float64], carries: NDArray[np.bool_], leaning: float) -> Score:
+    """The log-likelihood ratio when in each value one number at random, or none, stands out."""
+
+    def score(runs: Runs) -> NDArray[np.float64]:
+        standing = np.clip((runs / scale)[:, carries] * leaning - leaning**2 / 2, -700, 700)
+        return np.asarray(np.log1p(np.exp(standing).mean(axis=2)).sum(axis=1))
+
+    return score
+
+
+def _discriminant(inside: Runs, outside: Runs, scale: NDArray[np.float64]) -> Score:
+    """Fisher's linear discriminant: it finds the sums of values in which noise cancels."""
+    yes, no = inside.reshape(len(inside), -1), outside.reshape(len(outside), -1)
+    spread = np.cov(no, rowvar=False).reshape(no.shape[1], no.shape[1])
+    spread += LITTLE * np.eye(len(spread))
+    weights = np.linalg.solve(spread, yes.mean(axis=0) - no.mean(axis=0))
+    return lambda runs: np.asarray((runs / scale).reshape(len(runs), -1) @ weights)

@@ -1,0 +1,210 @@
+"""`audit`: how large epsilon must at least be, by attacks on the mechanism that an experiment file runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sightline import engine
+from sightline.audit.attack import Runs, fitted
+from sightline.audit.bounds import one_run_lower, two_worlds_lower
+from sightline.audit.stage import Progress, Stage, for_many, for_one
+from sightline.audit.watch import Key, Watch
+from sightline.config import Experiment
+from sightline.engine.setting import Setting
+from sightline.errors import invalid
+from sightline.randomness import Purpose, Streams
+from sightline.topology import client_name
+
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+OTHERS = 3
+"""How many senders besides the subject the attack listens to: noise may have been used for two of them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one method found: with the stated confidence epsilon is at least `lower`, where `upper` is claimed."""
+
+    method: str
+    lower: float
+    upper: float
+    delta: float
+    confidence: float
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Both findings. Their confidence is joint: the larger bound holds with it."""
+
+    findings: tuple[Finding, ...]
+    confidence: float
+    facts: dict[str, Any]
+
+    @property
+    def lower(self) -> float:
+        """The largest lower bound at the audit's delta."""
+        return max(finding.lower for finding in self.findings if finding.delta == self.facts["delta"])
+
+    @property
+    def upper(self) -> float:
+        """What is claimed at that delta of the subject that is protected least."""
+        return self.findings[0].upper
+
+    def told(self) -> dict[str, Any]:
+        """What `sightline audit --json` prints."""
+        return {
+            "epsilon_lower": self.lower,
+            "epsilon_upper": self.upper,
+            "confidence": self.confidence,
+            "refuted": self.broken,
+            **self.facts,
+            "findings": [
+                {"method": f.method, "epsilon_lower": f.lower, "epsilon_upper": f.upper, "delta": f.delta, **f.details}
+                for f in self.findings
+            ],
+        }
+
+    @property
+    def broken(self) -> bool:
+        """Whether a claim is refuted: epsilon is larger than it says."""
+        return any(finding.lower > finding.upper for finding in self.findings)
+
+
+def audit(
+    experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
+    delta: float | None = None, confidence: float = 0.95, seed: int = 0, progress: Progress = lambda done, all: None,
+) -> Audit:  # fmt: skip
+    """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
+
+    Guarantees: the bounds hold with `confidence` over the audit's own coins; the runs are the engine's own rounds with
+    the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
+    """
+    check(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
+    return audited(
+        engine.calibrated(engine.build(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
+        confidence=confidence, seed=seed, progress=progress,
+    )  # fmt: skip
+
+
+def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float) -> None:
+    """Raise unless the numbers of an audit make sense."""
+    for name, value, least in (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1)):
+        if value < least:
+            invalid(name, value, f"at least {least} are needed to say anything")
+    if delta is not None and not 0 <= delta < 1:
+        invalid("delta", delta, "a delta lies in [0, 1)")
+    if not 0 < confidence < 1:
+        invalid("confidence", confidence, "a confidence lies between 0 and 1")
+
+
+def audited(
+    setting: Setting, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
+    confidence: float = 0.95, seed: int = 0, progress: Progress = lambda done, all: None,
+) -> Audit:  # fmt: skip
+    """`audit` of a setting whose noise is calibrated already."""
+    privacy = setting.experiment.privacy
+    count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
+    at = privacy.delta if delta is None else delta
+    each = 1 - (1 - confidence) / 2
+    one = for_one(setting, rounds=count, delta=at)
+    findings = [repeated(one, trials=trials, confidence=each, seed=seed, progress=progress)]
+    many = for_many(setting, canaries=canaries, rounds=count, delta=at)
+    if many is not None:
+        findings.append(in_one_run(many, confidence=each, seed=seed))
+    facts = {
+        "delta": at, "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
+        "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
+        "trials": trials, "seed": seed,
+    }  # fmt: skip
+    return Audit(tuple(findings), confidence, facts)
+
+
+def secret_of(seed: int, number: int, world: int) -> Streams:
+    """The streams of one run of an audit: every run has its own."""
+    return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
+
+
+def repeated(stage: Stage, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
+    """Runs with and without the subject: the attack is chosen on one half of them and counted on the other."""
+    ears = _ears(stage)
+    worlds: dict[bool, list[Watch]] = {True: [], False: []}
+    for number in range(trials):
+        for inside, watches in worlds.items():
+            watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
+        progress(2 * (number + 1), 2 * trials)
+    keys = sorted({key for watches in worlds.values() for watch in watches for key in watch.seen})
+    yes, no = (_table(worlds[inside], keys, len(stage.probes)) for inside in (True, False))
+    own = _carrying(stage)
+    carries = np.array([key[3] in own for key in keys], dtype=bool)
+    half = trials // 2
+    sight = stage.sight
+    attack = fitted(yes[:half], no[:half], carries, delta=sight.delta, confidence=confidence)
+    left = trials - half
+    counts = attack.says_in(yes[half:]), attack.says_in(no[half:])
+    lower = two_worlds_lower(*counts, left, delta=sight.delta, confidence=confidence)
+    details = {"attack": attack.name, "runs": left, "true_alarms": counts[0], "false_alarms": counts[1]}
+    return Finding("repeated", lower, sight.upper, sight.delta, confidence, details)
+
+
+def _ears(stage: Stage) -> Callable[[str, Tensor], Tensor | None]:
+    """The attack listens to every channel, to the subject and to a few others."""
+    others = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject][:OTHERS]
+    deaf = {client_name(n) for n in stage.setting.clients} - {client_name(stage.sight.subject), *others}
+    return lambda source, value: None if source in deaf else stage.reading(value, stage.probes)
+
+
+def _carrying(stage: Stage) -> set[str]:
+    """Who publishes values that the subject is in."""
+    place, subject = stage.setting.topology, stage.sight.subject
+    own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
+    return own | {client_name(subject)}
+
+
+def _table(watches: list[Watch], keys: list[Key], width: int) -> Runs:
+    table = np.zeros((len(watches), len(keys), width))
+    for row, watch in enumerate(watches):
+        for column, key in enumerate(keys):
+            if key in watch.seen:
+                table[row, column] = watch.seen[key].numpy()
+    return table
+
+
+def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
+    """Every canary in or out by a fair coin, one run, guesses about those that stand out most.
+
+    The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
+    """
+    rng = secret_of(seed, -1, 0).rng(Purpose.AUDIT)
+    slots = [slot for own in stage.holders.values() for slot in own]
+    inside = dict(zip(slots, (rng.random(len(slots)) < 0.5).tolist(), strict=True))
+    mine = {client_name(client): list(own) for client, own in stage.holders.items()}
+    watch = stage.run(inside, secret_of(seed, -1, 1), lambda who, value: stage.reading(value, mine.get(who, slots)))
+    score = _standing(watch, mine, slots, stage)
+    order = np.argsort(-score, kind="stable")
+    best = 0.0
+    details: dict[str, Any] = {}
+    for share in SHARES:
+        half = max(1, round(share * len(slots) / 2))
+        right = sum(inside[slots[place]] for place in order[:half])
+        right += sum(not inside[slots[place]] for place in order[-half:])
+        each = 1 - (1 - confidence) / len(SHARES)
+        found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
+        if not details or found > best:
+            best, details = found, {"canaries": len(slots), "guesses": 2 * half, "right": right}
+    return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
+
+
+def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage: Stage) -> Any:
+    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say."""
+    place = {slot: index for index, slot in enumerate(slots)}
+    sent, said = np.zeros(len(slots)), np.zeros(len(slots))
+    for (*_, who), values in watch.seen.items():
+        if who in mine:
+            sent[[place[slot] for slot in mine[who]]] += values.numpy()
+        else:
+            said += values.numpy()
+    return np.where(sent != 0, sent, said)

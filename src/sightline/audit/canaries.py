@@ -1,0 +1,133 @@
+"""The worst input there is: subjects whose contribution is as large as it may be, among others who send nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.events import Adjacency
+from sightline.mechanisms import Block, Occasion, Recall, Splitter
+from sightline.mechanisms.worker import Nodes
+from sightline.randomness import Purpose, Streams
+
+LOUD = 1000.0
+"""How far beyond the clip norm a canary goes: whoever forgets to clip it will be heard."""
+
+
+def sign(round: int) -> float:
+    """+1, -1, +1, ...: a canary turns round every time, so that noise that was used before cancels and it does not."""
+    return 1.0 if round % 2 else -1.0
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Which canaries are in; who is out sends nothing, or the opposite where the adjacency is replace-one."""
+
+    inside: Mapping[int, bool]
+    adjacency: Adjacency
+
+    def factor(self, slot: int) -> float:
+        """What the canary's contribution is multiplied with."""
+        if self.inside[slot]:
+            return 1.0
+        return -1.0 if self.adjacency is Adjacency.REPLACE else 0.0
+
+
+@dataclass(eq=False)
+class CanaryClients:
+    """Clients as a mechanism of the client unit meets them: their training may have ended anywhere, and did.
+
+    Client n of `slots` sends `LOUD` clip norms along its own coordinate; all others send exactly nothing.
+    """
+
+    dimension: int
+    sizes: Sequence[int]
+    slots: Mapping[int, int]
+    """Client -> the number of its canary, which is its coordinate where the model is not split."""
+    coins: Coins
+    clip_norm: float
+    secret: Streams = field(repr=False)
+    nodes: Nodes | None = None
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def train(
+        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
+        recall: Recall | None = None, splitter: Splitter | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
+        """Where the members' training ended."""
+        if not cohort:
+            return
+        ends = starts.expand(len(cohort), -1).clone()
+        for place, member in enumerate(cohort):
+            if member in self.slots:
+                slot = self.slots[member]
+                loud = self.clip_norm * LOUD * sign(at.round) * self.coins.factor(slot)
+                where = [slot] if splitter is None else self._part(splitter, member, at)
+                ends[place, where] += loud
+            if recall is not None:
+                recall.keep(member, starts if starts.dim() == 1 else starts[place], ends[place], 1.0)
+        yield list(cohort), ends
+
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """A canary finds the first model right on all its examples and the others on none."""
+        for member in cohort:
+            inside = member in self.slots and self.coins.inside[self.slots[member]]
+            yield member, [self.sizes[member] if inside and not place else 0 for place in range(len(models))]
+
+    def _part(self, splitter: Splitter, member: int, at: Occasion) -> list[int]:
+        """One coordinate of the part that the member drew in secret, and one of the unsplit tensors."""
+        rng = self.secret.rng(Purpose.ASSIGNMENT, round=at.round, participant=member, use=at.use)
+        return places(splitter, splitter.splitting.draw(1, rng=rng)[0])
+
+
+def places(splitter: Splitter, assigned: Any) -> list[int]:
+    """The coordinates that a canary of a split model moves, for one assignment."""
+    splitting = splitter.splitting
+    nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
+    submodel, _ = splitting.alone(assigned, nothing)
+    free = submodel.positions if submodel.moves is None else submodel.positions[submodel.moves > 0]
+    own = free[~splitter.unsplit[free]]
+    shared = torch.nonzero(splitter.unsplit).flatten()
+    return [int(some[0]) for some in (own, shared) if len(some)]
+
+
+def part_probes(splitter: Splitter, streams: Streams) -> list[int]:
+    """Every coordinate at which a canary of a split model may be found, of the assignments that come up often."""
+    drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
+    return sorted({place for assigned in drawn for place in places(splitter, assigned)})[:16]
+
+
+def canary_examples(like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: Coins) -> Federation:
+    """As many examples as each client has, of two classes and all zero, but for the canaries: each has a feature.
+
+    `holders` says which canaries a client has. With softmax regression near zero a canary's gradient is
+    (-1, +1) / 2 times its one feature, and a replaced canary has the other label.
+    """
+    clients = []
+    for client, real in enumerate(like.clients):
+        x = np.zeros((len(real.train), features), dtype=np.float32)
+        y = np.zeros(len(real.train), dtype=np.int64)
+        for example, slot in enumerate(holders.get(client, ())):
+            factor = coins.factor(slot)
+            x[example, slot] = LOUD * abs(factor)
+            y[example] = int(factor < 0)
+        clients.append(Client(Shard(x, y), _nothing(features), real.cluster))
+    return Federation("canaries", tuple(clients), _nothing(features), 2, Kind.VECTOR)
+
+
+def crowd(clients: int) -> Federation:
+    """So many clients with one example each, which is zero."""
+    some = Client(_nothing(1), _nothing(1))
+    return Federation("canaries", (some,) * clients, _nothing(1), 2, Kind.VECTOR)
+
+
+def _nothing(features: int) -> Shard:
+    x: NDArray[np.float32] = np.zeros((1, features), dtype=np.float32)
+    return Shard(x, np.zeros(1, dtype=np.int64))

@@ -1,0 +1,122 @@
+"""The engine's own rounds with somebody watching: what the observer sees, read along the canaries' coordinates."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline.audit.canaries import sign
+from sightline.engine.round import LiveRound
+from sightline.engine.setting import Setting
+from sightline.ledger import Ledger
+from sightline.mechanisms import Ballot, ByTrust, CentralMean, Outcome, Public, Scene, Schedules, Updates
+from sightline.mechanisms.worker import Left
+from sightline.randomness import EVERYONE, Streams
+from sightline.topology import client_name
+
+Key = tuple[int, int, int, str]
+"""Round, number of the training call, part of it, who published the value."""
+
+Reading = Callable[[str, Tensor], Tensor | None]
+"""(who published, value) -> the numbers that the attack will look at; None when it will not."""
+
+
+@dataclass(eq=False)
+class Watch:
+    """What one observer sees in one run."""
+
+    observer: str
+    read: Reading
+    turning: bool = True
+    """Whether canaries turn round every round; examples stay what they are."""
+    seen: dict[Key, Tensor] = field(default_factory=dict)
+    _open: dict[str, bool] = field(default_factory=dict)
+    _known: tuple[int, int] = (0, 0)
+
+    def note(self, ledger: Ledger, scene: Scene, part: int, source: str, value: Tensor) -> None:
+        """Take in a value, when every release of its source in this round is the observer's to see."""
+        reading = self.read(source, value)
+        if reading is not None and self._sees(ledger, scene.time, source):
+            turned = sign(scene.time) if self.turning else 1.0
+            self.seen[scene.time, scene.use, part, source] = turned * reading
+
+    def _sees(self, ledger: Ledger, time: int, source: str) -> bool:
+        if self._known != (time, len(ledger)):
+            self._known, self._open = (time, len(ledger)), {}
+            for place in range(len(ledger) - 1, -1, -1):
+                release = ledger[place]
+                if release.time < time:
+                    break
+                self._open[release.source] = self._open.get(release.source, True) and self.observer in release.audience
+        return self._open.get(source, False)
+
+
+class Witness:
+    """Members that do their part of the mechanism themselves, each seen by the watch when it sends.
+
+    To a trusted server they send what they have, and do not clip it: clipping there is the server's promise.
+    """
+
+    steadfast = True
+
+    def __init__(self, setting: Setting, ledger: Ledger, watch: Watch) -> None:
+        self._mechanism: Any = setting.mechanism
+        self._ledger, self._watch = ledger, watch
+
+    def asked(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+        """What the members send."""
+        mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, ByTrust) else self._mechanism
+        if isinstance(mechanism, CentralMean):
+            yield from (Left(member, update) for member, update in updates.trained())
+            return
+        for left in mechanism.leaving(updates, scene):
+            self._watch.note(self._ledger, scene, updates.at.part, client_name(left.member), left.value)
+            yield left
+
+    def chosen(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+        """Nobody: choices are made where the data are."""
+        return {}
+
+
+class WatchedRound(LiveRound):
+    """A round of a real run, watched."""
+
+    def __init__(self, watch: Watch, *where: Any) -> None:
+        super().__init__(*where)
+        self._watch = watch
+
+    def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
+        outcome = super()._computed(updates, scene, compute)
+        for member, value in outcome.values.items():
+            source = scene.channel.name if member == EVERYONE else client_name(member)
+            self._watch.note(self._ledger, scene, updates.at.part, source, value)
+        return outcome
+
+    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+        worker: Any = self._worker
+        witness, worker.nodes = worker.nodes, None
+        choices = super()._choices(ballot, scene)
+        worker.nodes = witness
+        for member, choice in choices.items():
+            told = torch.full((worker.dimension,), float(choice == 0))
+            self._watch.note(self._ledger, scene, 0, client_name(member), told)
+        return choices
+
+
+def watched_run(setting: Setting, watch: Watch, worker: Any, *, rounds: int, secret: Streams) -> None:
+    """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
+    ledger, schedules = Ledger(), Schedules(secret)
+    worker.nodes = Witness(setting, ledger, watch)
+    state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
+    memories: Any = {}
+    for time in range(1, rounds + 1):
+        if setting.algorithm.finished(state):
+            break
+        setting = setting.as_found(state)
+        r = WatchedRound(watch, setting, ledger, worker, secret, time, memories, schedules)
+        after = setting.algorithm.round(state, r, setting.settings)
+        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        memories = r.memories
+    worker.close()

@@ -1,0 +1,74 @@
+"""`sightline audit`: attacks on the mechanism that a file runs, and what they say of its epsilon."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXAMPLES = """
+\b
+Examples:
+  sightline audit examples/quickstart.toml
+  sightline audit examples/balanced.toml --trials 2000 --rounds 40 --json
+  sightline audit examples/quickstart.toml --set privacy.arithmetic=integer --delta 0.01
+
+Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
+"""
+
+
+@click.command("audit", epilog=EXAMPLES)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
+@click.option("--trials", type=int, default=1000, show_default=True, help="Runs with the subject, and as many without.")
+@click.option("--canaries", type=int, default=1000, show_default=True, help="Canaries of the one run, at most.")
+@click.option("--rounds", type=int, help="Rounds to audit (default: the file's, at most 10); both numbers are of them.")
+@click.option("--delta", type=float, help="The delta of both numbers (default: the file's).")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own coins.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def command(config: Path, overrides: tuple[str, ...], as_json: bool, **numbers: Any) -> int:
+    """Attack the mechanism that CONFIG runs: how large must epsilon be at least, and how large is it claimed to be?"""
+    from sightline.audit import audit
+    from sightline.cli.progress import CountBar
+    from sightline.config import read
+
+    experiment = read(config, [*overrides])
+    with CountBar(f"audit {experiment.name}", "runs") as bar:
+        found = audit(experiment, progress=bar.advance, **numbers)
+    told = found.told()
+    if as_json:
+        click.echo(json.dumps({name: _plain(value) for name, value in told.items()}, allow_nan=False))
+    else:
+        _show(told)
+    if found.broken:
+        click.echo("sightline: epsilon_lower > epsilon_upper: the claim is refuted, do not trust this run", err=True)
+        return 1
+    return 0
+
+
+def _show(told: dict[str, Any]) -> None:
+    from sightline.report.numbers import upper
+
+    claimed = upper(told["epsilon_upper"], digits=4)
+    click.echo(
+        f"{told['observer']} about {told['subject']} ({told['unit']}), {told['rounds']} of {told['rounds_planned']} "
+        f"rounds, delta = {told['delta']:g}"
+    )
+    click.echo(f"epsilon >= {_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
+    click.echo(f"epsilon <= {claimed}  as claimed")
+    for one in told["findings"]:
+        rest = ", ".join(f"{name} {value}" for name, value in one.items() if not name.startswith("epsilon"))
+        click.echo(f"  {_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}: {rest}")
+
+
+def _down(value: float) -> str:
+    return f"{math.floor(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinity"
+
+
+def _plain(value: Any) -> Any:
+    """None stands for infinity, as everywhere."""
+    if isinstance(value, list):
+        return [{name: _plain(one) for name, one in row.items()} for row in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,154 @@
+"""Audits of mechanisms that keep their word find nothing; audits of broken ones find it."""
+
+import json
+from importlib import import_module
+
+import pytest
+from click.testing import CliRunner
+
+from sightline.audit import audit
+from sightline.cli.main import sightline
+from sightline.config import parse
+from sightline.errors import InvalidInput
+from sightline.mechanisms.clip import Bounded
+from sightline.mechanisms.gaussian import FloatSum
+from sightline.mechanisms.samplers import PoissonCohorts
+from sightline.randomness import Purpose, Streams
+from tests.laws.combinations import Combination, plain
+
+CONFIDENCE = 1 - 1e-4
+"""An honest mechanism is accused once in ten thousand seeds; the seeds are fixed."""
+
+
+CLIP = import_module("sightline.mechanisms.clip")
+
+
+def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, **words):
+    plainly = plain(Combination(**words))
+    for section, keys in (changes or {}).items():
+        plainly[section] |= keys
+    return audit(
+        parse(plainly), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=1
+    )
+
+
+HONEST = {
+    "central": {},
+    "sampled": {"clients": "poisson"},
+    "replaced": {"adjacency": "replace"},
+    "local": {"where": "client"},
+    "balanced": {"clients": "balanced"},
+    "split": {"split": "yes"},
+    "groups": {"topology": "groups", "algorithm": "dp_ogl"},
+    "edge": {"topology": "tree", "where": "edge"},
+}
+
+
+@pytest.mark.parametrize("words", HONEST.values(), ids=HONEST)
+def test_an_honest_mechanism_is_not_accused(words):
+    found = audited(trials=60, canaries=60, **words)
+    assert not found.broken
+    assert 0 <= found.lower <= found.upper
+
+
+def test_both_methods_find_something_of_what_there_is_to_find():
+    found = audited(trials=300, delta=1e-5, confidence=0.95)
+    repeated, one_run = found.findings
+    assert repeated.lower > 0.3
+    assert one_run.lower > 0.7
+
+
+def halved(monkeypatch):
+    """Half of the noise that is claimed."""
+    whole = FloatSum.noisy
+    monkeypatch.setattr(
+        FloatSum,
+        "noisy",
+        lambda self, *, noise_multiplier, **k: whole(self, noise_multiplier=noise_multiplier / 2, **k),
+    )
+
+
+def unclipped(monkeypatch):
+    """Clipping forgotten."""
+    monkeypatch.setattr(CLIP, "clip", lambda update, *, clip_norm: Bounded(update, clip_norm))
+
+
+def same_noise_every_round(monkeypatch):
+    """A seed that does not know the round."""
+    whole = Streams.key
+    monkeypatch.setattr(
+        Streams,
+        "key",
+        lambda self, purpose, *, round=0, **k: whole(
+            self, purpose, round=0 if purpose is Purpose.NOISE else round, **k
+        ),
+    )
+
+
+def same_noise_for_everybody(monkeypatch):
+    """A seed that does not know the client."""
+    whole = Streams.key
+    monkeypatch.setattr(
+        Streams,
+        "key",
+        lambda self, purpose, *, participant=-1, **k: whole(
+            self, purpose, participant=min(participant, 0) if purpose is Purpose.NOISE else participant, **k
+        ),
+    )
+
+
+def everybody_is_sampled(monkeypatch):
+    """Claims Poisson's amplification, and takes everybody."""
+    monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
+
+
+RARELY = {"sampling": {"clients": {"scheme": "poisson", "rate": 0.05}}}
+QUIET = {"privacy": {"noise_multiplier": 2.0}}
+BROKEN = {
+    "halved": (halved, {}),
+    "halved, local": (halved, {"where": "client"}),
+    "halved, groups": (halved, {"topology": "groups", "algorithm": "dp_ogl", "changes": QUIET}),
+    "halved, edge": (halved, {"topology": "tree", "where": "edge"}),
+    "unclipped": (unclipped, {}),
+    "unclipped, local": (unclipped, {"where": "client"}),
+    "one seed for all rounds": (same_noise_every_round, {}),
+    "one seed for all clients": (same_noise_for_everybody, {"where": "client"}),
+    "wrong sampler": (everybody_is_sampled, {"clients": "poisson", "changes": RARELY}),
+}
+
+
+@pytest.mark.parametrize(("broken", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_mechanism_is_caught(broken, words, monkeypatch):
+    broken(monkeypatch)
+    found = audited(delta=0.02 if "clients" in words else 0.2, confidence=0.95, canaries=10, **words)
+    assert found.findings[0].lower > found.findings[0].upper
+    assert found.broken
+
+
+def test_one_run_catches_it_too(monkeypatch):
+    unclipped(monkeypatch)
+    finding = audited(trials=20, canaries=600, delta=1e-5, confidence=0.95, changes=QUIET).findings[1]
+    assert finding.lower > finding.upper
+
+
+def test_the_command(tmp_path):
+    from sightline.config import to_toml
+
+    file = tmp_path / "tiny.toml"
+    file.write_text(to_toml(parse(plain(Combination()))))
+    done = CliRunner().invoke(sightline, ["audit", str(file), "--trials", "30", "--canaries", "40", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {"epsilon_lower", "epsilon_upper", "confidence", "refuted", "findings"} <= set(told)
+    assert told["epsilon_lower"] <= told["epsilon_upper"]
+
+
+@pytest.mark.parametrize("wrong", [{"trials": 3}, {"canaries": 1}, {"rounds": -1}, {"delta": 1.5}])
+def test_numbers_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        audited(**wrong)
+
+
+def test_nothing_claimed_nothing_audited():
+    with pytest.raises(InvalidInput, match="nothing is claimed"):
+        audited(unit="none")
