@@ -19,6 +19,7 @@ BENCHMARKS = {
     "round_flower_small": "Flower simulation / ours, the small round",
     "round_limit": "our round / the bare matrix work of the same FLOPs",
     "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
+    "split": "a private step by 4 parts / of the whole model; a client's memory beside it",
     "accounting_allocation": "PLD_accounting / ours, random allocation",
     "accounting_poisson": "dp_accounting PLD / ours, Poisson",
     "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
