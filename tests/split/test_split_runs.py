@@ -265,3 +265,22 @@ def test_rate_one_has_no_poisson_around_it(tiny):
     events = {release.event for release in engine.plan(setting)}
     assert Product((Gaussian(1.0), Split(2, Gaussian(1.0)))) in events
     assert not any(isinstance(event, Repeat | Poisson) for event in events)
+
+
+def test_the_report_says_that_parts_are_secret(tiny, tmp_path):
+    run = sightline.run(tiny(), out=tmp_path / "run")
+    page = run.report.read_text()
+    assert "one of 2 parts of the model" in page
+    assert "split: trained share" in page
+
+
+def test_balanced_examples_and_trees_run_on_parts(tiny, tmp_path):
+    """Other samplers and topologies go around the splitter's event; each ledger is accounted anew."""
+    balanced = {"scheme": "balanced", "uses": 2}
+    changes = SAMPLE | {"sampling": {"clients": {"scheme": "full"}, "samples": balanced}, "local.epochs": 1}
+    run = sightline.run(tiny(**changes), out=tmp_path / "balanced")
+    assert {type(release.event).__name__ for release in run.ledger} >= {"Allocation"}
+    assert np.isfinite(run.epsilon)
+    tree = {"topology": {"kind": "tree", "subnets": 2}, "privacy.where": "client"}
+    run = sightline.run(tiny(**tree, **{"algorithm.name": "hfl_dp"}), out=tmp_path / "tree")
+    assert np.isfinite(run.epsilon)

@@ -45,6 +45,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "algorithm": setting.algorithm.name,
         "algorithm_settings": dataclasses.asdict(setting.settings),
         "upcycle": experiment.algorithm.settings.get("upcycle"),
+        "split": None if setting.splitter is None else setting.splitter.facts,
         "control": experiment.algorithm.settings.get("control"),
         "personal": setting.algorithm.personal,
         "topology": experiment.topology.kind,
@@ -131,6 +132,8 @@ def guarantee(setting: Setting) -> list[str]:
             'adjacency = "replace" accounts for it.'
         )
     sentences += scheduled(setting)
+    if setting.splitter is not None:
+        sentences += setting.splitter.explained({"client": "client", "sample": "example"}[privacy.unit])
     if isinstance(setting.mechanism, Output | Objective):
         curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
         rounds = setting.experiment.rounds

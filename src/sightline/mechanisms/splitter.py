@@ -60,6 +60,28 @@ class Splitter:
             return inside
         return Product((Gaussian(noise_multiplier * self.unsplit_noise), inside))
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """What the report shows: public, and the same whatever was drawn."""
+        return {
+            "parts": self.parts,
+            "trained share": round(self.splitting.share, 4),
+            "unsplit parameters": int(self.unsplit.sum()),
+            "unsplit clip norm / clip norm": self.unsplit_clip,
+            "unsplit noise / noise": self.unsplit_noise,
+        }
+
+    def explained(self, who: str) -> list[str]:
+        """The promise in words."""
+        if self.parts == 1:
+            return []
+        return [
+            f"Each {who} trains one of {self.parts} parts of the model (on average {self.splitting.share:.0%} of the "
+            "parameters), drawn anew in secret for every release.",
+            "Which part it was is a secret like a cohort: whoever knew it would see the release without the gain of "
+            "splitting. It is drawn where the data lie and written down nowhere.",
+        ]
+
     def noise_scale(self, clip_norm: float) -> Tensor:
         """(parameters,) standard deviation of the noise for z = 1: C, and r C0 in the unsplit tensors."""
         scale = torch.full((self.splitting.whole.parameters,), float(clip_norm), dtype=torch.float64)

@@ -39,6 +39,7 @@ def training(run: Run) -> dict[str, Any]:
         "parameters": run.fact("parameters"),
         "algorithm": run.fact("algorithm"),
         **{f"algorithm.{name}": value for name, value in run.fact("algorithm_settings", {}).items()},
+        **{f"split: {name}": value for name, value in (run.fact("split") or {}).items()},
         "topology": run.fact("topology"),
         **{f"sampling.{name}": value for name, value in run.fact("sampling", {}).items()},
     }
