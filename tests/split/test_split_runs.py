@@ -281,6 +281,14 @@ def test_balanced_examples_and_trees_run_on_parts(tiny, tmp_path):
     run = sightline.run(tiny(**changes), out=tmp_path / "balanced")
     assert {type(release.event).__name__ for release in run.ledger} >= {"Allocation"}
     assert np.isfinite(run.epsilon)
-    tree = {"topology": {"kind": "tree", "subnets": 2}, "privacy.where": "client"}
-    run = sightline.run(tiny(**tree, **{"algorithm.name": "hfl_dp"}), out=tmp_path / "tree")
+    tree = {
+        "topology": {"kind": "tree", "subnets": 2, "trusted": 0.5},
+        "privacy.where": "edge",
+        "algorithm": {"name": "h2fdp", "local_aggregation": 2, "split": {"parts": 2}},
+        "local": {"steps": 4, "batch_size": 4, "learning_rate": 0.2},
+        "sampling.clients": {"scheme": "full"},
+    }
+    run = sightline.run(tiny(**tree), out=tmp_path / "tree")
+    events = {release.event for release in run.ledger}
+    assert Product((Gaussian(0.8), Split(2, Gaussian(0.8)))) in events
     assert np.isfinite(run.epsilon)
