@@ -17,7 +17,7 @@ MODEL = {"name": "resnet", "channels": [8, 16], "depth": 6, "groups": 4}
 """12 residual blocks with GroupNorm; first and last and the one that halves the image are unsplit, 9 are split."""
 UNSPLIT = ["first", "last"]
 
-CENTRAL = {"rounds": 100, "size": 1600, "batch": 80}
+CENTRAL = {"rounds": 80, "size": 2000, "batch": 100}
 """Table 1: steps, private images, expected batch (rate .05)."""
 USERS = {"rounds": 15, "users": 500, "rate": 0.2, "steps": 3}
 """Table 2: sessions, users of two images each, rate of taking part, local iterations."""
