@@ -11,16 +11,16 @@ from experiments.jobs import run_jobs
 from experiments.partitioning.training.cells import Cell, pretrained, pretraining
 
 
-def ready(source: str) -> float:
+def ready(source: str, model: dict[str, Any], parts: int) -> float:
     """Pre-train on 8 of the 10 classes, unless the weights are there; returns the test accuracy on those classes."""
     import sightline
     from sightline.config import parse
 
-    path = pretrained(source)
+    path = pretrained(source, model["name"], parts)
     note = path.with_suffix(".txt")
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
-            run = sightline.run(parse(pretraining(source)), out=Path(folder) / "run")
+            run = sightline.run(parse(pretraining(source, model, parts)), out=Path(folder) / "run")
             path.parent.mkdir(exist_ok=True)
             note.write_text(f"{run.test_accuracy}\n")
             shutil.copy(run.directory / "model.safetensors", path)
@@ -32,7 +32,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     import sightline
     from sightline.config import parse
 
-    known = ready(cell.source)
+    known = ready(cell.source, cell.model, cell.parts)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run = sightline.run(parse(cell.plain), out=Path(folder) / "run")
@@ -48,6 +48,6 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 def run_all(cells: Iterable[Cell], results: Path, *, workers: int) -> None:
     """Run what is missing, the pre-trainings first."""
     listed = list(cells)
-    for source in sorted({cell.source for cell in listed}):
-        ready(source)
+    for cell in listed:
+        ready(cell.source, cell.model, cell.parts)
     run_jobs(listed, results, work=run_cell, workers=workers, title="partitioning")
