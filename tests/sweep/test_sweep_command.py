@@ -1,16 +1,18 @@
 """`sightline sweep` as a person meets it: real processes that fail, die, are interrupted, and go on."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sightline
+from sightline.cli.main import outcome
 from sightline.errors import InvalidInput
 from sightline.report import Run
 
@@ -34,28 +36,38 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "sightline", "sweep", QUICKSTART, *words]
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+Swept = Callable[..., tuple[int, dict[str, Any], str]]
 
 
-def test_a_bad_combination_and_a_dead_process_do_not_lose_the_rest(tmp_path: Path) -> None:
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Swept:
+    """The command in this process, its workers in their own; exit code, JSON, and what was said."""
+    monkeypatch.chdir(tmp_path)
+
+    def sweep(*words: str) -> tuple[int, dict[str, Any], str]:
+        code = outcome(["sweep", QUICKSTART, *words])
+        said = capsys.readouterr()
+        return code, json.loads(said.out), said.err
+
+    return sweep
+
+
+def test_a_bad_combination_and_a_dead_process_do_not_lose_the_rest(tmp_path: Path, swept: Swept) -> None:
     (tmp_path / "killer.py").write_text(DEADLY)
     (tmp_path / "deadly").touch()
     words = ("--set", "rounds=2", "--over", "model.name=killer:make,mlp,mpl", "--workers", "1", "--json")
-    first = run(*words, cwd=tmp_path)
-    assert first.returncode == 1, first.stderr
-    told = json.loads(first.stdout)
+    code, told, said = swept(*words)
+    assert code == 1, said
     assert (told["planned"], told["done"], told["done_before"]) == (3, 1, 0)
     reasons = {row["settings"][0]: row["reason"] for row in told["failed"]}
     assert "SIGKILL" in reasons["model.name=killer:make"]
     assert 'did you mean "mlp"' in reasons["model.name=mpl"]
     assert [run["settings"]["model.name"] for run in told["runs"]] == ["mlp"]
-    assert "Traceback" not in first.stderr
+    assert "Traceback" not in said
     assert (tmp_path / "runs" / "quickstart-sweep" / "sweep.html").is_file()
 
     (tmp_path / "deadly").unlink()
-    again = run(*words, cwd=tmp_path)
-    told = json.loads(again.stdout)
+    _, told, _ = swept(*words)
     assert (told["done"], told["done_before"], len(told["failed"])) == (2, 1, 1)
     assert any("no epsilon here counts that choice" in note for note in told["notes"])
 
@@ -68,10 +80,10 @@ def begun(directory: Path) -> bool:
         return False
 
 
-def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    words = ("--set", "rounds=60", "--set", "privacy.noise_multiplier=1.0", "--seeds", "2", "--workers", "2", "--json")
+def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path, swept: Swept) -> None:
+    words = ("--set", "rounds=60", "--set", "privacy.noise_multiplier=1.0", "--seeds", "2", "--workers", "1", "--json")
     busy = subprocess.Popen(command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    place = tmp_path / "runs" / "quickstart-sweep" / "seed=1"
+    place = tmp_path / "runs" / "quickstart-sweep" / "seed=0"
     deadline = time.monotonic() + 120
     while not begun(place):
         assert time.monotonic() < deadline
@@ -84,14 +96,13 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Pa
     assert "the same command goes on" in err
     assert Run.read(place).rounds_done < 60
 
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    code, told, said = swept(*words)
+    assert code == 0, said
     assert (told["done"], told["failed"], told["interrupted"]) == (2, [], False)
     whole = sightline.run(
-        QUICKSTART, overrides=["rounds=60", "privacy.noise_multiplier=1.0"], seed=1, out=tmp_path / "whole"
+        QUICKSTART, overrides=["rounds=60", "privacy.noise_multiplier=1.0"], seed=0, out=tmp_path / "whole"
     )
-    resumed = next(row for row in told["runs"] if row["seed"] == 1)
+    resumed = next(row for row in told["runs"] if row["seed"] == 0)
     assert resumed["test_accuracy"] == whole.test_accuracy
     assert resumed["epsilon"] == whole.epsilon
     assert Run.read(place).head == Run.read(tmp_path / "whole").head
@@ -109,8 +120,6 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Pa
 def test_mistakes_are_told_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
-    from sightline.cli.main import outcome
-
     monkeypatch.chdir(tmp_path)
     assert outcome(["sweep", QUICKSTART, *words]) == 2
     said = capsys.readouterr()

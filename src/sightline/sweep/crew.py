@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
@@ -86,7 +87,10 @@ class _Worker:
         yield {"failed": f"the process that ran it died ({_last_words(process.wait())}); the same command resumes it"}
 
     def _started(self) -> "subprocess.Popen[str]":
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            _closed(self._process)
+            self._process = None
+        if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sightline.sweep.worker"],
                 stdin=subprocess.PIPE,
@@ -109,8 +113,13 @@ class _Worker:
                 break
         if self._process is not None:
             self._process.kill()
-            with self._process as process:  # closes its pipes and waits for it
-                pass
+            _closed(self._process)
+
+
+def _closed(process: "subprocess.Popen[str]") -> None:
+    """Close the pipes of a process that ended or was killed; an order that it never read is dropped."""
+    with suppress(BrokenPipeError), process:
+        pass
 
 
 def _last_words(code: int) -> str:
