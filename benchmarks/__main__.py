@@ -18,6 +18,7 @@ BENCHMARKS = {
     "round_pfl_cnn": "pfl / ours, a round of central-DP FedAvg, 1,626,442 parameters",
     "round_flower_small": "Flower simulation / ours, the small round",
     "round_limit": "our round / the bare matrix work of the same FLOPs",
+    "load": "bytes that one of many tiny rounds leaves in memory",
     "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
     "split": "a private step by 4 parts / of the whole model; a client's memory beside it",
     "accounting_allocation": "PLD_accounting / ours, random allocation",

@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+SINCE = " or more"
+"""After a round whose epsilon was not worked out, the one before it is only a lower end."""
+
 
 class RoundBar:
     """Shows round, accuracy and epsilon so far."""
@@ -16,7 +19,7 @@ class RoundBar:
         self._console = Console(stderr=True, highlight=False)
         self._live = self._console.is_terminal
         self._rounds = rounds
-        self._accuracy = "-"
+        self._accuracy = self._epsilon = "-"
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -42,7 +45,9 @@ class RoundBar:
         """Take in a finished round."""
         if row.get("test_accuracy") is not None:
             self._accuracy = f"{100 * row['test_accuracy']:.1f}%"
-        epsilon = _rounded_up(max(row["epsilon"].values(), default=math.inf))
+        spent = row.get("epsilon")
+        known = self._epsilon.removesuffix(SINCE) + SINCE
+        self._epsilon = epsilon = known if spent is None else _rounded_up(max(spent.values(), default=math.inf))
         if self._live:
             self._bar.update(self._task, completed=row["round"], accuracy=self._accuracy, epsilon=epsilon, refresh=True)
         elif _worth_a_line(row["round"], self._rounds):

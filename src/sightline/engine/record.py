@@ -79,6 +79,15 @@ class RunRecord:
         rows = self._connection.execute("SELECT round, body FROM round WHERE round > ? ORDER BY round", (after,))
         return [{"round": number} | json.loads(body) for number, body in rows]
 
+    def has_round(self, number: int) -> bool:
+        """Whether the metrics of a round are written."""
+        return self._connection.execute("SELECT 1 FROM round WHERE round = ?", (number,)).fetchone() is not None
+
+    def total(self, metric: str) -> float:
+        """A metric's sum over all rounds, without reading them into memory."""
+        query = "SELECT total(json_extract(body, ?)) FROM round"
+        return float(self._connection.execute(query, (f'$."{metric}"',)).fetchone()[0])
+
     def last_round(self) -> dict[str, Any] | None:
         """The metrics of the last finished round."""
         row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()

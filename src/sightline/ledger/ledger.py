@@ -1,9 +1,9 @@
 """The ledger: append-only, in memory for plans and on disk for runs; epsilon of any subject against any observer."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sightline import accounting
 from sightline.accounting import Accountant
@@ -13,6 +13,8 @@ from sightline.ledger.flow import Composition, View
 from sightline.ledger.parties import NOBODY, Parties, parties
 from sightline.ledger.release import Release
 from sightline.topology import Line
+
+Part = TypeVar("Part", bound=Hashable)
 
 
 class Store(Protocol):
@@ -34,9 +36,10 @@ class Ledger:
         self._views: dict[Parties, View] = {}
         self._joint: dict[str, Release] = {}
         self._store = store
+        self._parts: dict[Hashable, Hashable] = {}
         for release in releases:
             self._admit([release])
-            self._releases.append(release.numbered(len(self._releases)))
+            self._releases.append(self._numbered(release, len(self._releases)))
 
     def __len__(self) -> int:
         return len(self._releases)
@@ -50,11 +53,26 @@ class Ledger:
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
         """Record releases, durably, before their values are used; returns them with their ids."""
         self._admit(releases)
-        numbered = tuple(release.numbered(len(self) + place) for place, release in enumerate(releases))
+        numbered = tuple(self._numbered(release, len(self) + place) for place, release in enumerate(releases))
         if self._store is not None:
             self._store.append(numbered)
         self._releases.extend(numbered)
         return numbered
+
+    def _numbered(self, release: Release, id: int) -> Release:
+        """The release with its place; what it has in common with earlier ones is kept once, so that long runs fit."""
+        return replace(
+            release,
+            source=self._kept(release.source),
+            subjects=self._kept(release.subjects),
+            event=self._kept(release.event),
+            audience=self._kept(release.audience),
+            coins_known_to=self._kept(release.coins_known_to),
+            what=self._kept(release.what),
+        ).numbered(id)
+
+    def _kept(self, part: Part) -> Part:
+        return self._parts.setdefault(part, part)  # type: ignore[return-value]
 
     def _admit(self, releases: Sequence[Release]) -> None:
         joint: dict[str, Release] = {}

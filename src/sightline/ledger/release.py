@@ -13,7 +13,7 @@ POST_PROCESSING = Product(())
 """The event of a value that is computed from earlier releases and nothing else: it costs nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Release:
     """One line of the ledger. `event` is what the value reveals of `subjects` *given* the values in `inputs`.
 

@@ -130,8 +130,13 @@ def told(log: Path, say: Say, round: int, client: int, why: str) -> None:
 
 def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
     """One line a round."""
-    epsilon = max(row["epsilon"].values(), default=float("inf"))
     accuracy = row.get("test_accuracy")
     shown = "-" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f}%"
-    spent = f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
-    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {spent}")
+    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {_spent(row)}")
+
+
+def _spent(row: Mapping[str, Any]) -> str:
+    if "epsilon" not in row:
+        return "-"
+    epsilon = max(row["epsilon"].values(), default=math.inf)
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"

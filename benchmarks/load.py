@@ -1,0 +1,99 @@
+"""A long life: many tiny rounds in one process; memory by round, then how long the ledger and the report take.
+
+`python -m benchmarks.load 100000 [FOLDER]` prints a line each tenth of the way, then the rest as JSON. The rounds are
+whole rounds of `sightline run`: ledger with full synchronisation, checkpoint, metrics.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sightline
+from benchmarks.measure import line
+from sightline.config import parse
+from sightline.engine import RunRecord
+from sightline.report import write_report
+
+ROUNDS = 5000
+ALLOWED = 2048
+"""Bytes that a round of two releases may leave in memory."""
+
+
+def tiny(rounds: int) -> Any:
+    """Four clients, a linear model of 15 numbers, one local step."""
+    return parse(
+        {
+            "name": "load", "rounds": rounds, "evaluate_every": rounds,
+            "data": {"source": "synthetic", "partition": "natural", "clients": 4, "features": 4, "classes": 3,
+                     "size_min": 10, "size_mean": 1.0, "size_sigma": 0.1},
+            "model": {"name": "linear"},
+            "local": {"steps": 1, "batch_size": 4, "learning_rate": 0.05},
+            "sampling": {"clients": {"scheme": "poisson", "rate": 0.5}},
+            "privacy": {"unit": "client", "noise_multiplier": 20.0, "clip_norm": 0.5},
+        }
+    )  # fmt: skip
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(row.split()[1] for row in rows if row.startswith("VmRSS")))
+
+
+def lived(rounds: int, folder: Path, say: Any = lambda words: None) -> dict[str, Any]:
+    """Run the rounds and read what they left; all times in processor seconds, which other work does not stretch."""
+    torch.set_num_threads(1)
+    marks: list[tuple[int, int, float]] = []
+    begun = time.process_time()
+
+    def on_round(row: Mapping[str, Any]) -> None:
+        if row["round"] % (rounds // 10) == 0:
+            marks.append((row["round"], resident(), time.process_time() - begun))
+            say(f"round {row['round']}  {marks[-1][1] / 2**20:.1f} MiB  {marks[-1][2]:.1f} s")
+
+    sightline.run(tiny(rounds), out=folder / "run", on_round=on_round)
+    (first, low, early), (last, high, late) = marks[2], marks[-1]
+    return {
+        "rounds": rounds,
+        "bytes_a_round": round((high - low) / (last - first)),
+        "milliseconds_a_round_first_tenth": round(1000 * marks[0][2] / marks[0][0], 2),
+        "milliseconds_a_round_after": round(1000 * (late - early) / (last - first), 2),
+        **{name: round(seconds, 2) for name, seconds in reading(folder / "run").items()},
+        "database_megabytes": round((folder / "run" / "run.sqlite").stat().st_size / 1e6, 1),
+        "report_megabytes": round((folder / "run" / "report.html").stat().st_size / 1e6, 2),
+    }
+
+
+def reading(directory: Path) -> dict[str, float]:
+    """Processor seconds to read and check the ledger, to account for it, and to write the report."""
+    record = RunRecord.look(directory)
+    begun = time.process_time()
+    ledger = record.ledger()
+    read = time.process_time()
+    ledger.worst_epsilon("public", 1e-5)
+    accounted = time.process_time()
+    record.close()
+    write_report(directory)
+    return {
+        "ledger_read_seconds": read - begun,
+        "epsilon_seconds": accounted - read,
+        "report_seconds": time.process_time() - accounted,
+    }
+
+
+def run() -> dict[str, Any]:
+    """What a round leaves in memory, over what it may."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = lived(ROUNDS, Path(folder))
+    return line("load", found["bytes_a_round"] / ALLOWED, 1, at_least=False, unit="of 2 KiB a round")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[2] if len(sys.argv) > 2 else None) as place:
+        print(json.dumps(lived(int(sys.argv[1]), Path(place), lambda words: print(words, flush=True)), indent=1))
