@@ -26,6 +26,7 @@ BENCHMARKS = {
     "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
     "scale": "processor seconds of a round's coins, ledger and epsilon / allowed: a million clients",
     "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
+    "integer_noise": "a noisy sum in integers / in floats, 50 clients, 26,010 parameters",
     "serve_long": "processor seconds / allowed: pages over a run of 100,000 rounds",
 }
 

@@ -106,7 +106,7 @@ def for_one(setting: Setting, *, rounds: int, delta: float) -> Stage:
     sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta)
     splitter = setting.splitter
     if setting.unit is Unit.SAMPLE:
-        return Stage(_with_examples(setting, 2), sight, rounds, {sight.subject: (0,)}, (0, 1))
+        return Stage(with_examples(setting, 2), sight, rounds, {sight.subject: (0,)}, (0, 1))
     if splitter is not None:
         probes = part_probes(splitter, Streams.from_seed(0))
         still = replace(setting, start=torch.zeros(setting.model.parameters))
@@ -138,7 +138,7 @@ def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float) -> S
         return Stage(still, sight, rounds, holders, range(len(holders)))
     each = max(1, min(canaries // len(alike), min(int(setting.federation.sizes[n]) for n in alike)))
     spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
-    return Stage(_with_examples(setting, each * len(alike)), sight, rounds, spread, range(each * len(alike)))
+    return Stage(with_examples(setting, each * len(alike)), sight, rounds, spread, range(each * len(alike)))
 
 
 def _enlarged(setting: Setting, clients: int) -> Setting:
@@ -151,7 +151,7 @@ def _enlarged(setting: Setting, clients: int) -> Setting:
     return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
 
 
-def _with_examples(setting: Setting, features: int) -> Setting:
+def with_examples(setting: Setting, features: int) -> Setting:
     """Softmax regression on so many features, in place of the file's model and data; sizes and noise are the file's."""
     if setting.splitter is not None:
         law = "examples of split models have no canaries yet"

@@ -59,7 +59,10 @@ def _show(told: dict[str, Any]) -> None:
     click.echo(f"epsilon >= {_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
     click.echo(f"epsilon <= {claimed}  as claimed")
     for one in told["findings"]:
-        rest = ", ".join(f"{name} {value}" for name, value in one.items() if not name.startswith("epsilon"))
+        told_so = {name: value for name, value in one.items() if not name.startswith("epsilon")}
+        rest = ", ".join(
+            f"{name} {value:g}" if name == "delta" else f"{name} {value}" for name, value in told_so.items()
+        )
         click.echo(f"  {_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}: {rest}")
 
 

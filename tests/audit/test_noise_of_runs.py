@@ -1,0 +1,202 @@
+"""The noise of whole runs: of the scale that is claimed, normal, and never the same twice, whoever draws it and when."""
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sightline import engine
+from sightline.audit.canaries import CanaryClients, Coins, canary_examples
+from sightline.audit.examples import CanaryShards
+from sightline.audit.stage import STILL, with_examples
+from sightline.audit.watch import Watch, watched_run
+from sightline.config import parse
+from sightline.engine import loop
+from sightline.randomness import Purpose, Streams
+from sightline.runtimes import Simulator
+from sightline.training.noise import gaussian_steps
+from tests.laws.combinations import Combination, plain, run
+
+SIZE = 10_000
+NEVER = 1e-7
+"""The probability with which a test of one sample raises a false alarm; there are about a hundred samples."""
+Z, C = 1.0, 0.5
+
+
+def silent_run(rounds=3, **words):
+    """(key -> released vector, setting) of a run in which nobody has anything to say: what is released is noise."""
+    setting = engine.calibrated(engine.build(parse(plain(Combination(**words)))))
+    secret, coins = Streams.from_seed(7), Coins({}, setting.adjacency)
+    if words.get("unit") == "sample":
+        setting = with_examples(setting, SIZE)
+        setting = replace(setting, federation=canary_examples(setting.federation, SIZE, {}, coins))
+        worker = CanaryShards(setting, secret, coins, {})
+    else:
+        setting = replace(setting, start=torch.zeros(SIZE))
+        worker = CanaryClients(SIZE, setting.federation.sizes.tolist(), {}, coins, C, secret)
+    watch = Watch("", lambda source, value: value[:SIZE].double(), turning=False)
+    watch._sees = lambda ledger, time, source: True
+    watched_run(setting, watch, worker, rounds=rounds, secret=secret)
+    return {key: value.numpy() for key, value in watch.seen.items()}, setting
+
+
+def normal_and_apart(noises):
+    """Each sample standard normal, every two independent as far as correlation tells."""
+    for noise in noises:
+        assert stats.kstest(noise, "norm").pvalue > NEVER
+        assert abs(stats.kurtosis(noise)) < 6 * math.sqrt(24 / len(noise))
+    for one, other in combinations(noises, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 6.5 / math.sqrt(len(one))
+
+
+def test_one_noise_a_round_at_the_server():
+    seen, setting = silent_run(clients="poisson")
+    assert len(seen) == 3
+    normal_and_apart([value / (Z * C / setting.sampler(setting.topology.top).expected) for value in seen.values()])
+
+
+def test_one_noise_a_client_and_round():
+    seen, _ = silent_run(where="client")
+    sent = [value for (*_, source), value in seen.items() if source.startswith("client")]
+    assert len(sent) == 3 * 6
+    normal_and_apart([value / (Z * C) for value in sent])
+
+
+def test_one_noise_a_group_and_round():
+    seen, setting = silent_run(topology="groups", algorithm="dp_ogl", clients="poisson")
+    expected = {channel.name: setting.sampler(channel).expected for channel in setting.topology.channels}
+    assert len(seen) == 3 * len(expected)
+    normal_and_apart([value / (Z * C / expected[source]) for (*_, source), value in seen.items()])
+
+
+def test_one_noise_a_trusted_edge_and_one_a_device_elsewhere():
+    seen, setting = silent_run(rounds=2, topology="tree", where="edge")
+    trusted = {
+        channel.name: setting.sampler(channel).expected for channel in setting.topology.gathers if channel.trusted
+    }
+    sums = [value / (Z * C / trusted[source]) for (*_, source), value in seen.items() if source in trusted]
+    sent = [value / (Z * C) for (*_, source), value in seen.items() if source.startswith("client")]
+    assert (len(sums), len(sent)) == (2, 2 * 3)
+    normal_and_apart(sums + sent)
+
+
+def test_the_steps_of_private_training_add_up_to_their_noise():
+    seen, setting = silent_run(rounds=2, unit="sample", where="client", samples="poisson")
+    sent = []
+    for (*_, source), value in seen.items():
+        if source.startswith("client"):
+            plan = setting.mechanism.plans[int(source.split("-")[1])]
+            sent.append(value / (STILL * Z * C * math.sqrt(plan.steps) / plan.expected_batch))
+    assert len(sent) == 2 * 6
+    normal_and_apart(sent)
+
+
+def test_the_noise_of_successive_steps_is_apart():
+    steps = gaussian_steps(SIZE, rng=Streams.from_seed(0).rng(Purpose.NOISE))
+    normal_and_apart([next(steps).double().numpy() for _ in range(6)])
+
+
+class Drawn(list):
+    """Every stream that was asked for: (name, key, generator, its state when it was new)."""
+
+    def secret(self):
+        """The names of the secret streams from which numbers were drawn, once for every generator that drew some."""
+        return [name for name, _, rng, new in self if name[0] in SECRET and place_of(rng) != new]
+
+
+def place_of(rng):
+    """How far a generator has come."""
+    state = rng.bit_generator.state
+    return (*state["state"]["counter"].tolist(), state["buffer_pos"], state["has_uint32"])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is asked of streams while the test runs."""
+    found, whole = Drawn(), Streams.rng
+
+    def noted(self, purpose, *, round=0, participant=-1, use=0):
+        rng = whole(self, purpose, round=round, participant=participant, use=use)
+        key = self.key(purpose, round=round, participant=participant, use=use)
+        found.append(((purpose, round, participant, use), key, rng, place_of(rng)))
+        return rng
+
+    monkeypatch.setattr(Streams, "rng", noted)
+    return found
+
+
+SECRET = {Purpose.NOISE, Purpose.SELECTION, Purpose.COHORT}
+RUNS = [
+    Combination(clients="poisson"),
+    Combination(where="client", clients="poisson"),
+    Combination(topology="groups", algorithm="dp_ogl_plus"),
+    Combination(topology="tree", where="edge", algorithm="h2fdp"),
+    Combination(topology="clusters", algorithm="ifca", where="client"),
+    Combination(split="yes"),
+    Combination(unit="sample", where="client", samples="poisson", algorithm="scaffold"),
+    Combination(unit="sample", where="server", samples="poisson"),
+    Combination(unit="sample", where="edge", samples="poisson", topology="tree", algorithm="h2fdp"),
+    Combination(unit="sample", where="client", mechanism="output"),
+    Combination(unit="sample", where="client", mechanism="objective"),
+]
+
+
+@pytest.mark.parametrize("c", RUNS, ids=lambda c: f"{c.algorithm}-{c.unit}-{c.where}-{c.mechanism}-{c.topology}")
+def test_no_stream_of_noise_is_drawn_twice_and_no_two_streams_share_a_key(c, drawn, tmp_path):
+    run(c, tmp_path / "run")
+    noise = drawn.secret()
+    assert {purpose for purpose, *_ in noise} & {Purpose.NOISE, Purpose.SELECTION}
+    assert len(noise) == len(set(noise))
+    assert len({key for _, key, *_ in drawn}) == len({name for name, *_ in drawn})
+
+
+class Crash(BaseException):
+    """Stands for the power cut."""
+
+
+@pytest.mark.parametrize("place", ["append", "save_checkpoint"])
+def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(place, drawn, tmp_path, monkeypatch):
+    """The broken round is made again bit by bit, and no noise of an earlier round is ever used for a later one."""
+    setting = engine.calibrated(engine.build(parse(plain(Combination(where="client", clients="poisson")))))
+
+    def names_of(directory, *, resume=False, crash=0):
+        drawn.clear()
+        target = (loop.Ledger, "append") if place == "append" else (loop, "save_checkpoint")
+        whole, calls = getattr(*target), iter(range(1, 100))
+
+        def crashing(*args, **kwargs):
+            result = whole(*args, **kwargs)
+            if next(calls) == crash:
+                raise Crash
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(*target, crashing)
+            path = directory if resume else engine.new_directory(setting.experiment, directory)
+            with suppress(Crash):
+                engine.run(setting, path, Simulator, resume=resume)
+        return set(drawn.secret())
+
+    unbroken = names_of(tmp_path / "unbroken")
+    before = names_of(tmp_path / "broken", crash=2)
+    after = names_of(tmp_path / "broken", resume=True)
+    assert before | after == unbroken
+    assert {name[1] for name in before & after} <= {2}
+
+
+def test_two_runs_of_one_file_share_no_noise_when_it_is_the_operating_systems(drawn, tmp_path):
+    file = plain(Combination(clients="poisson"))
+    file["privacy"]["noise_source"] = "os"
+    setting = engine.calibrated(engine.build(parse(file)))
+    keys = []
+    for name in ("one", "other"):
+        drawn.clear()
+        engine.run(setting, engine.new_directory(setting.experiment, tmp_path / name), Simulator, resume=False)
+        keys.append({key for (purpose, *_), key, *_ in drawn if purpose in SECRET})
+    assert keys[0]
+    assert not keys[0] & keys[1]
