@@ -3,18 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from experiments.hierarchy.cells import CONTROL
+from experiments.hierarchy.costs import saved
 from experiments.hierarchy.pictures import draw
+from experiments.hierarchy.results import Row, accuracy, found, shown, table, verdict
 from experiments.hierarchy.words import FOOT, HEAD, NAMES, WEIGHTS_SAY
-
-Row = dict[str, Any]
-TARGETS = {"fashion_mnist": 0.3, "cifar10": 0.3}
-"""Shares of the accuracy that the same model reaches without privacy."""
-BARS = (("fig5", "control"), ("fig4", "p=0.5"), ("fig4", "p=0"), ("fig5", "PEDPFL"))
-COSTS = {"energy": 2, "delay": 3}
-"""Where a point of a curve keeps what was spent until then."""
 
 
 def write_page(rows: list[Row], path: Path) -> None:
@@ -26,28 +20,6 @@ def write_page(rows: list[Row], path: Path) -> None:
     words += [part(rows, name) for name in data for part in parts]
     words += [weights(rows), effort(rows), FOOT]
     path.write_text("\n\n".join(word for word in words if word) + "\n", encoding="utf-8")
-
-
-def found(rows: list[Row], figure: str, name: str, data: str) -> list[Row]:
-    """The seeds of one cell."""
-    return [row for row in rows if (row["figure"], row["name"], row["data"]) == (figure, name, data)]
-
-
-def accuracy(some: list[Row]) -> float:
-    """Mean over the seeds of the last three evaluations: single ones jump with the noise."""
-    return 100 * fmean(fmean(point[1] for point in row["curve"][-3:]) for row in some)
-
-
-def shown(some: list[Row]) -> str:
-    """The mean, and the seeds behind it where there are several."""
-    if not some:
-        return "not run"
-    each = " / ".join(f"{accuracy([row]):.1f}" for row in some)
-    return f"{accuracy(some):.1f}" + (f" ({each})" if len(some) > 1 else "")
-
-
-def table(header: str, lines: list[str]) -> str:
-    return "\n".join([header, "|" + "---|" * (header.count("|") - 1), *lines])
 
 
 def trust(rows: list[Row], data: str) -> str:
@@ -74,72 +46,10 @@ def trust(rows: list[Row], data: str) -> str:
     return f"## {NAMES[data]}\n\n{head}\n\n" + table("| claim of the paper | here | verdict |", lines)
 
 
-def verdict(holds: bool, word: str = "reproduced") -> str:
-    return word if holds else "not reproduced"
-
-
 def verdict_double(half: float, whole: float) -> str:
     if half <= 0:
         return "no gain to double" if whole <= 0 else "agrees in sign"
     return "reproduced" if 1.5 <= whole / half <= 2.5 else f"{whole / half:.1f} times"
-
-
-def cost_to(row: Row, target: float, kind: str) -> float | None:
-    """What was spent when the accuracy first reached the target; None when it never did."""
-    return next((point[COSTS[kind]] for point in row["curve"] if point[1] >= target), None)
-
-
-def saved(rows: list[Row], data: str) -> str:
-    """Figure 5."""
-    open_ = found(rows, "fig4", "HFL", data)
-    if not open_ or not found(rows, "fig5", "control", data):
-        return ""
-    target = TARGETS[data] * accuracy(open_) / 100
-    lines, means = [], {}
-    for figure, name in BARS:
-        some = found(rows, figure, name, data)
-        reached = {kind: [cost_to(row, target, kind) for row in some] for kind in COSTS}
-        whole = {kind: fmean(row["curve"][-1][place] for row in some) for kind, place in COSTS.items()} if some else {}
-        means[name] = {kind: fmean(v for v in values if v is not None) if None not in values and values else None
-                       for kind, values in reached.items()}  # fmt: skip
-        lines.append(
-            f"| {LABELS[name]} | {told(means[name]['energy'], 'J')} | {told(means[name]['delay'], 's')} | "
-            f"{told(whole.get('energy'), 'J')} | {told(whole.get('delay'), 's')} | {shown(some)} | "
-            f"{max((row['epsilon'] for row in some), default=0):.2f} |"
-        )
-    header = "| figure 5 | energy to target | delay to target | energy, all | delay, all | accuracy | epsilon spent |"
-    text = f"Target: {100 * TARGETS[data]:.0f}% of the accuracy without privacy, {100 * target:.1f}%.\n\n" + table(
-        header, lines
-    )
-    return text + "\n\n" + table("| claim: control saves | energy | delay |", savings(means, data))
-
-
-LABELS = {"control": "H2FDP with control", "p=0.5": "H2FDP", "p=0": "HFL-DP", "PEDPFL": "PEDPFL"}
-CLAIMS = {
-    "fashion_mnist": {"p=0.5": (25.1, 24.9), "p=0": (46.2, 43.2), "PEDPFL": (71.5, 51.3)},
-    "cifar10": {"p=0.5": (17.6, 18.1), "p=0": (30.3, 30.1), "PEDPFL": (62.6, 36.2)},
-}
-"""The paper's savings in percent: (energy, delay)."""
-
-
-def savings(means: dict[str, dict[str, float | None]], data: str) -> list[str]:
-    lines = []
-    for name, claims in CLAIMS[data].items():
-        cells = []
-        for kind, claim in zip(COSTS, claims, strict=True):
-            mine, other = means["control"][kind], means[name][kind]
-            if mine is None:
-                cells.append(f"paper {claim}%; here control did not reach the target")
-            elif other is None:
-                cells.append(f"paper {claim}%; here only control reached the target")
-            else:
-                cells.append(f"paper {claim}%; here {100 * (1 - mine / other):.0f}%")
-        lines.append(f"| against {LABELS[name]} | {cells[0]} | {cells[1]} |")
-    return lines
-
-
-def told(value: float | None, unit: str) -> str:
-    return "not reached" if value is None else f"{value:.1f} {unit}"
 
 
 def budgets(rows: list[Row], data: str) -> str:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from experiments.hierarchy.costs import cost_to
 from experiments.hierarchy.figures import PARTS
-from experiments.hierarchy.page import cost_to, write_page
+from experiments.hierarchy.page import write_page
 from sightline.config import parse
 
 CELLS = [cell for part in PARTS.values() for cell in part()]
