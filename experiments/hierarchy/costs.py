@@ -3,6 +3,7 @@
 from statistics import fmean
 
 from experiments.hierarchy.results import Row, accuracy, found, shown, table
+from experiments.hierarchy.words import CONTROL_LOSES
 
 Bars = tuple[tuple[str, str], ...]
 Means = dict[str, dict[str, float | None]]
@@ -29,6 +30,8 @@ def saved(rows: list[Row], data: str) -> str:
     best = accuracy(open_) / 100
     means, text = bars(rows, data, BARS, TARGETS[data] * best)
     text += "\n\n" + table("| claim: control saves | energy | delay |", savings(means, data))
+    if means["control"]["energy"] is None:
+        text += f"\n\n{CONTROL_LOSES}"
     if found(rows, "fig5", "control eps=8", data):
         text += "\n\n" + bars(rows, data, WEAK_BARS, WEAK_TARGET * best)[1]
     return text

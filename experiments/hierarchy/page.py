@@ -6,9 +6,10 @@ from statistics import fmean
 
 from experiments.hierarchy.cells import CONTROL
 from experiments.hierarchy.costs import saved
+from experiments.hierarchy.figures import PARTS
 from experiments.hierarchy.pictures import draw
 from experiments.hierarchy.results import Row, accuracy, found, shown, table, verdict
-from experiments.hierarchy.words import FOOT, HEAD, NAMES, WEIGHTS_SAY
+from experiments.hierarchy.words import FOOT, HEAD, NAMES, NOT_RUN, WEIGHTS_SAY
 
 
 def write_page(rows: list[Row], path: Path) -> None:
@@ -18,7 +19,7 @@ def write_page(rows: list[Row], path: Path) -> None:
     parts: list[Callable[[list[Row], str], str]] = [trust, saved, budgets, networks]
     words = [HEAD, draw(rows, data, path)]
     words += [part(rows, name) for name in data for part in parts]
-    words += [weights(rows), effort(rows), FOOT]
+    words += [weights(rows), effort(rows), missing(rows), FOOT]
     path.write_text("\n\n".join(word for word in words if word) + "\n", encoding="utf-8")
 
 
@@ -113,3 +114,16 @@ def effort(rows: list[Row]) -> str:
         f"{len(rows)} runs, {minutes:.0f} minutes of processor time on a busy machine (half of that on two cores). "
         f"Figure 5's control has the weights {weights}."
     )
+
+
+def missing(rows: list[Row]) -> str:
+    """The runs that the command would still make, by figure."""
+    done = {row["key"] for row in rows}
+    left = {name: [cell for cell in part() if cell.key not in done] for name, part in PARTS.items()}
+    lines = [
+        f"- {name}, {NAMES[data]}: {', '.join(cell.name for cell in cells if cell.data == data)}"
+        for name, cells in left.items()
+        for data in NAMES
+        if any(cell.data == data for cell in cells)
+    ]
+    return "## Not run yet\n\n" + "\n".join(lines) + f"\n\n{NOT_RUN}" if lines else ""
