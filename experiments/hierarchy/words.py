@@ -43,5 +43,5 @@ noise is what limits the accuracy, the long first intervals (the objective weigh
 are left, so tau falls from 40 to 4) probably put more of it into the model than the short last
 ones can average out."""
 
-ONLY_GUESSING = """All private runs guess (one in ten): a convolutional network from scratch, 20 intervals and this noise
+ONLY_GUESSING = """All private runs guess (one in ten): a small network from scratch, 20 intervals and this noise
 leave nothing to compare. The paper's claims for this data set are neither confirmed nor refuted."""
