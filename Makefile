@@ -7,7 +7,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup clean combinations
+.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup combinations docs docs-serve \
+  reproduce clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +69,18 @@ bench: .venv/.ready  ## run the benchmarks (quiet machine, please); fails when a
 
 combinations: .venv/.ready ## ask every combination again and write docs/combinations.md
 	$(BIN)/python -m tests.laws.table
+
+docs: .venv-docs/.ready  ## build the docs site into site/
+	.venv-docs/bin/mkdocs build --quiet
+	@echo "site/index.html"
+
+docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
+	.venv-docs/bin/mkdocs serve
+
+.venv-docs/.ready: docs/requirements.txt
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
 
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \

@@ -1,0 +1,31 @@
+"""Every tutorial runs as it stands: its Python as one program, its shell lines one after the other."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+def code(page: Path, kind: str) -> str:
+    return "\n".join(body for found, body in BLOCK.findall(page.read_text()) if found == kind)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_it_runs(page: Path, tmp_path: Path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in (["bash", "-ec", code(page, "bash")], [sys.executable, "-c", code(page, "python")]):
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_there_is_one_for_every_first_question():
+    named = re.findall(r"\(tutorials/([\w-]+)\.md\)", (ROOT / "docs" / "index.md").read_text())
+    assert sorted(named) == sorted(page.stem for page in TUTORIALS)
