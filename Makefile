@@ -74,6 +74,9 @@ docs: .venv-docs/.ready  ## build the docs site into site/
 	.venv-docs/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
+reproduce: .venv/.ready ## run every experiment of the papers (about 90 minutes) and write docs/reproduction.md
+	$(BIN)/python -m experiments
+
 docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
 	.venv-docs/bin/mkdocs serve
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "a local web page over the runs folder",
     "report": "rebuild the report of a run directory",
     "flower": "the same experiment as a Flower app; sites with their own data and budget",
+    "experiments": "the papers' figures and tables as files that run",
     "datasets": "what data is available, where it was looked for, how to get the rest",
 }
 
