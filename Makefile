@@ -71,14 +71,14 @@ combinations: .venv/.ready ## ask every combination again and write docs/combina
 	$(BIN)/python -m tests.laws.table
 
 docs: .venv-docs/.ready  ## build the docs site into site/
-	.venv-docs/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
 reproduce: .venv/.ready ## run every experiment of the papers (about 90 minutes) and write docs/reproduction.md
 	$(BIN)/python -m experiments
 
 docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
-	.venv-docs/bin/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
 
 .venv-docs/.ready: docs/requirements.txt
 	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs

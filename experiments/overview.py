@@ -14,6 +14,7 @@ SYSTEMS = {
     "hierarchy": "Hierarchy (H2FDP)",
     "partitioning": "Partitioning (splitting, dropout, balanced iterations)",
 }
+MISSING = "Its page is not written yet."
 FEW = 20
 """A table of claims has at most so many rows; longer ones are cells of a table of numbers and are counted."""
 
@@ -27,24 +28,29 @@ def write_overview(path: Path = DOCS / "reproduction.md") -> None:
     ]
     for system, title in SYSTEMS.items():
         page = DOCS / "reproduction" / f"{system}.md"
-        parts.append(f"## {title}\n\n[The whole page](reproduction/{system}.md).\n")
-        parts.extend(_summary(page.read_text(encoding="utf-8")) if page.is_file() else ["Not written yet.\n"])
+        parts.append(f"## {title}\n")
+        if page.is_file():
+            parts.append(f"[The whole page](reproduction/{system}.md).\n")
+            parts.extend(_summary(page.read_text(encoding="utf-8")))
+        else:
+            parts.append(f"{MISSING}\n")
         parts.append(_files(system))
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
 def _summary(text: str) -> list[str]:
-    """The tables whose last column is a verdict: claims as they stand, cells counted by verdict."""
+    """The tables whose last column is a verdict: claims as they stand, cells of few kinds counted by verdict."""
     found = []
     for header, rows in _tables(text):
         if header[-1] != "verdict":
             continue
-        if header[0] == "claim" and len(rows) <= FEW:
+        verdicts = [re.sub(r"[*_]", "", row[-1]).split(":")[0].strip() for row in rows]
+        told = header[0] == "claim" or len(set(verdicts)) > len(rows) / 2
+        if told and len(rows) <= FEW:
             lines = [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
             found.append("\n".join(lines) + "\n")
         else:
-            counts = Counter(re.sub(r"[*_]", "", row[-1]).split(":")[0].strip() for row in rows)
-            words = ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common())
+            words = ", ".join(f"{verdict} {count}" for verdict, count in Counter(verdicts).most_common())
             found.append(f"{_heading(text, rows)}: of {len(rows)} cells {words}.\n")
     return found
 
