@@ -1,7 +1,6 @@
 """Audits of mechanisms that keep their word find nothing; audits of broken ones find it."""
 
 import json
-from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
@@ -10,17 +9,17 @@ from sightline.audit import audit
 from sightline.cli.main import sightline
 from sightline.config import parse
 from sightline.errors import InvalidInput
-from sightline.mechanisms.clip import Bounded
-from sightline.mechanisms.gaussian import FloatSum
-from sightline.mechanisms.samplers import PoissonCohorts
-from sightline.randomness import Purpose, Streams
+from tests.audit.breaking import (
+    everybody_is_sampled,
+    halved,
+    same_noise_every_round,
+    same_noise_for_everybody,
+    unclipped,
+)
 from tests.laws.combinations import Combination, plain
 
 CONFIDENCE = 1 - 1e-4
 """An honest mechanism is accused once in ten thousand seeds; the seeds are fixed."""
-
-
-CLIP = import_module("sightline.mechanisms.clip")
 
 
 def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, **words):
@@ -56,50 +55,6 @@ def test_both_methods_find_something_of_what_there_is_to_find():
     repeated, one_run = found.findings
     assert repeated.lower > 0.3
     assert one_run.lower > 0.7
-
-
-def halved(monkeypatch):
-    """Half of the noise that is claimed."""
-    whole = FloatSum.noisy
-    monkeypatch.setattr(
-        FloatSum,
-        "noisy",
-        lambda self, *, noise_multiplier, **k: whole(self, noise_multiplier=noise_multiplier / 2, **k),
-    )
-
-
-def unclipped(monkeypatch):
-    """Clipping forgotten."""
-    monkeypatch.setattr(CLIP, "clip", lambda update, *, clip_norm: Bounded(update, clip_norm))
-
-
-def same_noise_every_round(monkeypatch):
-    """A seed that does not know the round."""
-    whole = Streams.key
-    monkeypatch.setattr(
-        Streams,
-        "key",
-        lambda self, purpose, *, round=0, **k: whole(
-            self, purpose, round=0 if purpose is Purpose.NOISE else round, **k
-        ),
-    )
-
-
-def same_noise_for_everybody(monkeypatch):
-    """A seed that does not know the client."""
-    whole = Streams.key
-    monkeypatch.setattr(
-        Streams,
-        "key",
-        lambda self, purpose, *, participant=-1, **k: whole(
-            self, purpose, participant=min(participant, 0) if purpose is Purpose.NOISE else participant, **k
-        ),
-    )
-
-
-def everybody_is_sampled(monkeypatch):
-    """Claims Poisson's amplification, and takes everybody."""
-    monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
 
 
 RARELY = {"sampling": {"clients": {"scheme": "poisson", "rate": 0.05}}}
