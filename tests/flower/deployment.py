@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -110,14 +111,13 @@ class Deployment:
         process.wait()
 
     def close(self):
-        for process in self.processes.values():
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for order in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes.values():
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, order)
+            for process in self.processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(15)
 
 
 def tools_missing():
