@@ -8,13 +8,17 @@ import pytest
 import tomli_w
 import torch
 
-from sightline import accounting
+from sightline import accounting, engine
+from sightline.api import Run
 from sightline.config import parse, to_toml
+from sightline.data import Client, Federation, Kind
 from sightline.runtimes.flower.export import shards
 from sightline.runtimes.letter import Letter
+from sightline.runtimes.remote import Remote
 from sightline.runtimes.site import Site
 from sightline.runtimes.site_door import asked, serve
-from tests.flower.cases import changed, privacy
+from sightline.runtimes.site_policy import blank_shard
+from tests.flower.cases import CASES, changed, privacy
 
 DELTA = 1e-3
 LOCAL = changed(privacy=privacy("client", "client", noise_multiplier=2.0))
@@ -215,3 +219,70 @@ def test_a_site_behind_a_socket(site_of, tmp_path):
     assert ready.wait(10)
     assert asked(door, Letter({"call": "hello"})).words["client"] == 2
     assert asked(door, question(LOCAL)).arrays["value"].shape == (63,)
+
+
+BROKEN = np.full(63, 3e38, np.float32)
+
+
+def test_that_an_update_was_not_finite_is_told_only_to_who_may_see_it(site_of):
+    told = site_of(CENTRAL, trust_server=True).answer(question(CENTRAL, start=BROKEN))
+    assert told.words["rejected"] is True
+    assert not told.arrays["value"].any()
+    silent = site_of(LOCAL).answer(question(LOCAL, start=BROKEN))
+    assert silent.words["rejected"] is False
+    assert np.isfinite(silent.arrays["value"]).all()
+
+
+def test_of_a_failed_computation_nothing_is_told(site_of, monkeypatch):
+    from sightline.runtimes.desk import Desk
+
+    def fails(*args):
+        raise ValueError("example 17 is 0.25")
+
+    site = site_of(LOCAL)
+    monkeypatch.setattr(Desk, "compute", fails)
+    refused = site.answer(question(LOCAL)).words["refused"]
+    assert "0.25" not in refused
+    assert len(site._ledger()) == 1
+
+
+@pytest.mark.parametrize(
+    "case", ["objective", "output, exact", "parts, local noise", "private steps", "tree, own noise"]
+)
+def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp_path):
+    """The whole way, without a network: a server that knows sizes only, and six sites."""
+    plain = CASES[case]
+    experiment = parse(plain)
+    trusting = {"trust_server": True} if "tree" in case else {}
+    sites = {}
+    for number, folder in enumerate(shards(experiment, tmp_path / "sites", epsilon=1e6)):
+        file = folder / "site.toml"
+        file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | trusting))
+        sites[number] = Site(folder)
+
+    class Direct:
+        def ask(self, letters, group):
+            return {n: Letter.from_bytes(sites[n].answer(letter).to_bytes()) for n, letter in letters.items()}
+
+        def close(self):
+            pass
+
+    like = sites[0].data.train
+    blank = tuple(Client(blank_shard(like, len(site.data.train)), blank_shard(like, 0)) for site in sites.values())
+    federation = Federation("sites", blank, blank_shard(like, 0), 3, Kind.VECTOR)
+    setting = engine.calibrated(engine.build(experiment, federation=federation), real_nodes=True)
+    told = []
+    (tmp_path / "run").mkdir()
+    engine.run(
+        setting, tmp_path / "run",
+        lambda setting, *streams: Remote(setting, Direct(), words={"run": "a"}, simulated=False,
+                                         tell=lambda *words: told.append(words)),
+        resume=False,
+    )  # fmt: skip
+    assert told == []
+    run = Run(tmp_path / "run")
+    # a site's own ledger and the server's agree on what the site has let go of, against a server that is not trusted
+    for number, site in sites.items():
+        if site.policy.trust_server:
+            continue
+        assert site.spent() == pytest.approx(run.ledger.epsilon(f"client-{number}", "server", DELTA), rel=1e-9)

@@ -60,6 +60,8 @@ class Federation:
     """Number of tokens when the examples are text, else 0."""
     notes: tuple[str, ...] = field(default=())
     """What a reader of the report must know: sub-sampling, reuse, what a label means."""
+    elsewhere: bool = False
+    """Whether the examples are at sites of their own, and the shards here say only how many there are."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ def evaluated(setting: Setting, models: Public | Mapping[int, Public]) -> Metric
 
 def _of_groups(setting: Setting, rows: Tensor, found: list[Evaluation]) -> Metrics:
     """The workers' mean training loss, and how unequally groups are served: means over members, worst and best."""
-    train = evaluate_many(setting.model, rows, [client.train for client in setting.federation.clients])
+    shards = [] if setting.federation.elsewhere else [client.train for client in setting.federation.clients]
+    train = evaluate_many(setting.model, rows, shards) if shards else []
     means = [
         _mean([found[member].accuracy for member in channel.members if found[member].examples])
         for channel in setting.topology.channels

@@ -1,5 +1,6 @@
 """Features of norm <= 1 with the bias in it: what the bounds of convex perturbation rest on."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ def unit_features(federation: Federation) -> Federation:
 
 def unit_shard(shard: Shard) -> Shard:
     """The shard with every example's norm at most 1 / sqrt 2."""
-    flat = shard.x.reshape(len(shard), -1).astype(np.float64)
+    flat = shard.x.reshape(len(shard), math.prod(shard.x.shape[1:])).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = (flat * np.minimum(1.0, HALF / np.maximum(norms, 1e-300))).astype(np.float32)
     return Shard(scaled.reshape(shard.x.shape), shard.y)

@@ -1,8 +1,7 @@
 """Clients that are elsewhere: the server's side of a round on real nodes."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +14,8 @@ from sightline.errors import SightlineError, refuse
 from sightline.mechanisms import (
     Ballot,
     Block,
-    CentralMean,
     Left,
     LocalMean,
-    Mechanism,
     Occasion,
     PrivateSteps,
     Recall,
@@ -27,29 +24,20 @@ from sightline.mechanisms import (
     Updates,
 )
 from sightline.mechanisms.by_trust import ByTrust
-from sightline.mechanisms.clip import sensitivity
+from sightline.runtimes.answers import Expected, expected_of
 from sightline.runtimes.asking import CHOOSE, LEAVING, Ask
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.packing import tensor
-from sightline.topology import Channel, client_name
+from sightline.topology import client_name
 
 ROWS_BYTES = 1 << 27
 """How much memory the answers of one turn may take."""
-LARGEST_NORM = 1e6
-"""A vector of a larger norm is no model update, whatever the mechanism."""
 PATIENCE = 3
 """So many rounds may pass in which everybody was asked in vain."""
 
 
 class NobodyAnswers(SightlineError):
     """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
-
-
-class Expected(NamedTuple):
-    """What an answer must look like to be used."""
-
-    numbers: int
-    largest: float
 
 
 class Post(Protocol):
@@ -108,7 +96,7 @@ class Remote:
         mechanism = self._setting.mechanism
         mechanism = mechanism.at(scene) if isinstance(mechanism, ByTrust) else mechanism
         noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
-        expected = Expected(self.dimension, self._largest(mechanism, scene.channel))
+        expected = expected_of(self._setting, mechanism, scene.channel)
         for client, answer in self._answers(updates.cohort.members, ask, updates.recall, expected, noise):
             yield Left(client, tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
@@ -171,11 +159,11 @@ class Remote:
         refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
 
     def _blocks(self, cohort: Sequence[int], ask: Ask, recall: Recall | None) -> Iterator[Block]:
-        for client, answer in self._answers(cohort, ask, recall, Expected(self.dimension, LARGEST_NORM)):
+        for client, answer in self._answers(cohort, ask, recall, Expected(self.dimension)):
             yield [client], tensor(answer.arrays["value"])[None]
 
     def _answers(
-        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, expected: "Expected", noise: float | None = None
+        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, expected: Expected, noise: float | None = None
     ) -> Iterator[tuple[int, Letter]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
@@ -186,7 +174,7 @@ class Remote:
             found = self._post.ask(letters, group)
             for client in letters:
                 answer = found.get(client, "no answer")
-                why = answer if isinstance(answer, str) else self._wrong(answer, expected)
+                why = answer if isinstance(answer, str) else expected.wrong_with(answer, simulated=self._simulated)
                 if why or isinstance(answer, str):
                     self._left_out(ask.at.round, client, why)
                     continue
@@ -209,31 +197,6 @@ class Remote:
     def _keep(self, client: int, answer: Letter, recall: Recall | None) -> None:
         if recall is not None and "kept" in answer.arrays:
             recall.keep_value(client, tensor(answer.arrays["kept"]))
-
-    def _largest(self, mechanism: Mechanism, channel: Channel) -> float:
-        """The largest norm that a member's part of the mechanism can have; with noise, but for odds of e^-40."""
-        if not isinstance(mechanism, CentralMean | LocalMean):
-            return LARGEST_NORM
-        splitter = self._setting.splitter
-        clip_norm = mechanism.clip_norm * channel.clip_factor * (1.0 if splitter is None else splitter.widest)
-        largest = clip_norm * (1 + 1e-5)
-        if isinstance(mechanism, LocalMean):
-            noise = mechanism.noise_multiplier * channel.noise_factor * sensitivity(clip_norm, self._setting.adjacency)
-            largest += noise * (math.sqrt(self.dimension) + 9)
-        return largest
-
-    def _wrong(self, answer: Letter, expected: "Expected") -> str:
-        """Why an answer cannot be used; nothing when it can."""
-        if "refused" in answer.words:
-            return f"refused: {answer.words['refused']}"
-        value = answer.arrays.get("value")
-        if value is None or value.shape != (expected.numbers,) or value.dtype.kind != "f":
-            looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
-            return f"sent {looks} where ({expected.numbers},) numbers were asked for"
-        norm = torch.linalg.vector_norm(tensor(value), dtype=torch.float64).item()
-        if math.isfinite(norm) and norm > expected.largest:
-            return f"sent a vector of norm {norm:.3g}, at most {expected.largest:.3g} is possible"
-        return "" if math.isfinite(norm) or self._simulated else "sent numbers that are not finite"
 
     def _left_out(self, round: int, client: int, why: str) -> None:
         if self._tell is None:

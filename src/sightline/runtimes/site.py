@@ -24,12 +24,13 @@ from sightline.mechanisms.output import Output
 from sightline.mechanisms.segments import SegmentSums
 from sightline.randomness import Streams
 from sightline.runtimes.asking import CHOOSE, LEAVING, Task
-from sightline.runtimes.desk import Desk, ballot
+from sightline.runtimes.desk import Desk, Result, ballot
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.site_policy import federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site_shelf import SiteShelf
 from sightline.topology import client_name
 
+LOG = logging.getLogger("sightline.site")
 HELLO = "hello"
 SERVER, PUBLIC = "server", "public"
 NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, SegmentSums, Output, Objective)
@@ -63,7 +64,7 @@ class Site:
         except SightlineError as error:
             return Letter({"refused": str(error)})
         except Exception as error:
-            logging.getLogger("sightline.site").exception("a question could not be answered")
+            LOG.exception("a question could not be answered")
             return Letter({"refused": f"{type(error).__name__}; the site's log says more"})  # the text may hold data
 
     def hello(self) -> Letter:
@@ -93,11 +94,22 @@ class Site:
         updates, ledger = desk.updates(task, old), self._ledger()
         scene = desk.scene(task, next_id=len(ledger))
         mechanism = desk.mechanism(letter.words.get("noise"), scene)
-        self._claim(ledger, self._claims(task, updates, scene, mechanism), name=coins.hex())
-        result = desk.compute(task, updates, scene, mechanism)
-        answer = Letter({"rejected": result.rejected}, {"value": result.value.numpy()})
+        claims = self._claims(task, updates, scene, mechanism)
+        self._claim(ledger, claims, name=coins.hex())
+        result = self._computed(desk, task, updates, scene, mechanism)
+        clear = any(release.event == Clear() for release in claims)
+        # that an update was not finite depends on the data: said only where the update itself is handed over
+        answer = Letter({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept)
         return answer
+
+    def _computed(self, desk: Desk, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
+        """The value; of a failure nothing is told but that it happened, since its words may hold data."""
+        try:
+            return desk.compute(task, updates, scene, mechanism)
+        except Exception:
+            LOG.exception("an answer could not be computed")
+            raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
 
     def _claims(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count."""

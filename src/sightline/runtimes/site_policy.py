@@ -68,7 +68,8 @@ def federation_of(client: Client, number: int, clients: int, *, classes: int, vo
 
 def blank_shard(like: Shard, examples: int) -> Shard:
     """Examples that nobody has: zeros of the right shape that take no memory."""
-    x = np.broadcast_to(np.zeros((), like.x.dtype), (examples, *like.x.shape[1:]))
+    shape = (examples, *like.x.shape[1:])
+    x = np.broadcast_to(np.zeros((), like.x.dtype), shape) if examples else np.empty(shape, like.x.dtype)
     return Shard(x, np.zeros(examples, np.int64))
 
 

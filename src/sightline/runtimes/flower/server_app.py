@@ -96,7 +96,9 @@ def gathered_sites(experiment: Experiment, roll: Roll, config: Mapping[str, Any]
     known = tuple(Client(blank_shard(like, int(roll.facts[client]["examples"])), like) for client in range(clients))
     test = read_test(str(config.get("test") or ""), like)
     notes = ("the sites keep their data; the server knows how many examples each has",)
-    return Federation("sites", known, test, int(first["classes"]), Kind(first["kind"]), int(first["vocabulary"]), notes)
+    return Federation(
+        "sites", known, test, int(first["classes"]), Kind(first["kind"]), int(first["vocabulary"]), notes, True
+    )
 
 
 def read_test(path: str, otherwise: Shard) -> Shard:
