@@ -13,7 +13,7 @@ import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
 from sightline.engine.plan import NoWorker
-from sightline.engine.round import PlannedRound
+from sightline.engine.planned_round import PlannedRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
@@ -173,6 +173,22 @@ def test_updates_are_released_once(tiny, tmp_path):
     r.release_mean(updates)
     with pytest.raises(Refused, match="released already"):
         r.release_mean(updates)
+
+
+def test_a_hidden_cohort_is_released_once(tiny):
+    setting = engine.calibrated(engine.build(tiny()))
+    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    start, cohort = Public(torch.zeros(1)), r.sample()
+    r.release_mean(r.train(cohort, start))
+    with pytest.raises(Refused, match="no cohort was drawn"):
+        r.release_mean(r.train(cohort, start))
+
+
+def test_nobody_who_was_not_drawn_hides_behind_coins(tiny):
+    setting = engine.calibrated(engine.build(tiny()))
+    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    with pytest.raises(Refused, match="no cohort was drawn"):
+        r.release_mean(r.train(r.everyone(), Public(torch.zeros(1))))
 
 
 def test_mechanisms_are_exactly_the_known_ones():

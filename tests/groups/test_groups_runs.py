@@ -12,7 +12,7 @@ import sightline
 from sightline import engine
 from sightline.accounting import Accountant
 from sightline.algorithms import dp_ogl, dp_ogl_plus
-from sightline.engine.round import PlannedRound
+from sightline.engine.planned_round import PlannedRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson
 from sightline.ledger import GroupPlan, Ledger, Rhythm, Threat, ledger_pairs, planned_pairs

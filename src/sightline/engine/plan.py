@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from sightline import accounting
-from sightline.engine.round import PlannedRound
+from sightline.engine.planned_round import PlannedRound
 from sightline.engine.setting import Setting
 from sightline.events import Event, scaled
 from sightline.ledger import Ledger

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from sightline.algorithms.contract import Effort, Heard
+from sightline.engine.door import Door
 from sightline.engine.effort import effort_of
 from sightline.engine.meter import Meter
 from sightline.engine.pace import allowed, noise_at, paced, reach, shares_of
 from sightline.engine.setting import Setting
-from sightline.errors import BudgetExhausted, Refused, refuse
+from sightline.errors import refuse
 from sightline.events import Unit
-from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, LedgerDamaged, Parties, Release
+from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
 from sightline.mechanisms import (
     Ballot,
     Cohort,
@@ -69,8 +70,7 @@ class LiveRound:
         self._draws = 0
         self._tosses = 0
         self._uses = 0
-        self._released: set[Occasion] = set()
-        self._made_before = _tail_of(ledger, time)
+        self._door = Door(setting, ledger, time, budgeted=not self.rehearsal)
         self._meter = Meter(setting, time, self.counts, counting=self.counting)
         self.heard: list[list[Heard]] = []
 
@@ -113,7 +113,10 @@ class LiveRound:
 
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw who of the channel's members takes part; without a channel, of all that gather."""
-        return Cohort(tuple(n for one in ((channel,) if channel else self.gathers) for n in self._drawn(one)))
+        channels = (channel,) if channel else self.gathers
+        for one in channels:
+            self._door.drew(one)
+        return Cohort(tuple(n for one in channels for n in self._drawn(one)))
 
     def _drawn(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
@@ -190,7 +193,7 @@ class LiveRound:
         at = Occasion(self.time, self._uses)
         self._uses += 1
         scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
-        made = self._record(ballot.claims(scene))
+        made = self._door.record(ballot.claims(scene))
         choices = self._choices(ballot, scene)
         self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
         return {
@@ -225,8 +228,8 @@ class LiveRound:
         for updates, channel in many:
             scene = self._scene(updates, channel)
             scenes.append(replace(scene, next_id=scene.next_id + sum(map(len, claims))))
-            claims.append(mechanism.claims(updates, scenes[-1]))
-        made = list(self._record([release for some in claims for release in some]))
+            claims.append(self._door.covered(mechanism.claims(updates, scenes[-1]), channel))
+        made = list(self._door.record([release for some in claims for release in some]))
         found, heard = [], []
         for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
@@ -242,7 +245,7 @@ class LiveRound:
     def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
         facts = (self._setting.unit, self._setting.adjacency)
-        return self._record(
+        return self._door.record(
             [
                 Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
                         inputs=tuple(sorted(value.sources)), what=what)
@@ -270,7 +273,7 @@ class LiveRound:
         compute: Callable[[Updates, Scene], Outcome],
     ) -> tuple[Sequence[Release], Outcome]:
         scene = self._scene(updates, channel)
-        made = self._record(claim(updates, scene))
+        made = self._door.record(self._door.covered(claim(updates, scene), channel))
         outcome = self._computed(updates, scene, compute)
         self._remember(updates, made)
         self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
@@ -300,7 +303,7 @@ class LiveRound:
         return compute(updates, scene)
 
     def _scene(self, updates: Updates, channel: Channel) -> Scene:
-        self._once(updates)
+        self._door.once(updates.at)
         return self._scene_at(updates.at, channel, Purpose.NOISE)
 
     def _scene_at(self, at: Occasion, channel: Channel, purpose: Purpose) -> Scene:
@@ -310,7 +313,7 @@ class LiveRound:
             adjacency=self._setting.adjacency,
             channel=channel,
             sampler=self._sampler(channel),
-            next_id=self._made_before[0].id if self._made_before else len(self._ledger),
+            next_id=self._door.next_id,
             use=at.use,
             noise=lambda participant: self._secret.rng(
                 purpose,
@@ -320,76 +323,3 @@ class LiveRound:
             ),
             line=self._setting.line(channel),
         )
-
-    def _once(self, updates: Updates) -> None:
-        """The noise belongs to the training call: two releases of it at two scales would cancel out."""
-        rivals = {
-            earlier for earlier in self._released if (earlier.round, earlier.use) == (updates.at.round, updates.at.use)
-        }
-        if updates.at in rivals or (rivals and not updates.at.part) or replace(updates.at, part=0) in rivals:
-            raise Refused(f"release={updates.at}: these updates were released already; train again, or reuse the value")
-        self._released.add(updates.at)
-
-    def _record(self, claims: Sequence[Release]) -> Sequence[Release]:
-        if self._made_before:
-            return self._found_again(claims)
-        self._check_budget(claims)
-        return self._ledger.append(claims)
-
-    def _found_again(self, claims: Sequence[Release]) -> Sequence[Release]:
-        """A round that was interrupted after its releases were recorded: the same streams make the same releases."""
-        found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
-        if [release.body() for release in found] != [release.body() for release in claims]:
-            raise LedgerDamaged(f"round={self.time}: the ledger holds other releases than the ones this run makes")
-        return found
-
-    def _check_budget(self, claims: Sequence[Release]) -> None:
-        privacy = self._setting.experiment.privacy
-        if privacy.stop_at_epsilon is None:
-            return
-        accountant = self._setting.accountant
-        for kind, lines in self._setting.topology.lines.items():
-            epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
-            if not epsilon <= privacy.stop_at_epsilon:
-                raise BudgetExhausted(
-                    f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self.time} would cost {epsilon:.4g} "
-                    f"against {kind}; stopped before it"
-                )
-
-
-class PlannedRound(LiveRound):
-    """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
-
-    counting = False
-
-    @property
-    def rehearsal(self) -> bool:
-        """Yes: paths that depend on values are those that cost most."""
-        return True
-
-    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
-        return dict.fromkeys(ballot.choosers.members, 0)
-
-    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
-        """The most that may be asked for: calibration must hold whatever will be wanted."""
-        super().set_pace(Pace(most_steps), most_steps=most_steps)
-
-    def _drawn(self, channel: Channel) -> tuple[int, ...]:
-        """Everybody, in the rounds of the busiest client: calibration must hold for it."""
-        return channel.members if self._setting.sampler(channel).planned(self.time) else ()
-
-    def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
-        nothing = torch.zeros(1)
-        return Outcome(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
-
-    def _check_budget(self, claims: Sequence[Release]) -> None:
-        return
-
-
-def _tail_of(ledger: Ledger, time: int) -> list[Release]:
-    found: list[Release] = []
-    for place in range(len(ledger) - 1, -1, -1):
-        if ledger[place].time < time:
-            break
-        found.append(ledger[place])
-    return found[::-1]
