@@ -8,7 +8,7 @@ from typing import Any
 
 from sightline.engine import Setting
 from sightline.engine.loop import MakeWorker
-from sightline.errors import SightlineError
+from sightline.errors import invalid
 from sightline.runtimes.remote import Remote
 
 
@@ -59,6 +59,4 @@ def check_installed() -> None:
 
     missing = [name for name in ("flwr", "ray") if find_spec(name) is None]
     if missing:
-        raise SightlineError(
-            f"--runtime=flower: {' and '.join(missing)} cannot be imported; pip install 'sightline[flower]'"
-        )
+        invalid("--runtime", "flower", f"{' and '.join(missing)} cannot be imported", "pip install 'sightline[flower]'")
