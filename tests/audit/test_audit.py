@@ -104,6 +104,13 @@ def test_numbers_that_make_no_sense_are_refused(wrong):
         audited(**wrong)
 
 
+def test_few_canaries_are_not_guessed_twice():
+    """A group of which the observer sees one worker: no guess, no bound."""
+    finding = audited(trials=20, topology="groups", algorithm="dp_ogl").findings[1]
+    assert finding.details["guesses"] <= finding.details["canaries"]
+    assert finding.lower == 0
+
+
 def test_nothing_claimed_nothing_audited():
     with pytest.raises(InvalidInput, match="nothing is claimed"):
         audited(unit="none")

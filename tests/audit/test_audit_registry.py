@@ -41,12 +41,15 @@ def of_registry():
             yield f"{unit} at {where}", {"unit": unit, "where": where, "samples": samples, **own}
     for scheme in SAMPLERS:
         yield f"clients {scheme}", {"clients": scheme}
-        yield f"clients {scheme}, replaced", {"clients": scheme, "adjacency": "replace"}
+        if scheme in ("full", "fixed"):
+            yield f"clients {scheme}, replaced", {"clients": scheme, "adjacency": "replace"}
     for scheme in ("full", "balanced", "check_ins"):
         yield f"examples {scheme}", SAMPLE | {"samples": scheme}
     for bound in Bound:
-        more = {"privacy": {"sensitivity": str(bound)}, "local": {"weight_decay": 0.5, "steps": 1}}
-        yield f"output, {bound}", {"unit": "sample", "where": "client", "mechanism": "output", "changes": more}
+        mean = bound is Bound.PER_SAMPLE_MEAN
+        more = {"privacy": {"sensitivity": str(bound)}, "local": {"weight_decay": 0.0 if mean else 0.5, "steps": 1}}
+        own = {"unit": "sample", "where": "client", "samples": "full" if mean else "shuffle"}
+        yield f"output, {bound}", own | {"mechanism": "output", "changes": more}
     yield "objective", {"unit": "sample", "where": "client", "mechanism": "objective"}
     for place, more in {"server": {}, "client": {"where": "client"}, "edge": TREE}.items():
         yield f"integers at {place}", more | {"changes": {"privacy": {"arithmetic": "integer"}}}

@@ -188,7 +188,7 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     best = 0.0
     details: dict[str, Any] = {}
     for share in SHARES:
-        half = max(1, round(share * len(slots) / 2))
+        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
         right = sum(inside[slots[place]] for place in order[:half])
         right += sum(not inside[slots[place]] for place in order[-half:])
         each = 1 - (1 - confidence) / len(SHARES)

@@ -93,7 +93,8 @@ def worst_sight(setting: Setting, ledger: Ledger, delta: float) -> Sight:
     ]
     claimed = [sight for sight in found if sight.upper < float("inf")]
     if setting.unit is Unit.NONE or not claimed:
-        refuse("privacy.unit", setting.unit, "nothing is claimed, so there is nothing to audit", "protect a unit")
+        law = "nothing is claimed of what these rounds release, so there is nothing to audit"
+        refuse("privacy.unit", setting.unit, law, "protect a unit, or audit more rounds")
     return max(found, key=lambda sight: sight.upper)
 
 
