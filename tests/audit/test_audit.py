@@ -114,3 +114,8 @@ def test_few_canaries_are_not_guessed_twice():
 def test_nothing_claimed_nothing_audited():
     with pytest.raises(InvalidInput, match="nothing is claimed"):
         audited(unit="none")
+
+
+def test_an_observer_that_nobody_knows_is_refused_with_the_nearest_name():
+    with pytest.raises(InvalidInput, match=r"observer=edge-7.*edge-1"):
+        audit(parse(plain(Combination(topology="tree", where="edge"))), trials=20, observer="edge-7")

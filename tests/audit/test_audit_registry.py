@@ -18,12 +18,19 @@ TINY = 1e-5
 """The chance that one honest mechanism is accused; there are about forty, so the file lies once in 2,000 seeds."""
 
 
-def audited(trials=400, confidence=1 - TINY, delta=0.05, rounds=2, canaries=400, changes=None, **words):
+def audited(trials=400, confidence=1 - TINY, delta=0.05, rounds=2, canaries=400, changes=None, observer=None, **words):
     file = plain(Combination(**words))
     for section, keys in (changes or {}).items():
         file[section] |= keys
     return audit(
-        parse(file), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=3
+        parse(file),
+        trials=trials,
+        canaries=canaries,
+        rounds=rounds,
+        delta=delta,
+        confidence=confidence,
+        seed=3,
+        observer=observer,
     )
 
 
@@ -121,7 +128,7 @@ BROKEN = {
             "changes": {"sampling": {"clients": {"scheme": "poisson", "rate": 0.05}}},
         },
     ),
-    "one seed for all devices": (same_noise_for_everybody, TREE),
+    "one seed for all devices": (same_noise_for_everybody, TREE | {"observer": "edge-1"}),
 }
 
 

@@ -76,7 +76,8 @@ class Audit:
 
 def audit(
     experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
-    delta: float | None = None, confidence: float = 0.95, seed: int = 0, progress: Progress = lambda done, all: None,
+    delta: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
+    progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
 
@@ -86,7 +87,7 @@ def audit(
     check(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
     return audited(
         engine.calibrated(engine.build(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
-        confidence=confidence, seed=seed, progress=progress,
+        confidence=confidence, seed=seed, observer=observer, progress=progress,
     )  # fmt: skip
 
 
@@ -103,16 +104,17 @@ def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None
 
 def audited(
     setting: Setting, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
-    confidence: float = 0.95, seed: int = 0, progress: Progress = lambda done, all: None,
+    confidence: float = 0.95, seed: int = 0, observer: str | None = None,
+    progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """`audit` of a setting whose noise is calibrated already."""
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     at = privacy.delta if delta is None else delta
     each = 1 - (1 - confidence) / 2
-    one = for_one(setting, rounds=count, delta=at)
+    one = for_one(setting, rounds=count, delta=at, observer=observer)
     findings = [repeated(one, trials=trials, confidence=each, seed=seed, progress=progress)]
-    many = for_many(setting, canaries=canaries, rounds=count, delta=at)
+    many = for_many(setting, canaries=canaries, rounds=count, delta=at, observer=observer)
     if many is not None:
         findings.append(in_one_run(many, confidence=each, seed=seed))
     facts = {

@@ -13,7 +13,7 @@ from sightline.audit.examples import CanaryShards
 from sightline.audit.watch import Reading, Watch, watched_run
 from sightline.config import Model
 from sightline.engine.setting import Setting
-from sightline.errors import refuse
+from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Unit
 from sightline.ledger import Ledger
 from sightline.mechanisms import SampleAtClient, SampleAtServer, SegmentSums
@@ -83,11 +83,15 @@ class Stage:
         return (value[features + where].double() - value[where].double()) / -(2**0.5)
 
 
-def worst_sight(setting: Setting, ledger: Ledger, delta: float) -> Sight:
-    """The subject and the untrusted observer with the largest claimed epsilon."""
+def worst_sight(setting: Setting, ledger: Ledger, delta: float, observer: str | None) -> Sight:
+    """The subject and the untrusted observer with the largest claimed epsilon; or of the observer that is named."""
+    known = [line for lines in setting.topology.lines.values() for line in lines]
+    lines = [line for line in known if observer in (None, line.observer)]
+    if not lines:
+        names = sorted({line.observer for line in known})
+        invalid("observer", observer, "nobody untrusted has that name", did_you_mean(str(observer), names))
     found = [
         Sight(int(subject.rsplit("-", 1)[1]), line.observer, _epsilon(setting, dict(events), delta), delta)
-        for lines in setting.topology.lines.values()
         for line in lines
         for events, subject in ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
     ]
@@ -102,9 +106,9 @@ def _epsilon(setting: Setting, events: dict[Any, int], delta: float) -> float:
     return accounting.epsilon(events, delta, accountant=setting.accountant)
 
 
-def for_one(setting: Setting, *, rounds: int, delta: float) -> Stage:
+def for_one(setting: Setting, *, rounds: int, delta: float, observer: str | None = None) -> Stage:
     """The stage with one canary, the subject that the file protects least."""
-    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta)
+    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta, observer)
     splitter = setting.splitter
     if setting.unit is Unit.SAMPLE:
         return Stage(with_examples(setting, 2), sight, rounds, {sight.subject: (0,)}, (0, 1))
@@ -115,7 +119,9 @@ def for_one(setting: Setting, *, rounds: int, delta: float) -> Stage:
     return Stage(replace(setting, start=torch.zeros(2)), sight, rounds, {sight.subject: (0,)}, (0, 1))
 
 
-def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float) -> Stage | None:
+def for_many(
+    setting: Setting, *, canaries: int, rounds: int, delta: float, observer: str | None = None
+) -> Stage | None:
     """The stage with many canaries, all of whom the observer sees as it sees the subject; None for split models.
 
     The bound of one run pays for every canary with delta, so it is stated at a smaller one where that would drown it.
@@ -126,7 +132,7 @@ def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float) -> S
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
         setting = _enlarged(setting, canaries)
     ledger = engine.plan(setting, rounds=rounds)
-    sight = worst_sight(setting, ledger, delta)
+    sight = worst_sight(setting, ledger, delta, observer)
     same = ledger.composition(client_name(sight.subject), sight.observer)
     alike = [
         n
