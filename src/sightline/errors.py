@@ -44,9 +44,16 @@ def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
 
 def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
     """`name=value: law; way out`, on one line whatever the value holds."""
-    shown = " ".join(str(value).split())
+    shown = " ".join(_plainly(value).split())
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return " ".join(f"{name}={shown}: {law}".split()) + (f"; {' '.join(way_out.split())}" if way_out else "")
+
+
+def _plainly(value: Any) -> str:
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        return f"(a {type(value).__name__} too long to print)"
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

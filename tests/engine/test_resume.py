@@ -10,12 +10,12 @@ import sys
 import time
 
 import pytest
+from leftovers import left_behind
 
 import sightline
 from sightline import engine, randomness
 from sightline.config import to_toml
 from sightline.engine import checkpoint, directory, loop
-from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
 
@@ -44,15 +44,6 @@ KINDS = {
 
 class Crash(BaseException):
     """Stands for the power cut: nothing catches it."""
-
-
-def left_behind(path):
-    """Everything a run leaves that must not depend on interruptions."""
-    record = RunRecord.open(path)
-    rounds = [{key: value for key, value in row.items() if key != "seconds"} for row in record.rounds()]
-    bodies = [release.body() for release in record.ledger()]
-    record.close()
-    return (path / "model.safetensors").read_bytes(), bodies, rounds
 
 
 def crash_in(monkeypatch, module, name, call, *, before):

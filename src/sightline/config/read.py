@@ -24,6 +24,8 @@ def read(path: Path | str, overrides: Iterable[str] = ()) -> Experiment:
         invalid("file", path, f"cannot be read ({type(error).__name__})", "give a UTF-8 TOML file")
     except tomllib.TOMLDecodeError as error:
         invalid("file", path, f"is not TOML: {' '.join(str(error).split())}", "strings need quotes")
+    except (ValueError, RecursionError) as error:
+        invalid("file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or too long a number)")
     for word in overrides:
         _apply(plain, word)
     return parse(plain)
@@ -73,7 +75,7 @@ _RIVALS = {
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

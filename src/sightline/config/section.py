@@ -1,8 +1,15 @@
 """The base of every section of an experiment file: strict, frozen, finite numbers only, no unknown key."""
 
-from typing import Annotated, Any
+import math
+from datetime import date, time
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sightline.errors import invalid
+
+DEEPEST = 16
+"""So many lists and tables may stand inside one another."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0)]
@@ -22,7 +29,30 @@ class OpenSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        for name, value in self.settings.items():
+            check_plain(name, value)
+        return self
+
     @property
     def settings(self) -> dict[str, Any]:
         """The keys that are not declared here."""
         return dict(self.model_extra or {})
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Refuse numbers that are not finite, and nests that nobody means: the resolved file could not be written."""
+    waiting = [(value, 0)]
+    while waiting:
+        part, depth = waiting.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            invalid(name, part, "numbers are finite")
+        if isinstance(part, date | time):
+            invalid(name, part, "no setting is a date or a time", "put it in quotes")
+        if isinstance(part, int) and abs(part) >= 2**63:
+            invalid(name, part, "whole numbers have at most 63 bits")
+        if depth > DEEPEST:
+            invalid(name, "[[[...", f"at most {DEEPEST} lists or tables stand inside one another")
+        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        waiting += [(one, depth + 1) for one in inside]

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -72,7 +73,7 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            words = json.loads(file.metadata()["sightline"])
+            words = _checked(json.loads(file.metadata()["sightline"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = {name: Public(tensors[name], frozenset(ids)) for name, ids in words["sources"].items()}
         memories = {
@@ -80,8 +81,20 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
             for name, found in words["memories"].items()
         }
         return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"checkpoint={path.name}: cannot be read ({type(error).__name__}: {error})") from None
+
+
+def _checked(words: dict[str, Any]) -> dict[str, Any]:
+    """The words of a checkpoint, when they are of the kinds that a run writes: no guess is made about others."""
+    if any(type(words[name]) is not int or words[name] < 0 for name in ("round", "releases")):
+        raise ValueError("round and releases are counts")
+    if not isinstance(words["head"], str) or not all(isinstance(n, int | float) for n in words["counts"].values()):
+        raise ValueError("head is a word, counts are numbers")
+    known = [*words["sources"].values(), *(shelf["sources"] for shelf in words["memories"].values())]
+    if any(type(id) is not int or not 0 <= id < words["releases"] for ids in known for id in ids):
+        raise ValueError("sources are releases of the ledger")
+    return words
 
 
 def save_tensors(

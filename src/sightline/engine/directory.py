@@ -1,11 +1,15 @@
 """Run directories: where they are, that they are new, and that only one process works in one."""
 
+import errno
 import fcntl
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from sightline.config import Experiment, to_toml
 from sightline.data import Federation
@@ -22,6 +26,13 @@ NODES_LOG = "nodes.log"
 """The name by which real sites know a run, and why they were left out of rounds."""
 DIGEST = "data.digest"
 """The fingerprint of the private data, for its owner only: others could check their guesses against it."""
+
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_DISK = re.compile(r"disk|readonly database|os error (?:5|27|28|30|122)\b")
+
+
+class DiskTrouble(SightlineError):
+    """The disk did not take what had to be written."""
 
 
 class RunBusy(SightlineError):
@@ -108,6 +119,19 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
+def disk_told(directory: Path) -> Iterator[None]:
+    """Say in one line that the disk is full or broken; what was released before is in the ledger and stays counted."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError, SafetensorError) as error:
+        known = error.errno in OF_THE_DISK if isinstance(error, OSError) else _DISK.search(str(error)) is not None
+        if not known:
+            raise
+        why = f"the disk did not take a write ({error}); make room, then go on with --resume"
+        raise DiskTrouble(f"run={directory}: {why}") from None
+
+
+@contextmanager
 def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
     """Leave no half-written run: one that fails before its first release takes its directory with it."""
     try:
@@ -119,10 +143,11 @@ def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
 
 
 def _has_releases(database: Path) -> bool:
+    """Whether releases were made, as far as can be known: what cannot be read may hold some."""
     if not database.exists():
         return False
     with closing(sqlite3.connect(database)) as connection:
         try:
             return connection.execute("SELECT 1 FROM release LIMIT 1").fetchone() is not None
-        except sqlite3.OperationalError:
-            return False
+        except sqlite3.DatabaseError as error:
+            return "no such table" not in str(error)

@@ -15,6 +15,7 @@ from sightline.engine.directory import (
     CONFIG,
     MODEL,
     SECRET,
+    disk_told,
     locked,
     remember_data,
     removed_if_nothing_was_released,
@@ -26,7 +27,7 @@ from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
 from sightline.errors import BudgetExhausted
-from sightline.ledger import Ledger
+from sightline.ledger import Ledger, LedgerDamaged
 from sightline.mechanisms import Public, Schedules, Shelf, Worker
 from sightline.randomness import Streams
 from sightline.topology import client_name
@@ -45,7 +46,8 @@ def run(
     Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
     no release is lost or counted twice.
     """
-    with locked(directory), nullcontext() if resume else removed_if_nothing_was_released(directory):
+    kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
+    with locked(directory), disk_told(directory), kept:
         if resume:
             same_data(directory, setting.federation)
         else:
@@ -105,6 +107,8 @@ class Run:
             raise CheckpointDamaged(
                 f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
             )
+        if any(self.ledger[id].time <= found.round for id in range(found.releases, len(self.ledger))):
+            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
         self.memories = found.memories
         self._look_around(found.state)
         if not self.record.has_round(found.round):

@@ -91,12 +91,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
         rows = json.loads(text) if path.suffix.lower() == ".json" else list(csv.DictReader(text.splitlines()))
     except FileNotFoundError:
         invalid("resources.file", path, "no such file")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         invalid("resources.file", path, f"cannot be read ({type(error).__name__})", "give UTF-8 CSV or JSON")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         invalid("resources.file", path, "holds no rows", f"columns: {', '.join(COLUMNS)}, and perhaps round")
     for column in COLUMNS:
-        if column not in rows[0]:
+        if not all(column in row for row in rows):
             law = f"has no column {column}"
             invalid("resources.file", path, law, f"columns: {', '.join(COLUMNS)}, and perhaps round")
     return rows
@@ -119,7 +119,7 @@ def _cost(path: Path, row: Mapping[str, Any]) -> Cost:
 def _number(path: Path, row: Mapping[str, Any], column: str) -> float:
     try:
         value = float(row.get(column, "") if not isinstance(row.get(column), bool) else "")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = -1.0
     if not 0 <= value < float("inf"):
         invalid("resources.file", f"{row.get('node')}: {row.get(column)}", f"{column} in {path.name} is a number >= 0")

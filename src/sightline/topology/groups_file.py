@@ -50,7 +50,10 @@ def numbers(name: str, value: Any) -> tuple[float, ...] | None:
     found = _list(name, value)
     if any(isinstance(v, bool) or not isinstance(v, int | float) for v in found):
         invalid(name, value, "is a list of numbers, one for each group")
-    return tuple(float(v) for v in found)
+    try:
+        return tuple(float(v) for v in found)
+    except OverflowError:
+        invalid(name, value, "holds a number that is too large")
 
 
 def _era(entry: Any) -> Era:

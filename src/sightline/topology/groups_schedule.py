@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from sightline.errors import invalid
 from sightline.topology.groups_structures import Group
 
+MOST = 10**8
+"""Workers that can be counted one by one."""
+
 
 @dataclass(frozen=True)
 class Era:
@@ -37,6 +40,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.workers < 1:
             invalid("workers", self.workers, "there is at least one worker")
+        if self.workers > MOST:
+            invalid("workers", self.workers, f"at most {MOST:,} workers can be counted")
         if not self.eras or self.eras[0].since != 1:
             invalid("schedule.from", self.eras[0].since if self.eras else "nothing", "memberships begin in interval 1")
         for before, after in pairwise(self.eras):

@@ -27,7 +27,10 @@ def read_tree(path: Path | str) -> tuple[Node, ...]:
         invalid("topology.file", path, f"cannot be read as JSON ({type(error).__name__})", EXAMPLE)
     if not isinstance(plain, dict) or set(plain) != {"servers"} or not _objects(plain["servers"]):
         invalid("topology.file", path, 'an object with a list of "servers" is needed', EXAMPLE)
-    return tuple(_node(server) for server in plain["servers"])
+    try:
+        return tuple(_node(server) for server in plain["servers"])
+    except RecursionError:
+        invalid("topology.file", path, "has more levels than can be walked")
 
 
 def _node(plain: dict[str, Any]) -> Node:
