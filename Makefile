@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow flower-test check format constraints bench bench-setup combinations docs docs-serve \
-  reproduce clean
+  notebooks reproduce wheel-test clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ bench: .venv/.ready  ## run the benchmarks (quiet machine, please); fails when a
 combinations: .venv/.ready ## ask every combination again and write docs/combinations.md
 	$(BIN)/python -m tests.laws.table
 
+notebooks: .venv/.ready  ## write docs/notebooks/ from docs/tutorials/
+	$(BIN)/python docs/site/notebooks.py
+
 docs: .venv-docs/.ready  ## build the docs site into site/
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 	@echo "site/index.html"
@@ -85,10 +88,18 @@ docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
+wheel-test: .venv/.ready ## build the wheel, install it into an empty environment, run the quickstart there
+	rm -rf build dist .venv-wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
+	cd .venv-wheel && env -u PYTHONPATH bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
+
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \
 	   echo "torch==2.13.0"; $(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch=='; } > constraints.tmp
 	@mv constraints.tmp constraints.txt
 
-clean:           ## remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:           ## remove the virtual environments, what was built, and caches
+	rm -rf .venv .venv-docs .venv-flower .venv-wheel site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

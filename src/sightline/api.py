@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sightline import engine, report
+from sightline import engine, report, shown
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord, finite
 from sightline.errors import did_you_mean, invalid
 from sightline.ledger import Ledger
+from sightline.report.curves import worst
 from sightline.runtimes.flower.simulation import check_installed, simulated
 from sightline.runtimes.simulator import Simulator
 
@@ -61,6 +63,22 @@ class Run:
     def epsilon(self) -> float:
         """The worst epsilon over untrusted observers; infinite when nothing is promised."""
         return _number(self.summary["epsilon"], math.inf)
+
+    def _repr_html_(self) -> str:
+        done, summary = report.Run.read(self.directory), self.summary
+        spent = {kind: _number(value, math.inf) for kind, value in summary["observers"].items()}
+        facts = [
+            ("status", summary["status"]),
+            ("rounds", summary["rounds_done"]),
+            ("test accuracy", f"{_number(summary['test_accuracy'], math.nan):.1%}"),
+            *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
+            ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
+            ("trusted", ", ".join(summary["trusted"]) or "nobody"),
+        ]
+        drawn = shown.curve("test accuracy over the rounds", done.series("test_accuracy"))
+        drawn += shown.curve("worst epsilon over the rounds", worst(done))
+        link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
+        return shown.table(str(self.directory), ("", ""), facts) + drawn + link
 
 
 def run(

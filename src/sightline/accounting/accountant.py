@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from sightline.accounting.canonical import Composition, canonical, kinds_in
 from sightline.accounting.composed import TooFine
+from sightline.accounting.curve import Curve
 from sightline.accounting.dominating import NoLaw
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
 from sightline.accounting.renyi import renyi_delta, renyi_epsilon
@@ -103,7 +104,7 @@ def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accou
     return min(bounds)
 
 
-def epsilon_curve(event: Event, times: int, delta: float, *, accountant: Accountant = Accountant.PLD) -> list[float]:
+def epsilon_curve(event: Event, times: int, delta: float, *, accountant: Accountant = Accountant.PLD) -> Curve:
     """Epsilon after 1, 2, ..., `times` repetitions of an event; never decreasing."""
     check_delta(delta)
     if times < 0:
@@ -111,7 +112,7 @@ def epsilon_curve(event: Event, times: int, delta: float, *, accountant: Account
     values: list[float] = []
     for count in range(1, times + 1):
         values.append(max(values[-1] if values else 0.0, epsilon({event: count}, delta, accountant=accountant)))
-    return values
+    return Curve(values, delta=delta)
 
 
 def interval(events: Composition, delta: float) -> tuple[float, float]:

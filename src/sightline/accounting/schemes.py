@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from sightline import shown
 from sightline.accounting.accountant import Accountant, interval
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.errors import invalid
 from sightline.events import Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scaled
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+"""At which a notebook shows what a scheme costs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,13 @@ class Scheme:
         """
         noise = calibrate(lambda z: self.with_noise(z).composition, epsilon=epsilon, delta=delta, accountant=accountant)
         return self.with_noise(noise)
+
+    def _repr_html_(self) -> str:
+        events = shown.table(
+            f"{self.name}, noise multiplier {self.noise_multiplier:.6g}", ("event", "times"), self.events
+        )
+        costs = [(f"{delta:g}", shown.rounded_up(self.epsilon(delta=delta))) for delta in DELTAS]
+        return events + shown.table("upper bounds", ("delta", "epsilon"), costs)
 
 
 def gaussian(*, noise: float, steps: int) -> Scheme:

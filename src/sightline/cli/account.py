@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sightline.cli.example import examples
+
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
 
@@ -60,7 +62,7 @@ def command() -> None:
     """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
 
 
-@command.command("gaussian")
+@command.command("gaussian", epilog=examples("account gaussian --noise 4 --steps 100 --delta 1e-5"))
 @options("noise", "steps", *ASKED)
 def gaussian(noise: float, steps: int, **asked: Any) -> None:
     """Every step uses every subject."""
@@ -69,7 +71,7 @@ def gaussian(noise: float, steps: int, **asked: Any) -> None:
     tell(accounting.gaussian(noise=noise, steps=steps), **asked)
 
 
-@command.command("poisson")
+@command.command("poisson", epilog=examples("account poisson --noise 1 --rate 0.01 --steps 10000 --delta 1e-5"))
 @options("noise", "rate", "steps", *ASKED)
 def poisson(noise: float, rate: float, steps: int, **asked: Any) -> None:
     """Each step uses each subject with a probability, independently."""
@@ -78,7 +80,7 @@ def poisson(noise: float, rate: float, steps: int, **asked: Any) -> None:
     tell(accounting.poisson(noise=noise, rate=rate, steps=steps), **asked)
 
 
-@command.command("balanced")
+@command.command("balanced", epilog=examples("account balanced --noise 2 --steps 1000 --uses 100 --delta 1e-5"))
 @options("noise", "steps", "uses", "epochs", *ASKED)
 def balanced(noise: float, steps: int, uses: int, epochs: int, **asked: Any) -> None:
     """Each subject is used in exactly K of T steps."""
@@ -87,7 +89,7 @@ def balanced(noise: float, steps: int, uses: int, epochs: int, **asked: Any) -> 
     tell(accounting.balanced(noise=noise, steps=steps, uses=uses, epochs=epochs), **asked)
 
 
-@command.command("split")
+@command.command("split", epilog=examples("account split --noise 1 --parts 8 --rate 0.1 --steps 1000 --delta 1e-5"))
 @options("noise", "parts", "rate", "steps", "unsplit", *ASKED)
 def split(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Each subject trains one of D parts of the model."""
@@ -97,7 +99,7 @@ def split(noise: float, parts: int, rate: float, steps: int, unsplit_noise: floa
     tell(scheme, **asked)
 
 
-@command.command("dropout")
+@command.command("dropout", epilog=examples("account dropout --noise 1 --rate 0.1 --steps 1000 --delta 1e-5"))
 @options("noise", "rate", "steps", "unsplit", *ASKED)
 def dropout(noise: float, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Dropout with probability one half, one mask per subject and release."""
@@ -106,7 +108,7 @@ def dropout(noise: float, rate: float, steps: int, unsplit_noise: float | None, 
     tell(accounting.dropout(noise=noise, rate=rate, steps=steps, unsplit_noise=unsplit_noise), **asked)
 
 
-@command.command("check-ins")
+@command.command("check-ins", epilog=examples("account check-ins --noise 1 --steps 1000 --chance 0.5 --delta 1e-5"))
 @options("noise", "steps", "chance", *ASKED)
 def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
     """Each subject opts in with a probability, then takes part once, at a random step."""
@@ -115,7 +117,12 @@ def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
     tell(accounting.check_ins(noise=noise, steps=steps, chance=chance), **asked)
 
 
-@command.command("clustered")
+@command.command(
+    "clustered",
+    epilog=examples(
+        "account clustered --noise 2 --samples 8000 --batch-size 32 --rounds 200 --selection-epsilon 0.1 --delta 1e-5"
+    ),
+)
 @options("noise", "samples", "batch", "rounds", "selections")
 @click.option("--selection-epsilon", type=float, required=True, help="What one choice costs.")
 @options(*ASKED)
@@ -128,7 +135,13 @@ def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
     tell(accounting.clustered(rounds=rounds, selections=times, **of_scheme), **asked)
 
 
-@command.command("ledger")
+@command.command(
+    "ledger",
+    epilog=examples(
+        "account ledger ledger.json --subject client-0 --observer server --delta 1e-5",
+        "account ledger ledger.json --subject client-0 --observer client-7 --observer public --delta 1e-5 --json",
+    ),
+)
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--subject", required=True, help="Whose privacy.")
 @click.option("--observer", required=True, multiple=True, help="Against whom; several make a coalition.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sightline.cli.account import finite, options, show
+from sightline.cli.example import examples
 
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
@@ -26,7 +27,7 @@ def command() -> None:
     """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
 
 
-@command.command("gaussian")
+@command.command("gaussian", epilog=examples("calibrate gaussian --steps 100 --epsilon 8 --delta 1e-5"))
 @options("steps", *ASKED)
 def gaussian(steps: int, **asked: Any) -> None:
     """Every step uses every subject."""
@@ -35,7 +36,7 @@ def gaussian(steps: int, **asked: Any) -> None:
     tell(accounting.gaussian(noise=1.0, steps=steps), **asked)
 
 
-@command.command("poisson")
+@command.command("poisson", epilog=examples("calibrate poisson --rate 0.01 --steps 10000 --epsilon 8 --delta 1e-5"))
 @options("rate", "steps", *ASKED)
 def poisson(rate: float, steps: int, **asked: Any) -> None:
     """Each step uses each subject with a probability, independently."""
@@ -44,7 +45,7 @@ def poisson(rate: float, steps: int, **asked: Any) -> None:
     tell(accounting.poisson(noise=1.0, rate=rate, steps=steps), **asked)
 
 
-@command.command("balanced")
+@command.command("balanced", epilog=examples("calibrate balanced --steps 1000 --uses 100 --epsilon 8 --delta 1e-5"))
 @options("steps", "uses", "epochs", *ASKED)
 def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
     """Each subject is used in exactly K of T steps."""
@@ -53,7 +54,7 @@ def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
     tell(accounting.balanced(noise=1.0, steps=steps, uses=uses, epochs=epochs), **asked)
 
 
-@command.command("split")
+@command.command("split", epilog=examples("calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
 @options("parts", "rate", "steps", "unsplit", *ASKED)
 def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Each subject trains one of D parts of the model; --unsplit-noise is fixed, the split part's noise is found."""
@@ -63,7 +64,7 @@ def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **as
     tell(accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps), unsplit_noise=fixed, **asked)
 
 
-@command.command("dropout")
+@command.command("dropout", epilog=examples("calibrate dropout --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
 @options("rate", "steps", "unsplit", *ASKED)
 def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Dropout with probability one half; --unsplit-noise is fixed, the split part's noise is found."""
@@ -72,7 +73,7 @@ def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) 
     tell(accounting.dropout(noise=1.0, rate=rate, steps=steps), unsplit_noise=unsplit_noise, **asked)
 
 
-@command.command("check-ins")
+@command.command("check-ins", epilog=examples("calibrate check-ins --steps 1000 --chance 0.5 --epsilon 8 --delta 1e-5"))
 @options("steps", "chance", *ASKED)
 def check_ins(steps: int, chance: float, **asked: Any) -> None:
     """Each subject opts in with a probability, then takes part once, at a random step."""
@@ -81,7 +82,9 @@ def check_ins(steps: int, chance: float, **asked: Any) -> None:
     tell(accounting.check_ins(noise=1.0, steps=steps, chance=chance), **asked)
 
 
-@command.command("h2fdp")
+@command.command(
+    "h2fdp", epilog=examples("calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5")
+)
 @options("rate", "steps", *ASKED)
 @click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
 @click.option(
@@ -114,7 +117,10 @@ def h2fdp(
     show(answer, as_json)
 
 
-@command.command("clustered")
+@command.command(
+    "clustered",
+    epilog=examples("calibrate clustered --samples 8000 --batch-size 32 --rounds 200 --epsilon 8 --delta 1e-5"),
+)
 @options("samples", "batch", "rounds", "selections")
 @click.option("--selection-epsilon", type=float, help="What one choice costs (default: 0.03 of the budget).")
 @options(*ASKED)

@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.group("convergence")
+@click.group("convergence", epilog=EXAMPLES)
 def command() -> None:
     """Convergence constants and bounds of published theorems. They are theorems about ideal runs, not measurements."""
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.cli.example import examples
+
 if TYPE_CHECKING:
     from sightline.data import DatasetStatus
 
 
-@click.command("datasets")
+@click.command("datasets", epilog=examples("datasets", "datasets --json"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(as_json: bool) -> None:
     """List the data sets: which are available, where they were looked for, how to get the rest."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from sightline.cli.example import examples
+
 EXAMPLES = """
 \b
 Examples:
@@ -21,7 +23,7 @@ def command() -> None:
     """Run experiments on Flower, with sites that keep their own data and budget."""
 
 
-@command.command("export")
+@command.command("export", epilog=examples("flower export examples/quickstart.toml app"))
 @click.argument("config", type=FOLDER)
 @click.argument("directory", type=FOLDER)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
@@ -35,7 +37,7 @@ def export_command(config: Path, directory: Path, overrides: tuple[str, ...], as
     click.echo(json.dumps({"app": str(made)}) if as_json else f"flwr run {made}")
 
 
-@command.command("shards")
+@command.command("shards", epilog=examples("flower shards examples/sites.toml sites --epsilon 8"))
 @click.argument("config", type=FOLDER)
 @click.argument("directory", type=FOLDER)
 @click.option("--epsilon", type=float, required=True, help="The budget that every site's policy starts with.")
@@ -50,7 +52,7 @@ def shards_command(config: Path, directory: Path, epsilon: float, overrides: tup
     click.echo(json.dumps({"sites": made, "test": str(directory / "test.npz")}) if as_json else "\n".join(made))
 
 
-@command.command("site")
+@command.command("site", epilog=examples("flower site sites/site-0 --socket sites/site-0/door"))
 @click.argument("folder", type=FOLDER)
 @click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
 def site_command(folder: Path, socket: Path) -> None:
@@ -62,7 +64,7 @@ def site_command(folder: Path, socket: Path) -> None:
     serve(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
 
 
-@command.command("spent")
+@command.command("spent", epilog=examples("flower spent sites/site-0 --json"))
 @click.argument("folder", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def spent_command(folder: Path, as_json: bool) -> None:

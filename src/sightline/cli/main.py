@@ -23,6 +23,7 @@ COMMANDS = {
     "flower": "the same experiment as a Flower app; sites with their own data and budget",
     "experiments": "the papers' figures and tables as files that run",
     "datasets": "what data is available, where it was looked for, how to get the rest",
+    "completion": "a script that lets your shell complete commands, options and files",
 }
 
 EXAMPLES = """

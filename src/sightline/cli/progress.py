@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sightline.shown import rounded_up
+
 SINCE = " or more"
 """After a round whose epsilon was not worked out, the one before it is only a lower end."""
 
@@ -47,15 +49,11 @@ class RoundBar:
             self._accuracy = f"{100 * row['test_accuracy']:.1f}%"
         spent = row.get("epsilon")
         known = self._epsilon.removesuffix(SINCE) + SINCE
-        self._epsilon = epsilon = known if spent is None else _rounded_up(max(spent.values(), default=math.inf))
+        self._epsilon = epsilon = known if spent is None else rounded_up(max(spent.values(), default=math.inf))
         if self._live:
             self._bar.update(self._task, completed=row["round"], accuracy=self._accuracy, epsilon=epsilon, refresh=True)
         elif _worth_a_line(row["round"], self._rounds):
             self._console.print(f"round {row['round']}/{self._rounds}  accuracy {self._accuracy}  epsilon {epsilon}")
-
-
-def _rounded_up(epsilon: float) -> str:
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
 
 
 def _worth_a_line(number: int, rounds: int) -> bool:

@@ -10,6 +10,7 @@ from sightline.accounting import Accountant
 from sightline.errors import Refused
 from sightline.events import scaled
 from sightline.ledger.flow import Composition, View
+from sightline.ledger.overview import overview
 from sightline.ledger.parties import NOBODY, Parties, parties
 from sightline.ledger.release import Release
 from sightline.topology import Line
@@ -160,6 +161,9 @@ class Ledger:
                     covered.add(earlier)
                     waiting += self[earlier].inputs
         return ids - covered
+
+    def _repr_html_(self) -> str:
+        return overview(self._releases)
 
     def scaled(self, factor: float) -> "Ledger":
         """The same releases with every Gaussian noise multiplied: what calibration searches over."""

@@ -1,0 +1,44 @@
+"""How values show themselves to a person: bounds rounded up; tables and curves for notebooks, words escaped."""
+
+import math
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING, Decimal
+from html import escape
+
+WIDTH, HEIGHT = 320, 80
+
+
+def rounded_up(bound: float) -> str:
+    """An upper bound with three decimals, never less than the bound itself.
+
+    >>> rounded_up(7.99321), rounded_up(8.0), rounded_up(math.inf)
+    ('7.994', '8.000', 'infinite')
+    """
+    if not math.isfinite(bound):
+        return "infinite"
+    return str(Decimal(bound).quantize(Decimal("0.001"), rounding=ROUND_CEILING))
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as an HTML table under a title; whatever the cells hold is shown as text."""
+    head = "".join(f"<th>{escape(word)}</th>" for word in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def curve(title: str, values: Sequence[float | None]) -> str:
+    """A line over 1, 2, ..., as an SVG from zero to its largest value; what is missing or infinite is a gap."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return ""
+    top, last = max(*known, 0.0) or 1.0, max(len(values) - 1, 1)
+    strokes = [""]
+    for place, value in enumerate(values):
+        if value is None or not math.isfinite(value):
+            strokes.append("")
+        else:
+            strokes[-1] += f"{WIDTH * place / last:.1f},{HEIGHT * (1 - value / top):.1f} "
+    lines = "".join(f'<polyline points="{stroke.strip()}"/>' for stroke in strokes if stroke)
+    drawing = f'<g fill="none" stroke="currentColor" stroke-width="1.5">{lines}</g>'
+    svg = f'<svg viewBox="-2 -2 {WIDTH + 4} {HEIGHT + 4}" width="{WIDTH}" role="img">{drawing}</svg>'
+    return f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>"

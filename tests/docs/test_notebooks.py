@@ -1,0 +1,36 @@
+"""The notebooks are the tutorials: written from them, current, and Python that compiles."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "site" / "notebooks.py")
+GENERATOR = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(GENERATOR)
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_it_is_current(page: Path):
+    written = (ROOT / "docs" / "notebooks" / f"{page.stem}.ipynb").read_text()
+    assert written == GENERATOR.notebook(page.read_text()), "run: make notebooks"
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_every_block_is_a_cell_and_every_cell_is_a_program(page: Path):
+    cells = json.loads(GENERATOR.notebook(page.read_text()))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == 1 + page.read_text().count("```python\n") + page.read_text().count("```bash\n")
+    for text in code:
+        if not text.startswith("%%bash"):
+            compile(text, page.name, "exec")
+    assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def test_links_between_tutorials_stay_between_notebooks():
+    made = GENERATOR.notebook("# A\n\n[b](b.md) and [data](../data.md)\n\n```python\n1\n```\n")
+    assert "](b.ipynb)" in made
+    assert "](../data.md)" in made
