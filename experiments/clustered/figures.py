@@ -75,7 +75,7 @@ def _accuracy(rows: list[Row]) -> Any:
     from matplotlib import pyplot
 
     runs = [row for row in of_part(rows, "accuracy") if row["partition"] == "rotation" and not row["auto"]]
-    canvas, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    canvas, axes = pyplot.subplots(1, 2, figsize=(10.5, 3.2), sharey=True)
     epsilons = sorted({row["epsilon"] for row in runs})
     for axis, (name, title) in zip(axes, (("accuracy", "all clients"), ("minority_accuracy", "minority")), strict=True):
         for place, (algorithm, label) in enumerate(ALGORITHMS.items()):
@@ -88,5 +88,5 @@ def _accuracy(rows: list[Row]) -> Any:
         axis.set(title=title, xticks=[s + 0.33 for s in range(len(epsilons))])
         axis.set_xticklabels([f"epsilon {epsilon:g}" for epsilon in epsilons])
     axes[0].set_ylabel("accuracy, %")
-    axes[1].legend(fontsize=7, loc="lower right")
+    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return canvas

@@ -14,7 +14,7 @@ from sightline.report.run import Run
 from sightline.report.section import Content, Section
 
 SURE = 2.0
-"""With the number of clusters known, an MSS above this has meant the true ones in all experiments (figure 13)."""
+"""With the number of clusters known, an MSS above this has nearly always meant the true ones (figure 13)."""
 
 
 def content(run: Run) -> Content | None:
