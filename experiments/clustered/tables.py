@@ -102,9 +102,9 @@ def accuracy_cells(own: list[Row]) -> list[str]:
     ]  # fmt: skip
 
 
-def means_of(rows: list[Row], epsilon: float, name: str) -> dict[str, float]:
-    """Algorithm -> mean in % over the seeds that all algorithms have: MNIST, rotation, M known."""
-    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == "rotation" and not row["auto"]]
+def means_of(rows: list[Row], partition: str, epsilon: float, name: str) -> dict[str, float]:
+    """Algorithm -> mean in % over the seeds that all algorithms have: MNIST, M known."""
+    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == partition and not row["auto"]]
     seeds = [{r["seed"] for r in runs if (r["algorithm"], r["epsilon"]) == (a, epsilon)} for a in ALGORITHMS]
     common = set.intersection(*seeds)
     own = [row for row in runs if row["epsilon"] == epsilon and row["seed"] in common]

@@ -62,7 +62,7 @@ def rows():
 def test_the_page_says_what_the_results_say(rows, tmp_path):
     write_page(rows, tmp_path / "clustered.md")
     page = (tmp_path / "clustered.md").read_text()
-    assert "R-DPCFL is ahead of the baselines for all clients, epsilon = 3 | 80.0 against ifca 70.0" in page
+    assert "R-DPCFL is ahead of the baselines for all clients, rotation, epsilon = 3 | 80.0 against ifca 70.0" in page
     assert "| MNIST | rotation | `spanning` | 1/1 | - | 1/1 |" in page
     assert "Processor minutes: 4 in all (first 1.0, accuracy 3.0)" in page
     assert "epsilon = 5" not in page
