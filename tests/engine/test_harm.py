@@ -11,7 +11,6 @@ import sys
 from contextlib import closing
 
 import pytest
-from leftovers import left_behind
 
 import sightline
 from sightline.config import to_toml
@@ -20,6 +19,7 @@ from sightline.engine.record import RunRecord
 from sightline.errors import SightlineError
 from sightline.ledger import LedgerDamaged
 from sightline.ledger.store import chained
+from tests.engine.leftovers import left_behind
 
 
 def test_a_full_disk_stops_the_run_with_a_reason_and_it_goes_on_later(tiny, tmp_path):

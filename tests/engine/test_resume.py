@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-from leftovers import left_behind
 
 import sightline
 from sightline import engine, randomness
@@ -18,6 +17,7 @@ from sightline.config import to_toml
 from sightline.engine import checkpoint, directory, loop
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
+from tests.engine.leftovers import left_behind
 
 KINDS = {
     "central": {},
