@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sightline.cli.main import outcome
+from tests.interrupts import heeds_interrupts
 from tests.report.report_runs import quickstart
 
 
@@ -25,6 +26,7 @@ def test_it_prints_its_address_answers_there_and_stops_quietly(tmp_path: Path) -
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=heeds_interrupts,
     )
     try:
         told = json.loads(busy.stdout.readline())  # type: ignore[union-attr]

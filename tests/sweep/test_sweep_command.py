@@ -15,6 +15,7 @@ import sightline
 from sightline.cli.main import outcome
 from sightline.errors import InvalidInput
 from sightline.report import Run
+from tests.interrupts import heeds_interrupts
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.toml")
@@ -82,7 +83,8 @@ def begun(directory: Path) -> bool:
 
 def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path, swept: Swept) -> None:
     words = ("--set", "rounds=60", "--set", "privacy.noise_multiplier=1.0", "--seeds", "2", "--workers", "1", "--json")
-    busy = subprocess.Popen(command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    busy = subprocess.Popen(command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=heeds_interrupts)  # fmt: skip
     place = tmp_path / "runs" / "quickstart-sweep" / "seed=0"
     deadline = time.monotonic() + 120
     while not begun(place):
