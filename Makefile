@@ -88,13 +88,15 @@ docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
+# a clone on the path would pass for the installed package, with pip too
+wheel-test: export PYTHONPATH :=
 wheel-test: .venv/.ready ## build the wheel, install it into an empty environment, run the quickstart there
 	rm -rf build dist .venv-wheel
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
-	cd .venv-wheel && env -u PYTHONPATH bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
+	cd .venv-wheel && bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
 
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \
