@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from sightline import engine, report, shown
 from sightline.config import Experiment, read
-from sightline.engine import RunRecord, finite
+from sightline.engine import RunRecord
 from sightline.errors import did_you_mean, invalid
 from sightline.ledger import Ledger
 from sightline.report.curves import worst
@@ -18,9 +18,6 @@ from sightline.runtimes.flower.simulation import check_installed, simulated
 from sightline.runtimes.simulator import Simulator
 
 RUNTIMES = ("simulator", "flower")
-
-DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
-"""What adaptive control decides before every round."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,12 @@ class Run:
     @property
     def report(self) -> Path:
         """The HTML page."""
-        return self.directory / "report.html"
+        return self.directory / report.REPORT
 
     @property
     def summary(self) -> dict[str, Any]:
         """What `sightline run --json` prints."""
-        return summarised(self.directory)
+        return report.summarised(report.Run.read(self.directory))
 
     @property
     def test_accuracy(self) -> float:
@@ -127,46 +124,6 @@ def flower_server_app(file: Path) -> Any:
     from sightline.runtimes.flower.server_app import server_app
 
     return server_app(file, report.write_report)
-
-
-def summarised(directory: Path) -> dict[str, Any]:
-    """The numbers of a run, as plain values; None stands for infinite or unknown.
-
-    Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
-    """
-    done = report.Run.read(directory)
-    facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds")
-    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_worst")
-    summary: dict[str, Any] = finite(
-        {
-            "run_dir": str(directory),
-            "report": str(directory / "report.html"),
-            "rounds_done": done.rounds_done,
-            **{name: done.last(name) for name in metrics},
-            "epsilon": max(done.spent.values(), default=math.inf),
-            "observers": done.spent,
-            "trusted": done.trusted,
-            **{name: done.fact(name) for name in facts},
-            "notes": done.fact("notes", []),
-            "releases": len(done.ledger),
-            "rejected_updates": int(done.total("rejected")),
-            "uplink_floats": done.total("uplink_floats"),
-            **{name: done.total(name) for name in ("energy_joule", "delay_seconds") if done.fact("resources")},
-            **_clusters(done),
-            **({"control": {name: done.series(name) for name in DECISIONS}} if done.fact("control") else {}),
-        }
-    )
-    return summary
-
-
-def _clusters(done: report.Run) -> dict[str, Any]:
-    """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
-    facts = done.fact("clusters")
-    if facts is None:
-        return {}
-    last = (done.rounds[-1].get("clusters") if done.rounds else None) or {}
-    own = {"purity": last.get("purity"), "minority_accuracy": done.last("minority_accuracy")}
-    return {"clusters": {"count": facts["count"], "mss": facts["mss"]} | own}
 
 
 def _number(value: float | None, otherwise: float) -> float:

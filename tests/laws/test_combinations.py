@@ -9,11 +9,11 @@ import pytest
 
 from sightline import accounting, algorithms
 from sightline.accounting import Accountant
-from sightline.api import summarised
 from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
 from sightline.events import from_json, to_json
 from sightline.ledger import export
+from sightline.report import Run, summarised
 from tests.laws import combinations as laws
 from tests.laws.reaccount import charges, confirm, kinds, names, reached
 from tests.laws.table import page
@@ -58,7 +58,7 @@ def checked(c, directory, *, draws):
     record = RunRecord.open(directory)
     ledger, facts = record.ledger(), record.facts
     record.close()
-    said = summarised(directory)
+    said = summarised(Run.read(directory))
     assert said["releases"] == len(ledger) > 0
     if c.unit == "none":
         assert said["epsilon"] is None

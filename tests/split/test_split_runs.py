@@ -16,8 +16,9 @@ from sightline.ledger import Ledger
 from sightline.mechanisms import CentralMean, Occasion
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
+from tests.engine.conftest import changed
 
-from .conftest import TINY, changed
+from .conftest import TINY
 
 SAMPLE = {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}}
 AT_SERVER = SAMPLE | {"privacy.where": "server", "local": {"steps": 1, "batch_size": 4, "learning_rate": 0.2}}

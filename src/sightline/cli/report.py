@@ -33,7 +33,7 @@ def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) 
         export_ledger(run, ledger_file)
     page = write_page(run)
     if as_json:
-        click.echo(json.dumps(summary(run, page, ledger_file), allow_nan=False))
+        click.echo(json.dumps(summary(run, ledger_file), allow_nan=False))
     else:
         click.echo(str(page))
         if ledger_file is not None:
@@ -55,29 +55,9 @@ def export_ledger(run: "Run", path: Path) -> None:
         invalid("--ledger", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
 
 
-def summary(run: "Run", page: Path, ledger_file: Path | None) -> dict[str, Any]:
-    """The facts of a run for scripts: the names of `sightline run --json`; null is infinite or unknown."""
-    from sightline.engine.record import finite
+def summary(run: "Run", ledger_file: Path | None) -> dict[str, Any]:
+    """The facts of a run for scripts: those of `sightline run --json`, its name, and its ledger."""
+    from sightline.report import summarised
 
-    found: dict[str, Any] = {
-        "run_dir": str(run.directory),
-        "report": str(page),
-        "name": run.name,
-        "status": run.fact("status"),
-        "rounds_done": run.rounds_done,
-        "test_accuracy": run.last("test_accuracy"),
-        "test_loss": run.last("test_loss"),
-        "epsilon": run.epsilon,
-        "delta": run.delta,
-        "unit": str(run.unit),
-        "observers": run.spent,
-        "trusted": run.trusted,
-        "releases": len(run.ledger),
-        "seconds": run.fact("seconds"),
-        "uplink_floats": run.total("uplink_floats"),
-        "ledger_head": run.head,
-    }
-    if ledger_file is not None:
-        found["ledger"] = str(ledger_file)
-    plain: dict[str, Any] = finite(found)
-    return plain
+    ledger = {} if ledger_file is None else {"ledger": str(ledger_file)}
+    return summarised(run) | {"name": run.name, "ledger_head": run.head} | ledger

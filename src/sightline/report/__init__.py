@@ -1,8 +1,9 @@
 """One self-contained HTML page per run."""
 
 from sightline.report.explain import explain
-from sightline.report.page import SECTIONS, render, write_page, write_report
+from sightline.report.page import REPORT, SECTIONS, render, write_page, write_report
 from sightline.report.run import Run
 from sightline.report.section import Section
+from sightline.report.summary import summarised
 
-__all__ = ["SECTIONS", "Run", "Section", "explain", "render", "write_page", "write_report"]
+__all__ = ["REPORT", "SECTIONS", "Run", "Section", "explain", "render", "summarised", "write_page", "write_report"]
