@@ -1,6 +1,7 @@
 """The ledger of a training run is what the calculator plans, for the same settings: also stopped, resumed or changed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,6 +190,13 @@ def test_upcycled_groups_release_what_plain_ones_do(grouped, tmp_path, algorithm
 def test_label_groups_say_that_membership_is_public(grouped, tmp_path):
     run = sightline.run(grouped(**{"topology.structure": "labels"}), out=tmp_path / "run")
     assert "membership is treated as public" in run.report.read_text()
+
+
+def test_label_groups_are_refused_where_the_labels_are_elsewhere(grouped):
+    experiment = grouped(**{"topology.structure": "labels"})
+    known = replace(engine.build(experiment).federation, elsewhere=True)
+    with pytest.raises(InvalidInput, match="nobody's labels are known here; give a membership file"):
+        engine.build(experiment, federation=known)
 
 
 @pytest.mark.parametrize(

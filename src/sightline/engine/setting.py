@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         clients=experiment.data.clients,
         place=privacy.place if privacy.unit != "none" else "none",
         streams=streams,
-        labels=lambda share: held_labels(federation, share),
+        labels=None if federation.elsewhere else partial(held_labels, federation),
     )
     _refuse_schedules_of_changing_members(experiment, place)
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
