@@ -13,11 +13,11 @@ from sightline.events.event import (
     Repeat,
     Split,
     WithoutReplacement,
+    against_coalition,
     from_json,
     scaled,
     to_json,
     with_known_coins,
-    without_pooling,
 )
 from sightline.events.unit import Adjacency, Unit
 
@@ -36,9 +36,9 @@ __all__ = [
     "Split",
     "Unit",
     "WithoutReplacement",
+    "against_coalition",
     "from_json",
     "scaled",
     "to_json",
     "with_known_coins",
-    "without_pooling",
 ]

@@ -183,13 +183,23 @@ def with_known_coins(event: Event) -> Event:
     return rebuild(event, with_known_coins)
 
 
-def without_pooling(event: Event) -> Event:
-    """What the event is against a coalition: noises that its members may have added themselves protect nobody.
+def against_coalition(event: Event, members: int) -> Event:
+    """What the event is against a coalition, `members` of whom may be in it themselves.
 
-    >>> without_pooling(Pooled(4, Gaussian(2.0)))
+    Noises that they may have added protect nobody. Each of them knows whether it was in a cohort of a fixed size: at
+    worst none was, and the cohort came from those who are left.
+
+    >>> against_coalition(Pooled(4, Gaussian(2.0)), 2)
     Gaussian(noise_multiplier=2.0)
+    >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3)
+    WithoutReplacement(cohort=2, population=6, event=Gaussian(noise_multiplier=2.0))
     """
-    return without_pooling(event.event) if isinstance(event, Pooled) else rebuild(event, without_pooling)
+    if isinstance(event, Pooled):
+        return against_coalition(event.event, members)
+    if isinstance(event, WithoutReplacement):
+        inner, left = against_coalition(event.event, members), event.population - members
+        return WithoutReplacement(event.cohort, left, inner) if event.cohort < left else inner
+    return rebuild(event, lambda inner: against_coalition(inner, members))
 
 
 def scaled(event: Event, factor: float) -> Event:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sightline.events import Event, with_known_coins, without_pooling
+from sightline.events import Event, against_coalition, with_known_coins
 from sightline.ledger.parties import NOBODY, Parties
 from sightline.ledger.release import Release
 
@@ -73,7 +73,7 @@ class View:
         known = bool(self.observers & release.coins_known_to)
         event = with_known_coins(release.event) if known else release.event
         if len(self.observers) > 1:
-            event = without_pooling(event)
+            event = against_coalition(event, len(self.observers & release.subjects))
         key = (release.joint, release.subjects, event)
         if release.subjects and not (release.joint and key in self._joint):
             self._joint.add(key)
