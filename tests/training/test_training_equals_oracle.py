@@ -1,5 +1,7 @@
 """Every path of the trainer equals the naive loop of tests/oracle within float32 tolerance, on random shapes."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,9 @@ def gather(blocks, n: int, d: int) -> torch.Tensor:
 
 def close(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | float = 0.0) -> None:
     """Equal up to float32 rounding of the way walked; one ReLU that rounds to the other side of its kink is allowed."""
+    if not bool(b.isfinite().all()):  # a walk that runs away does so in both
+        assert not bool(a.isfinite().all())
+        return
     error, moved = float((a - b).norm()), float((b - start).norm())
     assert error <= 2e-3 * moved + 1e-5, (error, moved)
     assert float((a - b).abs().median()) <= 1e-5
@@ -77,7 +82,8 @@ def test_local_sgd(case, data):
     linear = 0.1 * torch.randn(n, d) if data.draw(st.booleans()) else None
     proximal = data.draw(st.sampled_from([0.0, 0.5]))
     anchor = model.init(rng) if proximal and data.draw(st.booleans()) else None
-    work = LocalWork(0.1, momentum, batch, epochs, None, decay)
+    compiled = case == "linear" and bool(shutil.which("cc")) and data.draw(st.booleans())
+    work = LocalWork(0.1, momentum, batch, epochs, None, decay, compiled=compiled)
     terms = LocalTerms(proximal, anchor, linear)
     blocks = train(model, starts, shards, work, rngs=[np.random.default_rng(i) for i in range(n)], terms=terms)
     ends = gather(blocks, n, d)

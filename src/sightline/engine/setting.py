@@ -38,6 +38,7 @@ from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology
+from sightline.training import linear_kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +215,8 @@ def _model(experiment: Experiment, federation: Federation) -> FlatModel:
     augment = experiment.local.augment
     if augment is not None and federation.kind is not Kind.IMAGE:
         invalid("local.augment.kind", augment.kind, f"{federation.source} holds no images", "remove local.augment")
+    if experiment.local.compiled:
+        linear_kernel.ready(model)
     return model
 
 

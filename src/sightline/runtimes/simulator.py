@@ -52,6 +52,7 @@ class Simulator:
             epochs=local.epochs,
             steps=local.steps,
             weight_decay=local.weight_decay,
+            compiled=local.compiled,
         )
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)

@@ -39,6 +39,19 @@ def shuffled(examples: int, work: LocalWork, steps: int, rng: np.random.Generato
         yield batch
 
 
+def table(
+    examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
+) -> NDArray[np.int64]:
+    """(steps, width) rows: the batches of `shuffled` as one array, row numbers from `first`, padded with `nothing`."""
+    per_epoch = max(1, -(-examples // (work.batch_size or 1)))
+    found = np.full((steps, width), nothing, np.int64)
+    for step in range(0, steps, per_epoch):
+        rows = np.full(per_epoch * width, nothing, np.int64)
+        rows[:examples] = first + rng.permutation(examples)
+        found[step : step + per_epoch] = rows.reshape(per_epoch, width)[: steps - step]
+    return found
+
+
 def poisson(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
     """The batches of `steps` steps in which every example tosses its own coin at every step.
 

@@ -14,6 +14,7 @@ from sightline.models.flat import FlatModel
 from sightline.training.batches import shuffled, steps_of
 from sightline.training.descent import Descent
 from sightline.training.dispatch import stacking_for, worker_for
+from sightline.training.linear_kernel import train_compiled
 from sightline.training.stacked import Block, Walk, train_stacked, width_of
 from sightline.training.work import LocalTerms, LocalWork, rows
 from sightline.training.worker import Worker, own_dropout
@@ -43,12 +44,14 @@ def train(
     terms = terms or LocalTerms()
     check_clients(model, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of)
     steps = [steps_of(len(shard), work, None if epochs_of is None else epochs_of[i]) for i, shard in enumerate(shards)]
-    stacking = stacking_for(model)
     clients = range(len(shards))
+    walk = Walk(model, starts, shards, work, rngs, terms, steps)
+    if work.compiled:
+        return chain.from_iterable(train_compiled(walk, block) for block in blocks(clients, model.parameters))
+    stacking = stacking_for(model)
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
-    walk = Walk(model, starts, shards, work, rngs, terms, steps)
     stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most)
     return chain(stacked, loop(walk, alone))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sightline.data.federation import Shard
 from sightline.models.flat import FlatModel
-from sightline.training.batches import Index
+from sightline.training.batches import Index, table
 from sightline.training.descent import Descent
 from sightline.training.work import LocalTerms, LocalWork
 
@@ -128,10 +128,10 @@ def train_stacked(walk: Walk, clients: Sequence[int], build: Builder, most: Call
         descent = Descent.begin(work, walk.terms, weights, group)
         pile, walks = Pile([shards[client] for client in group]), [walk.steps[client] for client in group]
         if work.batch_size is None:
-            table = whole_shards(pile, widths[group[0]])
+            rows = whole_shards(pile, widths[group[0]])
         else:
-            table = tabulate(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
-        for x, target, share in batches(pile, table, walks, walk.model.classes):
+            rows = tabulate(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
+        for x, target, share in batches(pile, rows, walks, walk.model.classes):
             if len(x) < len(stack.weights):
                 stack, descent = stack.first(len(x)), descent.first(len(x))
             stack.mean_gradients(x, target, share)
@@ -148,16 +148,11 @@ def tabulate(
     pile: Pile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
 ) -> Tensor:
     """(steps, n, b) rows of the pile, padded with the empty row; the same batches as `batches.shuffled` gives."""
-    table = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
-    for member, (walk, rng) in enumerate(zip(walks, rngs, strict=True)):
-        start, stop = pile.offsets[member], pile.offsets[member + 1]
-        per_epoch = -(-int(stop - start) // (work.batch_size or 1))
-        for first in range(0, walk, max(per_epoch, 1)):
-            rows = np.full(per_epoch * width, pile.nothing, np.int64)
-            rows[: stop - start] = start + rng.permutation(stop - start)
-            count = min(per_epoch, walk - first)
-            table[first : first + count, member] = rows.reshape(per_epoch, width)[:count]
-    return torch.from_numpy(table)
+    found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
+    for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
+        first, stop = pile.offsets[member], pile.offsets[member + 1]
+        found[:steps, member] = table(stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing)
+    return torch.from_numpy(found)
 
 
 def whole_shards(pile: Pile, width: int) -> Tensor:

@@ -23,6 +23,8 @@ class LocalWork:
     steps: int | None = None
     weight_decay: float = 0.0
     step_norm: float | None = None
+    compiled: bool = False
+    """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
