@@ -8,6 +8,7 @@ import pytest
 import sightline
 from sightline.ledger import ledger_pairs
 from sightline.ledger.propagation_paths import next_hops, routes
+from sightline.report.numbers import upper
 
 
 def squares(page):
@@ -55,8 +56,17 @@ def test_other_runs_have_no_such_section(grouped, tmp_path):
     assert 'class="heat"' not in star.report.read_text()
 
 
-def test_too_many_memberships_are_said_not_drawn(run, monkeypatch):
+def test_many_memberships_are_a_map_and_more_are_said_not_drawn(run, monkeypatch):
     from sightline.report import groups, write_report
 
     monkeypatch.setattr(groups, "MOST", 2)
-    assert "Too many to draw" in write_report(run.directory).read_text()
+    page = write_report(run.directory).read_text()
+    assert 'class="map"' in page
+    data = json.loads(re.search(r'<figure class="map".*?json">(.*?)</script>', page, re.DOTALL)[1])
+    pairs = ledger_pairs(run.ledger, [f"client-{n}" for n in range(9)])
+    values = [value for row in pairs.epsilon(run.summary["delta"]).tolist() for value in row]
+    for place, value in zip(data["cells"], values, strict=True):
+        said = data["phrases"][place]
+        assert upper(value) in said if value > 0 else "nothing" in said or "itself" in said
+    monkeypatch.setattr(groups, "MAPPED", 2)
+    assert "Too many for one page" in write_report(run.directory).read_text()

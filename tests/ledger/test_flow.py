@@ -54,6 +54,12 @@ def test_flow_equals_brute_force(ledger, observers):
         assert ledger.composition(subject, observers) == brute_force(ledger, subject, observers)
 
 
+@given(ledgers(), st.sampled_from(NAMES))
+def test_many_subjects_at_once_equal_each_by_itself(ledger, observer):
+    found = ledger.glimpse(observer).compositions_of(frozenset(NAMES))
+    assert found == {name: ledger.composition(name, observer) for name in NAMES}
+
+
 @given(ledgers())
 def test_views_that_grow_equal_views_made_at_once(ledger):
     grown = Ledger()

@@ -1,9 +1,10 @@
 // One visit to the site in a real browser; prints what was seen as JSON. Usage: node browse.mjs CHROMIUM ENTRANCE [SHOTS]
 import { chromium } from "playwright-core";
+import { lowContrast } from "./contrast.mjs";
 
 const [executablePath, entrance, shots] = process.argv.slice(2);
 const base = new URL("/", entrance).href;
-const seen = { console: [], elsewhere: [], widths: {} };
+const seen = { console: [], elsewhere: [], widths: {}, contrast: {}, maps: {} };
 const browser = await chromium.launch({ executablePath, timeout: 180000, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
 
 const visitor = async (options) => {
@@ -23,6 +24,17 @@ const texts = (page, selector) => page.locator(selector).allInnerTexts();
 
 const page = await visitor({ viewport: { width: 1200, height: 900 } });
 seen.address = page.url();
+
+// a run that another process is at work on: the list shows how it goes on, its page ends with what it wrote
+const real = page.locator(".runs tbody tr", { has: page.locator('input[value="real"]') });
+while (!(await real.count()) || !(await real.locator("progress").count())) { await page.waitForTimeout(200); await page.goto(base); }
+seen.realRounds = [await real.locator(".rounds").innerText()];
+await page.waitForFunction((before) => [...document.querySelectorAll(".runs .rounds")].every((one) => one.innerText !== before), seen.realRounds[0]);
+seen.realRounds.push(await real.locator(".rounds").innerText());
+await page.goto(at("/run?run=real"));
+await page.waitForFunction(() => document.querySelector(".status")?.innerText === "finished");
+seen.realAfter = await page.$$eval(".figures div", (all) => Object.fromEntries(all.map((one) => [one.querySelector("dt").innerText, one.querySelector("dd").innerText])));
+await page.goto(base);
 seen.runs = await page.$$eval(".runs tbody tr", (rows) => rows.map((row) => [...row.cells].map((cell) => cell.innerText.trim())));
 
 await page.getByLabel("Search").fill("prox");
@@ -64,6 +76,29 @@ await page.getByLabel("Participant").fill("client-3");
 await page.waitForFunction(() => (document.querySelector("#live h2") || {}).innerText?.startsWith("client-3"));
 seen.searched = await text(page, "#live");
 
+// every topology: the cell in the middle by pointer, the one beside it by key, somebody by name
+for (const run of ["groups", "tree", "clusters"]) {
+  await page.goto(at(`/sight?run=${run}`));
+  await page.waitForSelector("figure.map, figure.tabled");
+  const told = await page.evaluate(async (id) => (await fetch(`/api/sight?run=${id}`)).json(), run);
+  const [down, across] = [told.subjects.length, told.observers.length];
+  const box = await page.locator(".map .cells svg").boundingBox();
+  const [x, y] = [Math.floor(across / 2), Math.floor(down / 2)];
+  await page.mouse.move(box.x + ((x + 0.5) * box.width) / across, box.y + ((y + 0.5) * box.height) / down);
+  const words = { told, x, y, hovered: await text(page, ".chosen") };
+  await page.waitForFunction(() => document.querySelector(".ways").innerText.includes("seen by"));
+  words.ways = await text(page, ".ways");
+  await page.locator(".map .cells").focus();
+  await page.keyboard.press("ArrowUp");
+  words.above = await text(page, ".chosen");
+  await page.getByLabel("Participant").fill("client-3");
+  await page.waitForFunction(() => (document.querySelector("#live h2") || {}).innerText?.startsWith("client-3"));
+  words.searched = await text(page, "#live");
+  await page.waitForSelector(".map .mark");
+  seen.maps[run] = words;
+}
+
+await page.goto(at("/run?run=quick"));
 await page.getByRole("link", { name: "Ledger" }).click();
 seen.ledger = await texts(page, ".timeline tbody tr td:first-child");
 await page.getByRole("link", { name: "Later" }).click();
@@ -99,12 +134,16 @@ seen.liveBefore = await text(page, ".status");
 await page.waitForFunction(() => document.querySelector(".status").innerText === "finished");
 seen.liveAfter = await page.$$eval(".figures div", (all) => Object.fromEntries(all.map((one) => [one.querySelector("dt").innerText, one.querySelector("dd").innerText])));
 
-const PAGES = ["/", "/run?run=quick", "/sight?run=sample&q=client-1", "/ledger?run=quick", "/compare?run=quick&run=sample", "/calculator", "/nowhere"];
-for (const [kind, options] of [["phone", { viewport: { width: 375, height: 780 } }], ["dark", { viewport: { width: 1200, height: 900 }, colorScheme: "dark" }]]) {
+const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run=sample&q=client-1", "/sight?run=groups&q=client-1", "/ledger?run=quick", "/ledger?run=tree", "/compare", "/compare?run=quick&run=sample", "/compare?run=tree&run=a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything", "/calculator", "/calculator?noise=x", "/nowhere"];
+const [phone, desk] = [{ width: 375, height: 780 }, { width: 1200, height: 900 }];
+const KINDS = { phone: { viewport: phone }, light: { viewport: desk }, dark: { viewport: desk, colorScheme: "dark" }, "dark phone": { viewport: phone, colorScheme: "dark" } };
+for (const [kind, options] of Object.entries(KINDS)) {
   const visiting = await visitor(options);
   for (const path of PAGES) {
     await visiting.goto(at(path));
     seen.widths[`${kind} ${path}`] = await visiting.evaluate(() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]);
+    const low = await visiting.evaluate(lowContrast);
+    if (low.length) seen.contrast[`${kind} ${path}`] = low;
     if (shots) await visiting.screenshot({ path: `${shots}/${kind}-${path.replace(/\W+/g, "_")}.png`, fullPage: true });
   }
   seen[kind] = await visiting.evaluate(() => getComputedStyle(document.body).backgroundColor);

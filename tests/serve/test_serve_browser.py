@@ -1,9 +1,11 @@
 """The pages in a real browser, by Playwright: clicks, keys, a run that goes on, and numbers that equal the JSON."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import sightline
 from sightline import accounting
 from sightline.engine.record import RunRecord
 from sightline.report import Run
@@ -31,6 +34,14 @@ pytestmark = [
 ]
 
 ROUNDS = 6
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONG = "a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything"
+TOPOLOGIES = {
+    "groups": ("overlapping-groups", ["rounds=6"]),
+    "tree": ("control", ["rounds=3"]),
+    "clusters": ("clustered", ["rounds=3"]),
+    LONG: ("control", ["rounds=2", "seed=3"]),
+}
 
 
 def go_on(directory: Path, ends: threading.Event) -> None:
@@ -58,6 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quickstart(place / "quick", rounds=80, created="2026-11-15T20:05:17+00:00")
     quickstart(place / "sweep" / "prox", rounds=5, seed=1, algorithm="fedprox", created="2026-11-14T20:05:17+00:00")
     per_sample(place / "sample", rounds=5)
+    for name, (example, overrides) in TOPOLOGIES.items():
+        sightline.run(EXAMPLES / f"{example}.toml", overrides=overrides, out=place / name)
     quickstart(place / "live", rounds=1, status="running", rounds_planned=ROUNDS, created="2026-01-01T00:00:00+00:00")
     return place
 
@@ -72,12 +85,24 @@ def seen(folder: Path) -> Iterator[dict[str, Any]]:
         ]
         for thread in threads:
             thread.start()
+        real = [
+            sys.executable,
+            "-m",
+            "sightline",
+            "run",
+            str(EXAMPLES / "quickstart.toml"),
+            "--out",
+            str(folder / "real"),
+        ]
+        working = subprocess.Popen([*real, "--set", "rounds=400", "--json"], stdout=subprocess.DEVNULL, env=os.environ)
         try:
             words = [str(NODE), "browse.mjs", str(CHROMIUM), server.url]
-            done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=900)
             assert done.returncode == 0, done.stderr
             yield json.loads(done.stdout)
         finally:
+            working.kill()
+            working.wait()
             ends.set()
             server.shutdown()
             for thread in threads:
@@ -136,6 +161,35 @@ def test_the_matrix_answers_to_pointer_keys_and_search(seen: dict[str, Any], fol
     assert "client-1 seen by client-0" in seen["moved"][1]
     assert "What others can learn of it" in seen["searched"]
     assert value in seen["searched"]
+
+
+@pytest.mark.parametrize("name", ["groups", "tree", "clusters"])
+def test_the_map_of_every_topology_says_what_the_json_says(seen: dict[str, Any], folder: Path, name: str) -> None:
+    found = seen["maps"][name]
+    told, x, y = found["told"], found["x"], found["y"]
+    run = Run.read(folder / name)
+    for words, row in ((found["hovered"], y), (found["above"], y - 1)):
+        value = told["epsilon"][row][x]
+        assert told["subjects"][row] in words
+        assert (upper(value) in words) if value else re.search("itself|nothing|in the clear", words)
+    subject, observer = re.match(r"(\S+) seen by (\S+):", found["ways"]).groups()  # type: ignore[union-attr]
+    assert observer in told["observers"][x] or "client" in observer
+    epsilon = run.ledger.epsilon(subject, observer, run.delta or 0.0)
+    assert ("no bound" if epsilon == float("inf") else upper(epsilon)) in found["ways"]
+    assert "What others can learn of it" in found["searched"]
+
+
+def test_a_run_of_another_process_is_followed_from_the_list_to_its_end(seen: dict[str, Any], folder: Path) -> None:
+    first, later = (int(words.split()[0]) for words in seen["realRounds"])
+    assert 0 <= first < later <= 400
+    run = Run.read(folder / "real")
+    assert run.rounds_done == 400
+    assert seen["realAfter"]["Epsilon"] == upper(run.epsilon)
+    assert seen["realAfter"]["Test accuracy"] == percent(run.last("test_accuracy"))
+
+
+def test_words_stand_out_by_day_and_by_night(seen: dict[str, Any]) -> None:
+    assert seen["contrast"] == {}
 
 
 def test_the_ledger_is_walked_and_searched(seen: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -221,19 +221,74 @@ def test_every_pair_is_what_the_ledger_says_of_it(folder: Path, name: str) -> No
     assert checked >= 2
 
 
-def test_many_classes_can_still_be_asked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Nine participants and a server, three at a time."""
     per_sample(tmp_path / "many", rounds=2, number=9)
-    few = asking(site_of(tmp_path))
-    whole = text_of(few("/sight?run=many&q=client-3").body)
     monkeypatch.setattr("sightline.serve.sight.MOST", 3)
-    many = asking(site_of(tmp_path))
-    page = text_of(many("/sight?run=many&q=client-3").body)
-    assert "too many to set against each other" in page
+    monkeypatch.setattr("sightline.serve.sight.LEAST", 3)
+    return asking(site_of(tmp_path))
+
+
+def test_windows_put_together_are_the_whole(narrow: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = api(narrow, "/api/sight?run=many")
+    down, across = first["total"]
+    assert down > 3
+    rows: list[list[float | None]] = []
+    for row in range(0, down, 3):
+        beside = [api(narrow, f"/api/sight?run=many&row={row}&column={column}") for column in range(0, across, 3)]
+        assert [one["row"] for one in beside] == [row] * len(beside)
+        rows += [[*chain(*parts)] for parts in zip(*(one["epsilon"] for one in beside), strict=True)]
+    monkeypatch.undo()
+    whole = api(asking(site_of(tmp_path)), "/api/sight?run=many")
+    assert len(whole["subjects"]) == down
+    assert rows == whole["epsilon"]
+
+
+def test_a_search_brings_the_window_that_holds_it(narrow: Ask) -> None:
+    page = narrow("/sight?run=many&q=client-7").body.decode()
+    assert "Rows 7 to 9 of 9" in page
+    assert '<th scope="row">client-7</th>' in page
+    links = [html.unescape(link) for link in re.findall(r'href="(/sight[^"]*row=[^"]*)"', page)]
+    assert any("row=3" in link for link in links)
+    for link in links:
+        assert narrow(link).status == 200
+    for strange in ("-1", "x", "9" * 30, "10**9"):
+        assert narrow(f"/sight?run=many&row={strange}&column={strange}").status == 200
+
+
+def test_where_observers_are_too_many_to_ask_the_worst_of_all_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_sample(tmp_path / "many", rounds=2, number=9)
+    monkeypatch.setattr("sightline.serve.matrix.WORK", 1)
+    page = text_of(asking(site_of(tmp_path))("/sight?run=many&q=client-3").body)
     run = Run.read(tmp_path / "many")
-    expected = upper(run.ledger.epsilon("client-3", "server", run.delta or 0.0))
-    assert expected in page
-    assert expected in whole
-    assert api(many, "/api/sight?run=many")["epsilon"] is None
+    for kind, value in run.spent.items():
+        assert f"{kind}, of whoever is worst off {upper(value)}" in page
+
+
+def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_sample(tmp_path / "many", rounds=2, number=12)
+    monkeypatch.setattr("sightline.serve.matrix.QUICK", 1)
+    ask = asking(site_of(tmp_path))
+    first = ask("/sight?run=many").body.decode()
+    assert "Working out" in first
+    assert 'class="map"' not in first
+    assert 'class="map"' in ask("/sight?run=many&part=page").body.decode()
+    assert "Working out" not in ask("/sight?run=many").body.decode()
+
+
+def test_the_cells_of_a_map_say_what_the_json_says(tmp_path: Path) -> None:
+    per_sample(tmp_path / "many", rounds=2, number=12)
+    ask = asking(site_of(tmp_path))
+    told = api(ask, "/api/sight?run=many")
+    page = ask("/sight?run=many").body.decode()
+    data = json.loads(re.search(r'<figure class="map".*?json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert (data["rows"], data["columns"]) == (told["subjects"], told["observers"])
+    words = [data["phrases"][place] for place in data["cells"]]
+    for said, value in zip(words, (value for row in told["epsilon"] for value in row), strict=True):
+        assert (upper(value) in said) if value else ("nothing" in said or "itself" in said or "clear" in said)
 
 
 def test_the_matrix_page_shows_the_json(ask: Ask) -> None:

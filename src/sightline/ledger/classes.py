@@ -69,8 +69,11 @@ def alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
     sets: set[Parties] = set()
     for release in ledger:
         sets |= {release.subjects, release.audience, release.coins_known_to}
-    listed = list(sets)
-    found: dict[frozenset[int], list[str]] = defaultdict(list)
-    for name in names:
-        found[frozenset(number for number, some in enumerate(listed) if name in some)].append(name)
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for number, some in enumerate(sets):
+        for name in places.keys() & some:
+            places[name].append(number)
+    found: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, numbers in places.items():
+        found[tuple(numbers)].append(name)
     return [tuple(some) for some in found.values()]

@@ -87,6 +87,14 @@ class View:
                 total[event] += times
         return total
 
+    def compositions_of(self, subjects: Parties) -> dict[str, Composition]:
+        """`composition` of each of the subjects, in one walk over what was charged."""
+        found: dict[str, Composition] = {name: Counter() for name in subjects}
+        for (charged, event), times in self._charges.items():
+            for name in subjects & charged:
+                found[name][event] += times
+        return found
+
     def compositions(self, exempt: Parties = NOBODY) -> dict[frozenset[tuple[Event, int]], str]:
         """Every different composition that some subject outside `exempt` has in this view, with one such subject."""
         charged: dict[Parties, list[tuple[Event, int]]] = defaultdict(list)

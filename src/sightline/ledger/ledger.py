@@ -97,6 +97,10 @@ class Ledger:
         observers = parties(observer)
         return self._views.setdefault(observers, View(self._releases, observers)).update()
 
+    def glimpse(self, observer: str) -> View:
+        """The view of an observer that is not kept: for asking many observers one after the other."""
+        return View(self._releases, parties(observer)).update()
+
     def composition(self, subject: str, observer: str | Iterable[str]) -> Composition:
         """The events by which `observer` can learn of `subject`."""
         return self.view(observer).composition(subject)

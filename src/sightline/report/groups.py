@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from sightline.events import Unit
 from sightline.ledger import LedgerPairs, ledger_pairs, written
+from sightline.ledger.classes import alike
 from sightline.ledger.propagation_paths import Route, next_hops, routes
+from sightline.report.heat import heat
 from sightline.report.numbers import plural, upper
 from sightline.report.run import Run
 from sightline.report.section import Content, Section
 from sightline.topology import client_name
 
 MOST = 48
+"""Up to so many different memberships every cell tells by which paths releases got through."""
+MAPPED = 200
 """More different memberships than these are not drawn."""
 SIZE = 480
 """Height and width of the drawing, in its own units."""
@@ -33,15 +37,19 @@ def content(run: Run) -> Content | None:
     """The heatmap of a run on overlapping groups; None for every other run."""
     if run.fact("topology") != "groups" or run.unit is Unit.NONE or not len(run.ledger):
         return None
-    pairs = ledger_pairs(run.ledger, [client_name(n) for n in range(int(run.fact("clients", 0)))])
-    if not pairs.classes or len(pairs.classes) > MOST:
-        return {"few": False, "classes": plural(len(pairs.classes), "different membership")}
+    names = [client_name(n) for n in range(int(run.fact("clients", 0)))]
+    number = len(alike(run.ledger, names))
+    about: Content = {"few": number <= MOST, "classes": plural(number, "different membership"), "map": None}
+    if not number or number > MAPPED:
+        return about | {"few": False}
+    pairs = ledger_pairs(run.ledger, names)
     epsilons = [[_epsilon(run, pairs, n, i) for i in range(len(row))] for n, row in enumerate(pairs.compositions)]
+    if number > MOST:
+        words = [written(frozenset(some)) for some in pairs.classes]
+        return about | {"map": heat(epsilons, words, words)}
     top = max((value for row in epsilons for value in row if value is not None and math.isfinite(value)), default=0.0)
     squares = _squares(run, pairs, epsilons, top)
-    return {
-        "few": True,
-        "classes": plural(len(pairs.classes), "different membership"),
+    return about | {
         "size": SIZE,
         "squares": squares,
         "across": len(pairs.classes),

@@ -106,12 +106,49 @@
     });
   };
 
+  // A map: which cell is pointed at follows from the place, the words from the lists beside it.
+  const chart = (figure) => {
+    const data = JSON.parse(figure.querySelector("script").textContent);
+    const [across, down] = [data.columns.length, data.rows.length];
+    const [field, words, mark] = [".cells", ".chosen", ".here"].map((name) => figure.querySelector(name));
+    const steps = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1], Home: [-across, 0], End: [across, 0], PageUp: [0, -10], PageDown: [0, 10] };
+    const within = (place, count) => Math.min(count - 1, Math.max(0, place));
+    let place = null;
+
+    const show = (x, y) => {
+      place = [x, y];
+      mark.setAttribute("x", x);
+      mark.setAttribute("y", y);
+      mark.setAttribute("visibility", "visible");
+      const names = { of: data.rows[y], by: data.columns[x] };
+      words.textContent = data.phrases[data.cells[y * across + x]].replace(/\{(of|by)\}/g, (_, name) => names[name]);
+      if (!data.of) return;
+      figure.dataset.observer = data.by[x];
+      figure.dataset.subject = data.of[y].find((name) => name !== data.by[x]) || "";
+    };
+
+    const follow = (event) => {
+      const box = field.querySelector("svg").getBoundingClientRect();
+      show(within(Math.floor((across * (event.clientX - box.left)) / box.width), across), within(Math.floor((down * (event.clientY - box.top)) / box.height), down));
+    };
+    field.addEventListener("pointermove", follow);
+    field.addEventListener("pointerdown", follow);
+    field.addEventListener("keydown", (event) => {
+      if (!(event.key in steps)) return;
+      event.preventDefault();
+      const [x, y] = steps[event.key];
+      if (place === null) show(0, 0);
+      else show(within(place[0] + x, across), within(place[1] + y, down));
+    });
+  };
+
   // Called for the page, and by whoever adds a part to it later.
   const awaken = (root) => {
     root.querySelectorAll("figure.chart").forEach((figure) => {
       if (figure.querySelector("script")) enliven(figure);
     });
     root.querySelectorAll("figure.heat").forEach(explore);
+    root.querySelectorAll("figure.map").forEach(chart);
   };
 
   awaken(document);

@@ -72,15 +72,22 @@ def asked(request: Request) -> Asked:
 
 
 def _knob(knob: Knob, request: Request) -> dict[str, Any]:
-    given = request.one(knob.name) or short(knob.start, 12)
     return {
         "name": knob.name,
         "label": knob.label,
-        "value": given,
+        "value": _number(request.one(knob.name) or short(knob.start, 12)),
         "low": f"{math.log10(knob.low):.4f}",
         "high": f"{math.log10(knob.high):.4f}",
         "whole": knob.whole,
     }
+
+
+def _number(text: str) -> str:
+    """The text, where it is a number: nothing else goes into a field for numbers."""
+    try:
+        return text if math.isfinite(float(text)) else ""
+    except ValueError:
+        return ""
 
 
 def epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:

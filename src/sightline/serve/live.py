@@ -33,6 +33,10 @@ class Made:
         found: Value = self._held[key]
         return found
 
+    def has(self, key: Hashable) -> bool:
+        """Whether something was made under that key."""
+        return key in self._held
+
 
 @dataclass
 class _Entry:

@@ -1,97 +1,178 @@
-"""The page of who learns what of whom: a table or a map of all pairs, a search, and the way of every release."""
+"""The page of who learns what of whom: a table or a map of pairs, a search, and the way of every release."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from sightline.engine.record import finite
-from sightline.report.numbers import count, short, upper
+from sightline.report.heat import heat, phrase
+from sightline.report.numbers import count, plural, short, upper
 from sightline.serve.message import Request, Response, plain
-from sightline.serve.sight import Sight, named, sight, worst
+from sightline.serve.sight import WORK, Class, Sight, named, sight
 from sightline.serve.site import Site
 
 TABLE = 90
 """Up to so many cells are printed as numbers; more are shades."""
+QUICK = 100_000
+"""Up to so many releases times observers are walked before the page is answered; more are announced first."""
+LISTED = 12
+"""So many lines tell of a participant that is searched for; the rest is summed up."""
+
+NOTHING: dict[str, Any] = {"table": None, "map": None, "sides": [], "beside": {}}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The classes that are set against each other: all of them where they are few."""
+
+    held: Sight
+    row: int
+    column: int
+
+    @property
+    def subjects(self) -> list[int]:
+        """The rows."""
+        return self.held.subjects[self.row : self.row + self.held.width]
+
+    @property
+    def observers(self) -> list[int]:
+        """The columns."""
+        return self.held.observers[self.column : self.column + self.held.width]
+
+    @property
+    def values(self) -> list[list[float | None]]:
+        """Epsilon of every pair in the window."""
+        columns = [self.held.column(self.subjects, i) for i in self.observers]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    @property
+    def quick(self) -> bool:
+        """Whether it is worked out in no time."""
+        return len(self.observers) * len(self.held.run.ledger) <= QUICK
+
+
+def window(held: Sight, request: Request, found: str | None) -> Window:
+    """The window that holds who is searched for, or that starts where the query says."""
+    mine = held.class_of(found) if found else None
+    return Window(held, *(_start(request.one(n), held.width, side, mine) for n, side in
+                          (("row", held.subjects), ("column", held.observers))))  # fmt: skip
+
+
+def _start(asked: str, width: int, side: list[int], mine: int | None) -> int:
+    if mine in side and not asked:
+        return side.index(mine) // width * width
+    place = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    return min(place, max(0, len(side) - 1)) // width * width
 
 
 def page(site: Site, request: Request) -> Response:
-    """All pairs, and those of a participant that is searched for."""
+    """Pairs as a table or a map, and those of a participant that is searched for."""
     id, q = request.one("run"), request.one("q")[:200]
     with site.live.held(site.shelf.directory(id)) as (run, made):
         held = made.once("sight", lambda: sight(run))
-        found = {
+        names = list(named(held, q))
+        view = window(held, request, names[0] if names else None)
+        place = ("window", view.row, view.column)
+        ready = view.quick or bool({"part", "wait"} & set(request.query)) or made.has(place)
+        found: dict[str, Any] = {
             "run": id,
             "q": q,
             "delta": short(run.delta) if run.delta else "",
             "who": run.who,
             "empty": not len(run.ledger),
-            "classes": count(len(held.classes)),
-            "map": pairs_map(held) if held.pairs is not None else None,
-            "matches": [about(held, name) for name in named(held, q)[:1]],
-            "names": list(named(held, q)),
+            "names": names,
+            "waiting": "" if ready else plural(len(view.subjects) * len(view.observers), "pair"),
+            "matches": [about(held, name) for name in names[:1]] if ready else [],
         }
+        mine = held.class_of(names[0]) if names else None
+        found |= drawn(view, made.once(place, lambda: view.values), mine) if ready else NOTHING
         title = f"Who learns what in {run.name}"
     return site.draw(request, "matrix.html", title, **found)
 
 
+def drawn(view: Window, values: list[list[float | None]], mine: int | None) -> dict[str, Any]:
+    """The table or the map, and where the windows beside it start."""
+    small = len(view.subjects) * len(view.observers) <= TABLE
+    return {
+        "table": table(view, values) if small else None,
+        "map": pairs_map(view, values, mine) if not small else None,
+        "sides": [
+            _side("Rows", "row", view.row, len(view.subjects), len(view.held.subjects), view.held.width),
+            _side("Columns", "column", view.column, len(view.observers), len(view.held.observers), view.held.width),
+        ],
+        "beside": {"row": view.row, "column": view.column},
+    }
+
+
+def _side(title: str, name: str, start: int, shown: int, total: int, width: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "words": f"{title} {count(start + 1)} to {count(start + shown)} of {count(total)}" if shown < total else "",
+        "before": start - width if start else None,
+        "after": start + width if start + shown < total else None,
+    }
+
+
 def api(site: Site, request: Request) -> Response:
-    """Classes and epsilons as JSON: rows are subjects, columns observers; null is infinite, or nobody but itself."""
+    """Classes and epsilons as JSON: rows are subjects, columns observers; null is infinite, or nobody but itself.
+
+    Of more classes than fit, `row` and `column` say where the window starts; `total` says how many there are.
+    """
     with site.live.held(site.shelf.directory(request.one("run"))) as (run, made):
         held = made.once("sight", lambda: sight(run))
-        few = held.pairs is not None
-        table = [[held.epsilon(n, i) for i in held.observers] for n in held.subjects] if few else None
+        view = window(held, request, None)
         found = {
-            "subjects": [held.classes[n].words for n in held.subjects],
-            "observers": [held.classes[i].words for i in held.observers],
-            "trusted": [held.classes[i].words for i in held.observers if held.classes[i].trusted],
-            "epsilon": table,
+            "subjects": [held.classes[n].words for n in view.subjects],
+            "observers": [held.classes[i].words for i in view.observers],
+            "trusted": [held.classes[i].words for i in view.observers if held.classes[i].trusted],
+            "epsilon": made.once(("window", view.row, view.column), lambda: view.values),
             "delta": run.delta,
+            "row": view.row,
+            "column": view.column,
+            "total": [len(held.subjects), len(held.observers)],
         }
     return plain(finite(found))
 
 
-def pairs_map(held: Sight) -> dict[str, Any]:
-    """Every pair as a cell: where it is, how dark, what it says in short."""
-    subjects, observers = held.subjects, held.observers
-    epsilons = [[held.epsilon(n, i) for i in observers] for n in subjects]
-    top = worst(value for row in epsilons for value in row)
+def table(view: Window, values: list[list[float | None]]) -> dict[str, Any]:
+    """Every pair as a number in a table."""
+    held = view.held
     rows: list[dict[str, Any]] = [
         {
-            "class": held.classes[n],
-            "words": _short(held, n),
-            "cells": [_cell(held, n, i, value, top) for i, value in zip(observers, row, strict=True)],
+            "words": _short(held.classes[n]),
+            "cells": [_cell(held.classes[n], held.classes[i], v) for i, v in zip(view.observers, row, strict=True)],
         }
-        for n, row in zip(subjects, epsilons, strict=True)
+        for n, row in zip(view.subjects, values, strict=True)
     ]
     return {
-        "columns": [{"class": held.classes[i], "words": _short(held, i)} for i in observers],
+        "columns": [{"class": held.classes[i], "words": _short(held.classes[i])} for i in view.observers],
         "rows": rows,
-        "table": len(subjects) * len(observers) <= TABLE,
-        "across": len(observers),
-        "down": len(subjects),
-        "most": upper(top),
-        "data": {"words": [cell["words"] for row in rows for cell in row["cells"]], "across": len(observers)},
+        "data": {"words": [cell["words"] for row in rows for cell in row["cells"]], "across": len(view.observers)},
     }
 
 
-def _short(held: Sight, place: int) -> str:
-    words = held.classes[place].words
-    return words if len(words) <= 60 else words[:57] + "..."
+def _short(one: Class) -> str:
+    return one.words if len(one.words) <= 60 else one.words[:57] + "..."
 
 
-def _cell(held: Sight, n: int, i: int, value: float | None, top: float) -> dict[str, Any]:
-    subjects, observers = held.classes[n], held.classes[i]
-    of, by = f"Of {_short(held, n)}, {_short(held, i)}", observers.names[0]
-    other = next((name for name in subjects.names if name != by), "")
-    if value is None:
-        words, text, kind = f"{subjects.words}: nobody observes itself.", "", "self"
-    elif value == 0:
-        words, text, kind = f"{of} learns nothing.", "nothing", "nothing"
-    elif math.isinf(value):
-        words, text, kind = f"{of} may learn everything: it came in the clear.", "∞", "clear"
-    else:
-        words, text, kind = f"{of} can learn at most epsilon {upper(value)}.", upper(value), ""
-    shade = 0.0 if value is None else 1.0 if math.isinf(value) else min(1.0, value / top) if top else 0.0
-    return {"words": words, "text": text, "kind": kind, "shade": f"{shade:.3f}", "subject": other, "observer": by}
+def _cell(subjects: Class, observers: Class, value: float | None) -> dict[str, Any]:
+    text, kind = ("", "self") if value is None else ("nothing", "nothing") if value == 0 else (upper(value), "")
+    if value is not None and math.isinf(value):
+        text, kind = "∞", "clear"
+    words = phrase(value).format(of=_short(subjects), by=_short(observers))
+    seen = observers.names[0]
+    return {"words": words, "text": text, "kind": kind, "subject": subjects.other_than(seen) or "", "observer": seen}
+
+
+def pairs_map(view: Window, values: list[list[float | None]], mine: int | None) -> dict[str, Any]:
+    """Every pair as a shade; `mine` is the class that is marked."""
+    held = view.held
+    subjects, observers = ([held.classes[n] for n in side] for side in (view.subjects, view.observers))
+    found = heat(values, [_short(one) for one in subjects], [_short(one) for one in observers])
+    found["data"] |= {"of": [one.names[:2] for one in subjects], "by": [one.names[0] for one in observers]}
+    found["row"] = view.subjects.index(mine) if mine in view.subjects else None
+    found["column"] = view.observers.index(mine) if mine in view.observers else None
+    return found
 
 
 def about(held: Sight, name: str) -> dict[str, Any]:
@@ -99,29 +180,36 @@ def about(held: Sight, name: str) -> dict[str, Any]:
     mine = held.class_of(name)
     if mine is None:
         return {"name": name, "learned": [], "learns": []}
-    learned = [(i, held.epsilon(mine, i)) for i in (held.observers if held.pairs else _standing_for(held))]
-    learns = [(n, held.epsilon(n, mine)) for n in held.subjects] if held.classes[mine].observer else []
+    few = len(held.observers) * len(held.run.ledger) <= WORK
+    learned = _sorted(held, [(i, held.epsilon(mine, i)) for i in held.observers]) if few else _by_kind(held)
+    learns = zip(held.subjects, held.column(held.subjects, mine), strict=True) if held.classes[mine].observer else ()
     return {
         "name": name,
         "alike": count(len(held.classes[mine].names) - 1),
-        "learned": _sorted(held, learned) if held.classes[mine].subject else [],
-        "learns": _sorted(held, learns),
+        "learned": learned if held.classes[mine].subject else [],
+        "learns": _sorted(held, list(learns)),
     }
 
 
-def _standing_for(held: Sight) -> list[int]:
-    """One class for each kind of observer, where all of them would be too many to ask."""
-    names = [*held.run.observers.values(), *held.run.trusted]
-    return [place for place in dict.fromkeys(map(held.class_of, names)) if place is not None]
+def _by_kind(held: Sight) -> list[dict[str, Any]]:
+    """Where observers are too many to ask them all: the worst of each kind, of whoever is worst off."""
+    return [
+        {"words": f"{kind}, of whoever is worst off", "trusted": False, "epsilon": _epsilon(value)}
+        for kind, value in sorted(held.run.spent.items(), key=lambda one: -one[1])
+    ]
 
 
 def _sorted(held: Sight, found: list[tuple[int, float | None]]) -> list[dict[str, Any]]:
     there = sorted(((value, place) for place, value in found if value is not None), key=lambda one: -one[0])
-    return [
-        {
-            "words": held.classes[place].words,
-            "trusted": held.classes[place].trusted,
-            "epsilon": "in the clear" if math.isinf(value) else upper(value) if value else "nothing",
-        }
-        for value, place in there
+    lines: list[dict[str, Any]] = [
+        {"words": held.classes[place].words, "trusted": held.classes[place].trusted, "epsilon": _epsilon(value)}
+        for value, place in there[:LISTED]
     ]
+    if there[LISTED:]:
+        rest = f"{count(len(there) - LISTED)} more, each at most"
+        lines.append({"words": rest, "trusted": False, "epsilon": _epsilon(there[LISTED][0])})
+    return lines
+
+
+def _epsilon(value: float) -> str:
+    return "in the clear" if math.isinf(value) else upper(value) if value else "nothing"

@@ -29,6 +29,7 @@
     old.querySelectorAll("details").forEach((details, i) => { details.open = Boolean(open[i]); });
     old.querySelectorAll("input[type=checkbox]").forEach((box) => { box.checked = chosen.has(box.value); });
     window.sightline.awaken(old);
+    pairs(old);
   };
 
   const arrive = (part) => {
@@ -152,14 +153,15 @@
   document.querySelectorAll(".choose input[type=checkbox]:checked").forEach((box) => chosen.add(box.value));
   count();
 
-  document.querySelectorAll("figure.heat[data-pair]").forEach((figure) => {
+  // What got through between the two of the cell that is pointed at, once the pointer rests.
+  const pairs = (root) => root.querySelectorAll("figure[data-pair]").forEach((figure) => {
     const ways = figure.querySelector(".ways");
     let soon = 0;
     let shown = "";
     const ask = () => {
       clearTimeout(soon);
       soon = setTimeout(async () => {
-        const cell = figure.querySelector(".here");
+        const cell = "observer" in figure.dataset ? figure : figure.querySelector("td.here");
         if (!cell) return;
         const { subject, observer } = cell.dataset;
         if (!subject) { ways.replaceChildren(); shown = ""; return; }
@@ -176,6 +178,7 @@
     };
     ["pointermove", "pointerdown", "keydown"].forEach((kind) => figure.querySelector(".cells").addEventListener(kind, ask));
   });
+  pairs(document);
 
   curve();
   poll();

@@ -1,18 +1,20 @@
-"""Who can learn how much of whom: every class of participants against every other, from the ledger alone."""
+"""Who can learn how much of whom: classes of participants against each other, from the ledger alone."""
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from sightline.ledger import Composition, LedgerPairs, ledger_pairs, written
+from sightline.ledger import Composition, written
 from sightline.ledger.classes import alike
 from sightline.report import Run
 
-MOST = 64
-"""More different classes than these are not set against each other at once; each can still be asked for."""
-WORK = 6_000_000
-"""At most so many releases times classes."""
+MOST = 200
+"""So many classes are set against each other at once; of more, a window is shown."""
+WORK = 800_000
+"""At most so many releases times observers are walked for a window."""
+LEAST = 12
+"""A window is never smaller, however long the run is."""
 
 
 @dataclass(frozen=True)
@@ -29,41 +31,59 @@ class Class:
         """The names, short."""
         return written(frozenset(self.names))
 
+    def other_than(self, name: str) -> str | None:
+        """A member that is not of that name."""
+        return next((one for one in self.names[:2] if one != name), None)
+
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """The classes of a run, and where they are few enough, every pair of them."""
+    """The classes of a run; pairs of them are worked out when they are asked for, and then kept."""
 
     run: Run
     classes: tuple[Class, ...]
-    pairs: LedgerPairs | None
+    _known: dict[tuple[int, int], float | None] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def subjects(self) -> list[int]:
         """The classes about which something was released."""
         return [place for place, one in enumerate(self.classes) if one.subject]
 
-    @property
+    @cached_property
     def observers(self) -> list[int]:
         """The classes that saw something."""
         return [place for place, one in enumerate(self.classes) if one.observer]
 
-    def composition(self, subject: int, observer: int) -> Composition | None:
-        """What a subject answers for against an observer of the class, not itself; None where there is no other."""
-        if self.pairs is not None:
-            return self.pairs.compositions[subject][observer]
-        seen = self.classes[observer].names[0]
-        other = next((name for name in self.classes[subject].names if name != seen), None)
-        return None if other is None else self.run.ledger.view(seen).composition(other)
-
-    def epsilon(self, subject: int, observer: int) -> float | None:
-        """Epsilon of a pair of classes; None where a class of one would observe itself."""
-        composed = self.composition(subject, observer)
-        return None if composed is None else epsilon_of(self.run, composed)
+    @cached_property
+    def _class_of(self) -> dict[str, int]:
+        return {name: place for place, one in enumerate(self.classes) for name in one.names}
 
     def class_of(self, name: str) -> int | None:
         """The class of a participant."""
-        return next((place for place, one in enumerate(self.classes) if name in one.names), None)
+        return self._class_of.get(name)
+
+    @property
+    def width(self) -> int:
+        """How many classes a window sets against each other."""
+        return min(MOST, max(LEAST, WORK // max(1, len(self.run.ledger))))
+
+    def epsilon(self, subject: int, observer: int) -> float | None:
+        """Epsilon of a pair of classes; None where a class of one would observe itself."""
+        return self.column([subject], observer)[0]
+
+    def column(self, subjects: Sequence[int], observer: int) -> list[float | None]:
+        """What somebody of the observer's class can learn of others in each of the subjects' classes."""
+        missing = [n for n in subjects if (n, observer) not in self._known]
+        if missing:
+            self._work_out(missing, observer)
+        return [self._known[n, observer] for n in subjects]
+
+    def _work_out(self, subjects: Sequence[int], observer: int) -> None:
+        seen = self.classes[observer].names[0]
+        others = {n: self.classes[n].other_than(seen) for n in subjects}
+        found = self.run.ledger.glimpse(seen).compositions_of(frozenset(filter(None, others.values())))
+        for n, other in others.items():
+            self._known[n, observer] = None if other is None else epsilon_of(self.run, found[other])
 
 
 def sight(run: Run) -> Sight:
@@ -78,8 +98,7 @@ def sight(run: Run) -> Sight:
         Class(some, some[0] in subjects, some[0] in observers, not trusted.isdisjoint(some))
         for some in alike(run.ledger, names)
     ]
-    few = len(found) <= MOST and len(found) * len(run.ledger) <= WORK
-    return Sight(run, tuple(found), ledger_pairs(run.ledger, names) if few else None)
+    return Sight(run, tuple(found))
 
 
 def epsilon_of(run: Run, composed: Composition) -> float:

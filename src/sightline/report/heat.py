@@ -1,0 +1,110 @@
+"""A map of many pairs: equal shades are one path each, so that tens of thousands of cells stay a small drawing."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sightline.report.numbers import upper
+
+SHADES = 24
+"""Shades between nothing and the largest epsilon; a value takes the next darker one."""
+TICKS = 24
+"""At most so many names along a side."""
+LENGTH = 16
+"""Longer names are cut at a side; the words of a cell have them whole."""
+
+LINES = 40
+"""Up to so many rows and columns are ruled."""
+
+Values = Sequence[Sequence[float | None]]
+
+PHRASES = {
+    None: "{of}: nobody observes itself.",
+    0.0: "Of {of}, {by} learns nothing.",
+    math.inf: "Of {of}, {by} may learn everything: it came in the clear.",
+}
+
+
+def heat(values: Values, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+    """Rows are subjects, columns observers; None is nobody but itself, infinity in the clear."""
+    top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
+    different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
+    number = {value: place for place, value in enumerate(different)}
+    return {
+        "across": len(columns),
+        "down": len(rows),
+        "shades": shades(values, top),
+        "lines": lines(len(rows), len(columns)) if max(len(rows), len(columns)) <= LINES else "",
+        "row_ticks": ticks(rows),
+        "column_ticks": ticks(columns),
+        "most": upper(top),
+        "bare": math.inf in number,
+        "row": None,
+        "column": None,
+        "data": {
+            "rows": list(rows),
+            "columns": list(columns),
+            "phrases": [phrase(value) for value in different],
+            "cells": [number[value] for row in values for value in row],
+        },
+    }
+
+
+def phrase(value: float | None) -> str:
+    """What a cell says, with {of} and {by} for the names."""
+    if value in PHRASES:
+        return PHRASES[value]
+    return f"Of {{of}}, {{by}} can learn at most epsilon {upper(value)}."
+
+
+def shades(values: Values, top: float) -> list[dict[str, str]]:
+    """Class, opacity and path of every shade; what is not drawn is nothing."""
+    strokes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for y, row in enumerate(values):
+        x = 0
+        for kind, width in _stretches(_kind(value, top) for value in row):
+            if kind is not None:
+                strokes[kind].append(f"M{x} {y}h{width}v1h-{width}z")
+            x += width
+    return [{"kind": kind, "opacity": opacity, "path": "".join(d)} for (kind, opacity), d in sorted(strokes.items())]
+
+
+def lines(down: int, across: int) -> str:
+    """The path of the lines between cells."""
+    return "".join([f"M0 {y}h{across}" for y in range(1, down)] + [f"M{x} 0v{down}" for x in range(1, across)])
+
+
+def _kind(value: float | None, top: float) -> tuple[str, str] | None:
+    if value is None:
+        return "self", "1"
+    if math.isinf(value):
+        return "clear", "1"
+    return ("", f"{math.ceil(SHADES * value / top) / SHADES:.3f}") if value and top else None
+
+
+def _stretches(kinds: Iterable[tuple[str, str] | None]) -> list[tuple[tuple[str, str] | None, int]]:
+    found: list[tuple[tuple[str, str] | None, int]] = []
+    for kind in kinds:
+        if found and found[-1][0] == kind:
+            found[-1] = (kind, found[-1][1] + 1)
+        else:
+            found.append((kind, 1))
+    return found
+
+
+def ticks(words: Sequence[str]) -> list[dict[str, str]]:
+    """Names along a side, and where their cells have their middle, in percent.
+
+    >>> ticks(["client-0", "a very long name of somebody"])
+    [{'at': '25.00', 'text': 'client-0'}, {'at': '75.00', 'text': 'a very long nam…'}]
+    """
+    every = -(-len(words) // TICKS) if words else 1
+    return [
+        {"at": f"{100 * (place + 0.5) / len(words):.2f}", "text": _cut(words[place])}
+        for place in range(0, len(words), every)
+    ]
+
+
+def _cut(word: str) -> str:
+    return word if len(word) <= LENGTH else word[: LENGTH - 1] + "…"
