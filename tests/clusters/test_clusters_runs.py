@@ -90,6 +90,19 @@ def test_later_rounds_are_small_batches_and_choices(clustered, tmp_path):
     assert run.summary["trusted"] == []
 
 
+@pytest.mark.parametrize("noise", [0.2, 20.0])
+@pytest.mark.parametrize("choices", [5, 7, 20])
+def test_how_many_choices_there_are_does_not_depend_on_what_was_released(clustered, tmp_path, noise, choices):
+    """Clear clusters are drawn for long, unclear ones briefly; a number that follows them would be no guarantee."""
+    changes = {"privacy.noise_multiplier": noise, "algorithm.selection_rounds": choices}
+    experiment = clustered(**changes)
+    run, planned = ran(experiment, tmp_path), plan(engine.calibrated(engine.build(experiment)))
+    for client in map(client_name, range(7)):
+        seen = run.ledger.composition(client, "server")
+        assert seen == planned.composition(client, "server")
+        assert seen[Exponential(1.5)] == min(choices, 7)
+
+
 @pytest.mark.parametrize("changes", [{}, IFCA, ORACLE, {"topology.count": "auto"}, {"data.train_samples": 60}])
 def test_every_kind_of_observer_is_the_worst_of_its_pairs(clustered, tmp_path, changes):
     run = ran(clustered(**changes), tmp_path)
@@ -209,7 +222,8 @@ def test_equal_clients_are_one_cluster(clustered, tmp_path):
     run = ran(clustered(**changes), tmp_path)
     assert run.summary["clusters"]["count"] == 1
     assert any("only 1 apart" in note for note in run.summary["notes"])
-    assert any("nobody had to choose" in note for note in run.summary["notes"])
+    assert any("nothing to choose from" in note for note in run.summary["notes"])
+    assert sum("choice of one of 1" in release.what for release in run.ledger) == 2 * 5, "the list is fixed beforehand"
 
 
 def equal(*, clients, rng):

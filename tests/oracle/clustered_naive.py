@@ -89,7 +89,7 @@ def rdpcfl(naive, start, *, rounds, count, choices):
     mixture = fit(spanning(updates)(count), count, seed=seed)
     assignment = mixture.assigned.tolist()
     models = [naive.mean([n for n in clients if assignment[n] == m], firsts) for m in range(count)]
-    last_drawn = max(1, switch_round(mixture, rounds))
+    last_drawn = max(1, min(switch_round(mixture, rounds), rounds - choices))
     path = [assignment]
     for time in range(2, rounds + 1):
         choosing = last_drawn < time <= last_drawn + choices

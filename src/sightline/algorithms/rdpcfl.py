@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sightline.algorithms import clustered
-from sightline.algorithms.clustered import ASSIGNMENT, START, chosen, count_of, drawn, moved_to, trained
+from sightline.algorithms.clustered import ASSIGNMENT, START, chosen, drawn, moved_to, trained
 from sightline.algorithms.clustered_settings import Selecting, completed, refuse_trusted_server
 from sightline.algorithms.contract import Algorithm, Found, Round, State
 from sightline.algorithms.mixture_points import KINDS
@@ -46,7 +46,7 @@ def placed(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
     last_drawn = int(state[SCORES].value[2])
     if r.time <= last_drawn:
         return moved_to(state, r, drawn(r, state[CONFIDENCE]), "drawn")
-    if r.time <= last_drawn + choices and count_of(state) > 1:
+    if r.time <= last_drawn + choices and settings.count != 1:  # also when one was found: see `last_soft`
         return moved_to(state, r, chosen(state, r, cohort, settings.epsilon()), "chosen")
     if choices == 0:
         likeliest = combined(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
@@ -72,7 +72,9 @@ def check(experiment: Experiment) -> None:
 
 SAYS = (
     "Clusters are found from the noisy updates of round one: one release per client, and all that the server makes "
-    "of it is post-processing. Later choices of clusters are private too and counted."
+    "of it is post-processing. Later choices of clusters are private too and counted. Who is in which cluster follows "
+    "from released values: what is said of clients of the same and of other clusters holds for the clusters as they came "
+    "out, and the worst of all kinds holds whatever they are."
 )
 
 ALGORITHM = Algorithm(

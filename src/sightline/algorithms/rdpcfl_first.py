@@ -39,7 +39,7 @@ def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
         return combined(lambda _: tensor, sources)
 
     chances = for_all(mixture, list(steps), len(r.clients))
-    last_drawn = max(r.time, 0 if r.rehearsal else switch_round(mixture, settings.rounds))
+    last_drawn = max(r.time, 0 if r.rehearsal else last_soft(mixture, settings))
     state = dict(state) | {
         CONFIDENCE: public(chances),
         POINTS: public(at_places(in_plane(mixture.points), list(steps), len(r.clients))),
@@ -49,6 +49,14 @@ def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
         CURVE: public(curve),
     }
     return started(state, r, steps, updates.sizes())
+
+
+def last_soft(mixture: Mixture, settings: Selecting) -> int:
+    """E_c, but early enough for all choices.
+
+    How many choices there are must not depend on what was released: their number is in the epsilon that is stated.
+    """
+    return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
 
 
 def unseen(clients: int, settings: Selecting) -> Mixture:

@@ -98,7 +98,7 @@ def _of_the_mixture(found: Found, count: int, asked: int | None) -> Iterable[str
     if asked is not None and count < asked:
         yield f"topology.count={asked}, but the updates of round one tell only {count} apart."
     if mss is not None and count == 1:
-        yield "One cluster was found: nobody had to choose."
+        yield "One cluster was found: there was nothing to choose from (choices that were planned are counted)."
     elif mss is not None and mss < 2:
         yield f"The clusters of round one overlap (MSS {mss:.2f}, below 2): they may not be the true ones."
 
