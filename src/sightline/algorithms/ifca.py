@@ -66,8 +66,8 @@ def check(experiment: Experiment) -> None:
 
 SAYS = (
     "Clients tell the server which cluster they join by a private choice, which is counted with their updates. What is "
-    "said of clients of the same and of other clusters holds for the choices as they came out, and the worst of all kinds "
-    "holds whatever they are."
+    "said of clients of the same and of other clusters holds for the choices as they came out, and the worst of all "
+    "kinds holds whatever they are."
 )
 
 ALGORITHM = Algorithm(

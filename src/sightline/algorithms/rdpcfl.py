@@ -73,8 +73,8 @@ def check(experiment: Experiment) -> None:
 SAYS = (
     "Clusters are found from the noisy updates of round one: one release per client, and all that the server makes "
     "of it is post-processing. Later choices of clusters are private too and counted. Who is in which cluster follows "
-    "from released values: what is said of clients of the same and of other clusters holds for the clusters as they came "
-    "out, and the worst of all kinds holds whatever they are."
+    "from released values: what is said of clients of the same and of other clusters holds for the clusters as they "
+    "came out, and the worst of all kinds holds whatever they are."
 )
 
 ALGORITHM = Algorithm(
