@@ -1,5 +1,6 @@
 """The errors a person can meet. Each is one line: what was given, the law it breaks, the way out."""
 
+import unicodedata
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -44,9 +45,27 @@ def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
 
 def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
     """`name=value: law; way out`, on one line whatever the value holds."""
-    shown = " ".join(_plainly(value).split())
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return " ".join(f"{name}={shown}: {law}".split()) + (f"; {' '.join(way_out.split())}" if way_out else "")
+    shown = printable(_plainly(value), most=80)
+    return printable(f"{name}={shown}: {law}") + (f"; {printable(way_out)}" if way_out else "")
+
+
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+"""Kinds of characters that a terminal obeys, or that change what is seen without being seen."""
+
+
+def printable(text: str, *, most: int = 0) -> str:
+    """The text on one line, at most so long, with every character spelt out that a terminal would obey or hide.
+
+    >>> printable("red \\x1b[31m and\\n backwards \\u202e")
+    'red \\\\x1b[31m and backwards \\\\u202e'
+    """
+    words = " ".join(text.split())
+    shown = "".join(_spelt(one) if unicodedata.category(one) in HIDDEN else one for one in words)
+    return shown[: most - 3] + "..." if most and len(shown) > most else shown
+
+
+def _spelt(one: str) -> str:
+    return one.encode("unicode_escape").decode("ascii")
 
 
 def _plainly(value: Any) -> str:

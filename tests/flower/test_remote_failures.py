@@ -19,7 +19,7 @@ OPEN = FULL | {"privacy": {"unit": "none"}}
 
 
 def sent(array):
-    return lambda answer: Letter({}, {"value": np.asarray(array)})
+    return lambda answer: Letter(answer.words, {"value": np.asarray(array)})
 
 
 GARBAGE = {

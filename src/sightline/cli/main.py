@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, printable
 
 COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",
@@ -101,7 +101,7 @@ def _hint(error: click.UsageError) -> str:
 
 
 def _say(line: str, code: int) -> int:
-    click.echo(f"sightline: {' '.join(line.split())}", err=True)
+    click.echo(f"sightline: {printable(line)}", err=True)
     return code
 
 

@@ -3,18 +3,20 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sightline.engine.setting import Setting
 from sightline.mechanisms import CentralMean, LocalMean, Mechanism
 from sightline.mechanisms.clip import sensitivity
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import MARKS, Letter
 from sightline.runtimes.packing import tensor
 from sightline.topology import Channel
 
 LARGEST_NORM = 1e6
 """A vector of a larger norm is no model update, whatever the mechanism."""
-LONGEST_REASON = 300
+NUMBERS = (np.dtype(np.float32), np.dtype(np.float64))
+"""How numbers may be written: as this machine writes them."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Expected:
     def wrong_with(self, answer: Letter, *, simulated: bool) -> str:
         """Why an answer cannot be used; nothing when it can. Simulated clients are believed what they compute."""
         if "refused" in answer.words:
-            return f"refused: {' '.join(str(answer.words['refused']).split())[:LONGEST_REASON]}"
+            return f"refused: {answer.words['refused']}"
         value = answer.arrays.get("value")
-        if value is None or value.shape != (self.numbers,) or value.dtype.kind != "f":
+        if value is None or value.shape != (self.numbers,) or value.dtype not in NUMBERS:
             looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
             return f"sent {looks} where ({self.numbers},) numbers were asked for"
         norm = torch.linalg.vector_norm(tensor(value), dtype=torch.float64).item()
@@ -38,6 +40,22 @@ class Expected:
         if not math.isfinite(norm):
             return "sent numbers that are not finite"
         return f"sent a vector of norm {norm:.3g}, at most {self.largest:.3g} is possible"
+
+
+def misdirected(answer: Letter, letter: Letter) -> str:
+    """Why an answer does not belong to a question; nothing when it does, or when it is a refusal.
+
+    The number of a question is known to nobody but who was asked: an answer to an earlier round, to somebody else, or
+    made up by another does not have it.
+    """
+    given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, letter.words))
+    if given == asked or "refused" in answer.words:
+        return ""
+    if given["client"] != asked["client"]:
+        return f"the answer is signed as client {given['client']}"
+    if given["round"] != asked["round"]:
+        return f"answers a question of round {given['round']}"
+    return "answers another question than the one that was asked"
 
 
 def expected_of(setting: Setting, mechanism: Mechanism, channel: Channel) -> Expected:

@@ -12,6 +12,10 @@ from safetensors.numpy import load, save
 
 from sightline.errors import InvalidInput
 
+QUESTION = "question"
+"""A random number that no two questions share: an answer must bring it back."""
+MARKS = (QUESTION, "round", "client")
+
 Words = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -28,12 +32,33 @@ class Letter:
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
 
+    def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "Letter":
+        """An answer that says which question it answers, and whose it is."""
+        mark = {"client": client} | {name: self.words.get(name) for name in MARKS if name != "client"}
+        return Letter({**words, **mark}, arrays or {})
+
+    def unmarked(self) -> "Letter":
+        """The letter without the number that makes it unlike all others: what is really asked."""
+        return Letter({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
+
     @classmethod
     def from_bytes(cls, content: bytes) -> "Letter":
         """The letter that `to_bytes` wrote; anything else is refused."""
         try:
             size = int.from_bytes(content[:8], "little")
-            words = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["words"])
+            words = read_words(json.loads(content[8 : 8 + size])["__metadata__"]["words"])
             return cls(words, load(content))
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"letter={len(content)} bytes: cannot be read ({type(error).__name__})") from None
+
+
+def read_words(text: str) -> dict[str, Any]:
+    """The words of a letter; raises ValueError for anything that `to_bytes` would not write."""
+    words = json.loads(text, parse_constant=_no_number)
+    if not isinstance(words, dict):
+        raise ValueError("words are a table")
+    return words
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")

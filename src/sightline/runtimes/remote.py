@@ -1,5 +1,6 @@
 """Clients that are elsewhere: the server's side of a round on real nodes."""
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sightline.config import to_toml
 from sightline.engine.setting import Setting
-from sightline.errors import SightlineError, refuse
+from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
     Ballot,
     Block,
@@ -24,14 +25,15 @@ from sightline.mechanisms import (
     Updates,
 )
 from sightline.mechanisms.by_trust import ByTrust
-from sightline.runtimes.answers import Expected, expected_of
+from sightline.runtimes.answers import Expected, expected_of, misdirected
 from sightline.runtimes.asking import CHOOSE, LEAVING, Ask
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import QUESTION, Letter
 from sightline.runtimes.packing import tensor
 from sightline.topology import client_name
 
 ROWS_BYTES = 1 << 27
 """How much memory the answers of one turn may take."""
+LONGEST_REASON = 400
 PATIENCE = 3
 """So many rounds may pass in which everybody was asked in vain."""
 
@@ -54,8 +56,9 @@ class Remote:
     """A worker whose clients are behind a `Post`.
 
     Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
-    not finite or too large to be one, is left out, and `tell` says why. Where clients are only `simulated`, nothing of
-    that may happen, so it stops the run; and what they keep comes back too, for the checkpoint.
+    not finite or too large to be one, to another question or of another client, is left out, and `tell` says why. Where
+    clients are only `simulated`, nothing of that may happen, so it stops the run; and what they keep comes back too,
+    for the checkpoint. What real clients say that they keep is not looked at.
     """
 
     def __init__(
@@ -172,9 +175,9 @@ class Remote:
             letters = {cohort[place]: self._letter(ask, place, cohort[place], recall, noise) for place in places}
             group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
             found = self._post.ask(letters, group)
-            for client in letters:
+            for client, letter in letters.items():
                 answer = found.get(client, "no answer")
-                why = answer if isinstance(answer, str) else expected.wrong_with(answer, simulated=self._simulated)
+                why = answer if isinstance(answer, str) else self._wrong(expected, answer, letter)
                 if why or isinstance(answer, str):
                     self._left_out(ask.at.round, client, why)
                     continue
@@ -183,8 +186,12 @@ class Remote:
                 yield client, answer
         self._patience(answered, len(cohort))
 
+    def _wrong(self, expected: Expected, answer: Letter, letter: Letter) -> str:
+        return misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
+
     def _letter(self, ask: Ask, place: int, client: int, recall: Recall | None, noise: float | None) -> Letter:
         common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
+        common[QUESTION] = secrets.token_hex(16)
         return ask.letter(place, client, common=common, kept=self._restored(client, recall))
 
     def _restored(self, client: int, recall: Recall | None) -> Tensor | None:
@@ -195,10 +202,11 @@ class Remote:
         return recall.kept(client)
 
     def _keep(self, client: int, answer: Letter, recall: Recall | None) -> None:
-        if recall is not None and "kept" in answer.arrays:
+        if self._simulated and recall is not None and "kept" in answer.arrays:
             recall.keep_value(client, tensor(answer.arrays["kept"]))
 
     def _left_out(self, round: int, client: int, why: str) -> None:
+        why = printable(why, most=LONGEST_REASON)
         if self._tell is None:
             raise SightlineError(f"{client_name(client)}: {why}")
         self._tell(round, client, why)

@@ -23,8 +23,9 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
     Guarantees: the same bits as the simulator, wherever the process is. Mistakes come back as words.
     """
     try:
+        client = int(letter.words["client"])
         desk = desk_of(str(letter.words["experiment"]), letter.words.get("data"), letter.words.get("folder"))
-        task = Task.read(letter, int(letter.words["client"]))
+        task = Task.read(letter, client)
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
@@ -37,7 +38,7 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
     if result.kept is not None:
         kept[name] = result.kept
         arrays["kept"] = result.kept.numpy()
-    return Letter({"rejected": result.rejected}, arrays)
+    return letter.reply(client, {"rejected": result.rejected}, arrays)
 
 
 @lru_cache(maxsize=2)

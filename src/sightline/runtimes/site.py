@@ -60,7 +60,8 @@ class Site:
             if letter.words.get("call") == HELLO:
                 return self.hello()
             with self._alone():
-                return self._answer(letter)
+                answer = self._answer(letter)
+            return letter.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
             return Letter({"refused": str(error)})
         except Exception as error:
@@ -79,7 +80,7 @@ class Site:
         return self._ledger().worst_epsilon(self._observers(), self.policy.delta)
 
     def _answer(self, letter: Letter) -> Letter:
-        asked = hashlib.sha256(letter.to_bytes()).digest()
+        asked = hashlib.sha256(letter.unmarked().to_bytes()).digest()
         before = self._shelf.answer_to(asked)
         if before is not None:
             return before

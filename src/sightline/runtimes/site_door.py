@@ -1,6 +1,8 @@
 """A site as a process of its own: apps that came over the network reach it by a socket, and reach nothing else."""
 
 import os
+import socket
+import struct
 from collections.abc import Callable
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -13,18 +15,19 @@ if TYPE_CHECKING:  # whoever only knocks does not load torch
     from sightline.runtimes.site import Site
 
 LARGEST_LETTER = 1 << 31
+PATIENCE_SECONDS = 60.0
 
 
-def serve(site: "Site", socket: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+def serve(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process is ended.
 
     Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
-    nothing.
+    nothing, one that falls silent is left.
     """
-    socket.unlink(missing_ok=True)
+    place.unlink(missing_ok=True)
     before = os.umask(0o117)  # the socket is for its owner and group: the user that runs the SuperNode is in the group
     try:
-        listener = Listener(str(socket), family="AF_UNIX")
+        listener = Listener(str(place), family="AF_UNIX")
     finally:
         os.umask(before)
     with listener:
@@ -32,9 +35,18 @@ def serve(site: "Site", socket: Path, *, ready: Callable[[], None] = lambda: Non
         while True:
             try:
                 with listener.accept() as caller:
+                    _patient(caller.fileno())
                     caller.send_bytes(_answer(site, caller.recv_bytes(LARGEST_LETTER)))
-            except (EOFError, OSError):
+            except (EOFError, OSError, MemoryError):
                 continue
+
+
+def _patient(descriptor: int) -> None:
+    """Wait so long for the next bytes of a caller, or until it takes some, and no longer: others wait behind it."""
+    seconds = struct.pack("ll", int(PATIENCE_SECONDS), int(PATIENCE_SECONDS % 1 * 1e6))
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
 
 def _answer(site: "Site", content: bytes) -> bytes:
@@ -45,10 +57,10 @@ def _answer(site: "Site", content: bytes) -> bytes:
     return site.answer(letter).to_bytes()
 
 
-def asked(socket: Path, letter: Letter) -> Letter:
+def asked(place: Path, letter: Letter) -> Letter:
     """The answer of the site behind a socket."""
     try:
-        with Client(str(socket), family="AF_UNIX") as site:
+        with Client(str(place), family="AF_UNIX") as site:
             site.send_bytes(letter.to_bytes())
             return Letter.from_bytes(site.recv_bytes(LARGEST_LETTER))
     except (EOFError, OSError) as error:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from sightline.config import Data
 from sightline.config.section import Positive, Section
 from sightline.data import Client, Federation, Kind, Shard
+from sightline.data.formats import read_arrays
 from sightline.data.own import KINDS, checked_client
 from sightline.errors import invalid
 
@@ -51,11 +52,7 @@ def read_policy(folder: Path) -> SitePolicy:
 def read_data(folder: Path, policy: SitePolicy) -> Client:
     """The site's examples: an .npz archive of train_x, train_y, test_x and test_y, checked as users' own data are."""
     path = folder / policy.data
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = tuple(archive[name] for name in ARRAYS)
-    except (OSError, KeyError, ValueError) as error:
-        invalid("site.data", path, f"is no .npz archive of {', '.join(ARRAYS)} ({type(error).__name__})")
+    arrays = tuple(read_arrays(path, ARRAYS).values())
     return checked_client("site", arrays, Data(source=str(path), classes=policy.classes))
 
 

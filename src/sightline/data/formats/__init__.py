@@ -2,7 +2,7 @@
 
 from sightline.data.formats.csv_rows import read_csv
 from sightline.data.formats.idx import read_idx
-from sightline.data.formats.npz import Field, read_npz
+from sightline.data.formats.npz import Field, read_arrays, read_npz
 from sightline.data.formats.webp_grid import read_webp_grid
 
-__all__ = ["Field", "read_csv", "read_idx", "read_npz", "read_webp_grid"]
+__all__ = ["Field", "read_arrays", "read_csv", "read_idx", "read_npz", "read_webp_grid"]

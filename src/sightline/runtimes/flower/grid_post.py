@@ -61,8 +61,9 @@ def exchanged(grid: Grid, letters: Mapping[int, tuple[int, Letter]], *, group: s
     end, pause = time.monotonic() + timeout, POLL_SECONDS
     while waiting and time.monotonic() < end:
         for reply in grid.pull_messages(list(waiting)):
-            key = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if key is not None:
+            key = waiting.get(reply.metadata.reply_to_message_id)
+            if key is not None and reply.metadata.src_node_id == letters[key][0]:
+                del waiting[reply.metadata.reply_to_message_id]
                 found[key] = _read(reply)
         if waiting:
             time.sleep(pause)

@@ -1,12 +1,14 @@
 """Letters as Flower's records, and back."""
 
 import json
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from sightline.errors import InvalidInput
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import Letter, read_words
 
 WORDS, ARRAYS = "words", "arrays"
 
@@ -22,7 +24,15 @@ def to_record(letter: Letter) -> RecordDict:
 def from_record(record: RecordDict) -> Letter:
     """The letter in a record; anything else is refused."""
     try:
-        words = json.loads(str(record[WORDS]["json"]))
-        return Letter(words, {name: array.numpy() for name, array in record[ARRAYS].items()})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        words = read_words(str(record[WORDS]["json"]))
+        return Letter(words, {name: _values(array) for name, array in record[ARRAYS].items()})
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, MemoryError, RecursionError) as error:
         raise InvalidInput(f"message={type(error).__name__}: not a letter of this version") from None
+
+
+def _values(array: Array) -> NDArray[Any]:
+    """The numbers of an array; Flower would unpack whole archives too."""
+    values = array.numpy()
+    if not isinstance(values, np.ndarray):
+        raise TypeError("not an array")
+    return values

@@ -5,13 +5,18 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from sightline.data import Kind
+from sightline.errors import printable
 from sightline.runtimes.flower.grid_post import exchanged
 from sightline.runtimes.letter import Letter
+from sightline.runtimes.remote import LONGEST_REASON
 from sightline.runtimes.site import HELLO
 from sightline.topology import client_name
 
 HELLO_SECONDS = 120.0
 TRIES = 3
+MOST = 10**8
+"""No site has a number, examples or pixels beyond this."""
 KINDRED = ("shape", "kind", "classes", "vocabulary")
 """The facts in which all sites must agree."""
 
@@ -35,7 +40,7 @@ class Roll:
         for node, answer in exchanged(self._grid, new, group=HELLO, timeout=HELLO_SECONDS).items():
             self._tries[node] = self._tries.get(node, 0) + 1
             if isinstance(answer, str):
-                self._tell(f"node {node}: {answer}")
+                self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
             else:
                 self._tries[node] = TRIES
                 self._admit(node, answer.words, here)
@@ -49,7 +54,7 @@ class Roll:
         if not why and client in self.facts and facts["examples"] != self.facts[client]["examples"]:
             why = f"says that {client_name(client)} has another number of examples than before"
         if why:
-            self._tell(f"node {node}: turned away, it {why}")
+            self._tell(printable(f"node {node}: turned away, it {why}", most=LONGEST_REASON))
             return
         self._node_of[client] = node
         self.facts.setdefault(client, dict(facts))
@@ -62,6 +67,13 @@ class Roll:
 def _wrong(facts: Mapping[str, Any]) -> str:
     if "refused" in facts:
         return f"refused: {facts['refused']}"
-    whole = all(isinstance(facts.get(name), int) and facts[name] >= 0 for name in ("client", "examples", "classes"))
-    known = isinstance(facts.get("shape"), list) and all(name in facts for name in KINDRED)
-    return "" if whole and known and facts["examples"] else "does not say who it is"
+    counts = (facts.get(name) for name in ("client", "examples", "classes", "vocabulary"))
+    shape = facts.get("shape")
+    known = isinstance(shape, list) and len(shape) in (1, 3) and facts.get("kind") in list(Kind)
+    if not known or not facts.get("examples") or not all(map(_count, (*counts, *(shape or ())))):
+        return "does not say who it is"
+    return ""
+
+
+def _count(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= MOST

@@ -17,6 +17,7 @@ from sightline import engine
 from sightline.config import Experiment, read
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.data.folder import data_root
+from sightline.data.formats import read_arrays
 from sightline.engine import Setting
 from sightline.engine.directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
@@ -105,12 +106,12 @@ def read_test(path: str, otherwise: Shard) -> Shard:
     """The server's own test set, when it has one."""
     if not path:
         return otherwise
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, y = archive["test_x"], archive["test_y"].astype(np.int64)
-    except (OSError, KeyError, ValueError) as error:
-        invalid("test", path, f"is no .npz archive of test_x and test_y ({type(error).__name__})")
-    return Shard(x.astype(otherwise.x.dtype), y)
+    arrays = read_arrays(Path(path), ("test_x", "test_y"))
+    x: Any = arrays["test_x"].astype(otherwise.x.dtype)
+    y = arrays["test_y"].astype(np.int64)
+    if x.shape[1:] != otherwise.x.shape[1:] or y.shape != x.shape[:1]:
+        invalid("test", path, f"test_x {x.shape} and test_y {y.shape} do not fit the sites' {otherwise.x.shape[1:]}")
+    return Shard(x, y)
 
 
 def run_id(directory: Path) -> str:
