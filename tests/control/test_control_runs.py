@@ -86,6 +86,8 @@ def test_estimates_only_ever_shorten_the_step(tmp_path):
     assert max(row["smoothness_seen"] for row in estimated.rounds) > 0
     assert fixed.rounds[0]["step_size"] == estimated.rounds[0]["step_size"]
     assert estimated.rounds[-1]["step_size"] < fixed.rounds[-1]["step_size"]
+    for decision in ("tau", "devices_trusted", "devices_untrusted"):  # how many noises are pooled follows no release
+        assert [row[decision] for row in fixed.rounds] == [row[decision] for row in estimated.rounds]
     for before, after in zip(estimated.rounds, estimated.rounds[1:], strict=False):
         bound = min(1 / after["tau"], 1 / 6) / max(before["smoothness_seen"], 1e-9)
         assert after["step_size"] <= bound * (1 + 1e-6)

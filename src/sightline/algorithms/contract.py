@@ -76,7 +76,8 @@ class Round(Protocol):
         """Ask other local steps, step sizes or participation of this round, decided from public values only.
 
         Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
-        more than `most_steps`; a plan takes those limits in place of what is wanted.
+        more than `most_steps`; a plan takes those limits in place of what is wanted. Rates below servers that are not
+        trusted depend on public facts alone, see `Pace.rates`.
         """
 
     @property

@@ -20,8 +20,9 @@ class PooledMean(LocalMean):
 
     Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
-    members. Not claimed with integer arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for
-    real nodes, which may not answer and then add no noise.
+    members. k is who was drawn, by coins whose rate must not depend on what was released. Not claimed with integer
+    arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
+    then add no noise.
     """
 
     def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:

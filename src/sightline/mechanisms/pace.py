@@ -23,7 +23,11 @@ class Pace:
     learning_rate: float | None = None
     """Step size before any schedule of the algorithm; None: as the experiment says."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Channel -> the probability that a member takes part; channels not named keep the experiment's."""
+    """Channel -> the probability that a member takes part; channels not named keep the experiment's.
+
+    Below a server that is not trusted these must not follow released values: who took part is how many noises add up,
+    which is counted as it came (`Pooled`).
+    """
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
