@@ -73,6 +73,11 @@ class Streams:
             raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
         return cls(b"os:" + path.read_bytes())
 
+    @property
+    def fingerprint(self) -> str:
+        """A name of the root that tells nothing about it, as long as the root has the entropy of a secret."""
+        return hashlib.blake2b(self.root, digest_size=16, person=b"fingerprint").hexdigest()
+
     def key(self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0) -> int:
         """The 128-bit key of a stream; `use` tells apart several draws of one purpose in one round."""
         words = repr((str(purpose), int(round), int(participant), int(use))).encode()

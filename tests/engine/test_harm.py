@@ -16,9 +16,10 @@ import sightline
 from sightline.config import to_toml
 from sightline.engine import checkpoint, loop
 from sightline.engine.record import RunRecord
-from sightline.errors import SightlineError
+from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
 from sightline.ledger.store import chained
+from sightline.randomness import write_secret
 from tests.engine.leftovers import left_behind
 
 
@@ -128,3 +129,27 @@ def test_replayed_and_rewritten_rows_are_noticed(tiny, tmp_path, monkeypatch):
         database.commit()
     with pytest.raises(LedgerDamaged, match="added to it"):
         sightline.run(tiny(), out=run, resume=True)
+
+
+BALANCED = {"rounds": 8, "sampling.clients": {"scheme": "balanced", "uses": 2}, "privacy.noise_source": "os"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "exchanged"])
+def test_a_run_without_its_noise_root_does_not_go_on(tiny, tmp_path, monkeypatch, harm):
+    """A schedule begun anew would use clients up to 4 of 8 times while the ledger charges 2 of 8."""
+    run = crashed(lambda: tiny(**BALANCED), tmp_path, monkeypatch, 5)
+    kept = (run / "noise-root.secret").read_bytes()
+    if harm == "gone":
+        (run / "noise-root.secret").unlink()
+    else:
+        write_secret(run / "noise-root.secret", bytes(32))
+    with pytest.raises(InvalidInput, match=r"noise-root\.secret"):
+        sightline.run(tiny(**BALANCED), out=run, resume=True)
+    write_secret(run / "noise-root.secret", kept)
+    assert sightline.run(tiny(**BALANCED), out=run, resume=True).summary["rounds_done"] == 8
+
+
+def test_a_finished_run_no_longer_needs_its_noise_root(tiny, tmp_path):
+    sightline.run(tiny(**BALANCED), out=tmp_path / "run")
+    (tmp_path / "run" / "noise-root.secret").unlink()
+    assert sightline.run(tiny(**BALANCED), out=tmp_path / "run", resume=True).summary["rounds_done"] == 8

@@ -8,14 +8,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from safetensors import SafetensorError
 
 from sightline.config import Experiment, to_toml
 from sightline.data import Federation
-from sightline.engine.record import DATABASE
+from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput, SightlineError, invalid
-from sightline.randomness import write_secret
+from sightline.ledger import GENESIS
+from sightline.randomness import Streams, write_secret
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
@@ -105,6 +107,29 @@ def same_data(directory: Path, federation: Federation) -> None:
     if path.read_bytes() != federation.digest().encode():
         law = "the data are not those that the run began with, and the same noise on two values cancels"
         invalid("--resume", directory, law, "bring the data back, or start a new run")
+
+
+def own_streams(directory: Path, record: RunRecord) -> Streams:
+    """The secret streams of a run; when it goes on, the ones that it began with.
+
+    With another root a schedule would begin anew in its middle and use members more often than it claims, and a round
+    done again would show a second noise on the same value for the price of one.
+    """
+    path, facts = directory / SECRET, record.facts
+    goes_on = record.store.head() != GENESIS and facts.get("status") != "finished"
+    if goes_on and not path.exists():
+        _other_root(directory, "is gone")
+    streams = Streams.from_operating_system(path)
+    if goes_on and facts.get("noise_root", streams.fingerprint) != streams.fingerprint:
+        _other_root(directory, "is not the one that the run began with")
+    if not goes_on:
+        record.remember({"noise_root": streams.fingerprint})
+    return streams
+
+
+def _other_root(directory: Path, what: str) -> NoReturn:
+    law = f"its {SECRET} {what}, and with other coins its releases are not what they claim to be"
+    invalid("--resume", directory, law, "bring the file back, or start a new run")
 
 
 @contextmanager

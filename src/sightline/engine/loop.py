@@ -17,6 +17,7 @@ from sightline.engine.directory import (
     SECRET,
     disk_told,
     locked,
+    own_streams,
     remember_data,
     removed_if_nothing_was_released,
     same_data,
@@ -75,7 +76,7 @@ class Run:
         self.ledger: Ledger = record.ledger()
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
-        self.secret = Streams.from_operating_system(directory / SECRET) if from_os else public
+        self.secret = own_streams(directory, record) if from_os else public
         self.worker = make_worker(setting, public, self.secret)
         self.memories: Mapping[str, Shelf] = {}
         self.schedules = Schedules(self.secret)
