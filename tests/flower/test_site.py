@@ -157,6 +157,29 @@ def test_private_steps_are_charged_as_the_site_runs_them(site_of):
     assert site.spent() == pytest.approx(exact, rel=1e-6)
 
 
+SEGMENTS = changed(
+    topology={"kind": "tree", "subnets": 2, "trusted": 0.0},
+    algorithm={"name": "h2fdp", "local_aggregation": 1},
+    local={"steps": 4, "batch_size": 2, "learning_rate": 0.2},
+    privacy=privacy("sample", "edge", noise_multiplier=1.0),
+)
+
+
+def test_a_segment_is_charged_for_no_fewer_steps_than_it_makes(site_of):
+    """40 batches of 2 draw nearly every example; a server that speaks of one batch does not make it cheaper."""
+    site = site_of(SEGMENTS)
+    channel = {"name": "edge-0", "clip_factor": 1.0, "noise_factor": 1.0, "trusted": False}
+    lying = {"steps": 40, "most_steps": 1, "learning_rate": 0.2}
+    refused = site.answer(question(SEGMENTS, noise=1.0, channel=channel, terms=lying)).words["refused"]
+    assert "most_steps=1" in refused
+    assert len(site._ledger()) == 0
+    honest = lying | {"most_steps": 40}
+    assert "value" in site.answer(question(SEGMENTS, noise=1.0, channel=channel, terms=honest)).arrays
+    rate = 1 - (1 - 2 / len(site.data.train)) ** 40
+    exact = accounting.poisson(noise=1.0, rate=rate, steps=1).epsilon(delta=DELTA)
+    assert site.spent() == pytest.approx(exact, rel=1e-6)
+
+
 def test_what_a_client_keeps_stays_at_the_site_and_a_repeated_round_begins_where_it_did(site_of):
     plain = changed(algorithm={"name": "feddyn"}, privacy=privacy("client", "client", noise_multiplier=2.0))
     rule = {"rule": "GradientMemory", "settings": {"alpha": 0.1}}

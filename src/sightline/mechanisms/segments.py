@@ -114,7 +114,7 @@ class SegmentSums:
 
     def _event(self, updates: Updates, rate: float, noise: float) -> Event:
         """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
-        whole = segment_rate(rate, _term(updates, "most_steps"))
+        whole = segment_rate(rate, _steps_of(updates)[1])
         return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
 
     def _steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
@@ -122,7 +122,7 @@ class SegmentSums:
 
     def _plans(self, updates: Updates) -> list[PrivateSteps]:
         """The members' steps of this segment: clipped, and not noised by themselves."""
-        steps = _term(updates, "steps")
+        steps, _ = _steps_of(updates)
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
     def _noised(
@@ -150,6 +150,17 @@ class SegmentSums:
             )
             for member in updates.cohort.members
         )
+
+
+def _steps_of(updates: Updates) -> tuple[int, int]:
+    """(the steps of the segment, the most that its rate is claimed for); a site is told both by whom it does not trust.
+
+    More steps than those draw an example more often than is claimed.
+    """
+    steps, most = _term(updates, "steps"), _term(updates, "most_steps")
+    if not 1 <= steps <= most:
+        refuse("steps", steps, f"the rate of a segment is claimed for 1 to most_steps={most}", "ask for fewer steps")
+    return steps, most
 
 
 def _term(updates: Updates, name: str) -> int:
