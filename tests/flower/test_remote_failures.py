@@ -10,7 +10,7 @@ from sightline.config import parse
 from sightline.errors import SightlineError
 from sightline.ledger import Ledger
 from sightline.runtimes.letter import Letter
-from sightline.runtimes.remote import NobodyAnswers
+from sightline.runtimes.remote import NobodyAnswers, refuse_a_known_seed
 from tests.flower.cases import CASES, bits, changed, privacy, same
 
 FULL = changed(sampling={"clients": {"scheme": "full"}})
@@ -172,3 +172,17 @@ def test_letters_survive_the_post():
 def test_broken_letters_are_refused(content):
     with pytest.raises(SightlineError):
         Letter.from_bytes(content)
+
+
+@pytest.mark.parametrize("where", ["server", "edge"])
+def test_noise_from_a_seed_that_every_site_is_told_is_refused(where, loopback, run_remotely):
+    """The question itself holds the seed, from which anybody draws the server's noise again."""
+    tree = {"topology": {"kind": "tree", "subnets": 2, "trusted": 1.0}} if where == "edge" else {}
+    plain = changed(privacy=privacy("client", where, noise_multiplier=1.0), **tree)
+    run_remotely(plain | {"rounds": 1})
+    _, letters = loopback.asked[0]
+    assert all(f"seed = {parse(plain).seed}" in words["experiment"] for words in letters.values())
+    with pytest.raises(SightlineError, match="noise_source=seed"):
+        refuse_a_known_seed(parse(plain))
+    refuse_a_known_seed(parse(changed(privacy=privacy("client", where, noise_multiplier=1.0, noise_source="os"), **tree)))
+    refuse_a_known_seed(parse(LOCAL))

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.config import to_toml
+from sightline.config import Experiment, to_toml
 from sightline.engine.setting import Setting
 from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
@@ -50,6 +50,17 @@ class Post(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
+
+
+def refuse_a_known_seed(experiment: Experiment) -> None:
+    """Real sites are sent the experiment with its seed: what the server draws from it hides nothing from them.
+
+    Where every member adds its own noise, the server draws nothing that a guarantee rests on.
+    """
+    privacy = experiment.privacy
+    if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
+        law = "every site is told the seed, and could take the server's noise off again"
+        refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
 
 
 class Remote:

@@ -23,7 +23,7 @@ from sightline.engine.directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.runtimes.flower.grid_post import GridPost, connected
 from sightline.runtimes.flower.roll import Roll
-from sightline.runtimes.remote import Remote
+from sightline.runtimes.remote import Remote, refuse_a_known_seed
 from sightline.runtimes.site_policy import blank_shard
 from sightline.topology import client_name
 
@@ -55,6 +55,8 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
     out = Path(str(config["out"])) if config.get("out") else None
     resume = bool(config.get("resume", False))
     directory = engine.directory_to_resume(experiment, out) if resume else None
+    if config.get("sites", False):
+        refuse_a_known_seed(experiment)
     roll = Roll(grid, say) if config.get("sites", False) else None
     federation = None if roll is None else gathered_sites(experiment, roll, config)
     setting = engine.calibrated(engine.build(experiment, federation=federation), real_nodes=roll is not None)
