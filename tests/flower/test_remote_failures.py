@@ -184,5 +184,7 @@ def test_noise_from_a_seed_that_every_site_is_told_is_refused(where, loopback, r
     assert all(f"seed = {parse(plain).seed}" in words["experiment"] for words in letters.values())
     with pytest.raises(SightlineError, match="noise_source=seed"):
         refuse_a_known_seed(parse(plain))
-    refuse_a_known_seed(parse(changed(privacy=privacy("client", where, noise_multiplier=1.0, noise_source="os"), **tree)))
+    refuse_a_known_seed(
+        parse(changed(privacy=privacy("client", where, noise_multiplier=1.0, noise_source="os"), **tree))
+    )
     refuse_a_known_seed(parse(LOCAL))

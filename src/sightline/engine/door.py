@@ -12,16 +12,24 @@ from sightline.mechanisms import Occasion
 from sightline.topology import Channel
 
 
+class SeenBefore(Exception):
+    """Values of this round went out to nodes before it was interrupted, and they may answer otherwise this time."""
+
+
 class Door:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
-    took part has a cohort of its own, drawn by the sampler; a round that was interrupted makes the same releases again.
+    took part has a cohort of its own, drawn by the sampler; a round that was interrupted makes the same releases again,
+    unless real nodes have seen some of it: then it is done `anew`, with other coins and noise, and all of it counts.
     """
 
-    def __init__(self, setting: Setting, ledger: Ledger, time: int, *, budgeted: bool) -> None:
+    def __init__(
+        self, setting: Setting, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True, anew: bool = False
+    ) -> None:
         self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
-        self._made_before = _tail_of(ledger, time)
+        self._steadfast = steadfast
+        self._made_before = [] if anew else _tail_of(ledger, time)
         self._released: set[Occasion] = set()
         self._cohorts: Counter[str] = Counter()
 
@@ -66,7 +74,14 @@ class Door:
         return self._ledger.append(claims)
 
     def _found_again(self, claims: Sequence[Release]) -> Sequence[Release]:
-        """A round that was interrupted after its releases were recorded: the same streams make the same releases."""
+        """A round that was interrupted after its releases were recorded: the same streams make the same releases.
+
+        Where others were asked for afterwards, nodes have seen the value of this one. The same noise on what they
+        answer now would cancel out.
+        """
+        later = self._made_before[len(claims) :]
+        if not self._steadfast and _asked_for(claims) and _asked_for(later):
+            raise SeenBefore
         found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
         if [release.body() for release in found] != [release.body() for release in claims]:
             raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
@@ -84,6 +99,11 @@ class Door:
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"
                 )
+
+
+def _asked_for(releases: Sequence[Release]) -> bool:
+    """Whether members answered for some of the releases; the others only show what was public already."""
+    return any(release.subjects for release in releases)
 
 
 def _tail_of(ledger: Ledger, time: int) -> list[Release]:

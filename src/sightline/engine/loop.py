@@ -22,6 +22,7 @@ from sightline.engine.directory import (
     removed_if_nothing_was_released,
     same_data,
 )
+from sightline.engine.door import SeenBefore
 from sightline.engine.evaluation import evaluated, evaluated_kept
 from sightline.engine.facts import facts_of, seen_by
 from sightline.engine.record import RunRecord
@@ -118,8 +119,10 @@ class Run:
 
     def _round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
-        r = LiveRound(self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
-        after = self.setting.algorithm.round(state, r, self.setting.settings)
+        try:
+            r, after = self._done(state, number)
+        except SeenBefore:
+            r, after = self._done(state, number, anew=True)
         state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
         self.memories = r.memories
         head = self.record.store.head()
@@ -127,6 +130,11 @@ class Run:
         save_checkpoint(self.directory, checkpoint)
         self._report_round(state, number, r.counts, seconds=time.perf_counter() - begun)
         return state
+
+    def _done(self, state: State, number: int, *, anew: bool = False) -> tuple[LiveRound, State]:
+        where = (self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
+        r = LiveRound(*where, anew=anew)
+        return r, self.setting.algorithm.round(state, r, self.setting.settings)
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
         self._look_around(state)

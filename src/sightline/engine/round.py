@@ -53,7 +53,7 @@ class LiveRound:
 
     def __init__(
         self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
-        memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None,
+        memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None, *, anew: bool = False,
     ) -> None:  # fmt: skip
         self.time = time
         self._schedules = schedules or Schedules(secret)
@@ -64,13 +64,14 @@ class LiveRound:
         self._setting = setting
         self._ledger = ledger
         self._worker = worker
-        self._secret = secret
+        self._secret = secret.anew(len(ledger)) if anew else secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
         self._draws = 0
         self._tosses = 0
         self._uses = 0
-        self._door = Door(setting, ledger, time, budgeted=not self.rehearsal)
+        steadfast = worker.nodes is None or worker.nodes.steadfast
+        self._door = Door(setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew)
         self._meter = Meter(setting, time, self.counts, counting=self.counting)
         self.heard: list[list[Heard]] = []
 
