@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from html import escape
 
 WIDTH, HEIGHT = 320, 80
@@ -17,6 +17,29 @@ def rounded_up(bound: float) -> str:
     if not math.isfinite(bound):
         return "infinite"
     return str(Decimal(bound).quantize(Decimal("0.001"), rounding=ROUND_CEILING))
+
+
+def digits_up(bound: float, digits: int = 6) -> str:
+    """A bound, or a noise that is needed, to some significant digits: never less than it is.
+
+    >>> digits_up(8.00000049), digits_up(2.0), digits_up(1e-9)
+    ('8.00001', '2', '1e-09')
+    """
+    return _to_digits(bound, digits, ROUND_CEILING)
+
+
+def digits_down(bound: float, digits: int = 6) -> str:
+    """A lower bound to some significant digits, never more than it is.
+
+    >>> digits_down(7.9999996)
+    '7.99999'
+    """
+    return _to_digits(bound, digits, ROUND_FLOOR)
+
+
+def _to_digits(bound: float, digits: int, rounding: str) -> str:
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(bound)))
+    return f"{float(rounded):.{digits}g}"
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

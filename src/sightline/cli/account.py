@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sightline.cli.example import examples
+from sightline.shown import digits_down, digits_up
 
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
@@ -193,13 +194,17 @@ def show(answer: dict[str, Any], as_json: bool) -> None:
     width = max(len(name) for name in answer)
     for name, value in answer.items():
         if name != "events":
-            click.echo(f"{name:<{width}}  {shown(value)}")
+            click.echo(f"{name:<{width}}  {told(name, value)}")
 
 
-def shown(value: Any) -> str:
-    """Numbers with the digits that matter; epsilon is never rounded down by more than the sixth digit."""
+UPWARD = ("epsilon", "noise_multiplier", "segment_rate", "as_published_costs")
+"""Upper bounds, and noise that is needed: what is printed is never less than what was computed."""
+
+
+def told(name: str, value: Any) -> str:
+    """A number with the digits that matter, rounded to the private side."""
+    if name == "interval" and all(isinstance(end, float) for end in value):
+        return f"{digits_down(value[0])} {digits_up(value[1])}"
     if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return " ".join(shown(part) for part in value)
-    return str(value)
+        return digits_up(value) if name in UPWARD else f"{value:.6g}"
+    return " ".join(told(name, part) for part in value) if isinstance(value, list) else str(value)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sightline.shown import digits_up
+
 if TYPE_CHECKING:
     from sightline.ledger.propagation_question import Answer
 
@@ -103,9 +105,8 @@ def show(answer: "Answer", found: dict[str, Any]) -> None:
             "epsilon: nobody is outside anybody's groups" if math.isnan(answer.largest) else "epsilon: infinite"
         )
         return
-    console.print(
-        f"epsilon, worst observer: mean over workers {found['epsilon_mean']:.4f}, largest {found['epsilon_max']:.4f}"
-    )
+    mean, largest = (digits_up(found[name]) for name in ("epsilon_mean", "epsilon_max"))
+    console.print(f"epsilon, worst observer: mean over workers {mean}, largest {largest}")
     if found["bottleneck"]:
         console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
     for name in ("out", "plot"):
