@@ -108,6 +108,20 @@ def test_the_same_question_gets_the_same_answer_and_is_charged_once(site_of):
     assert len(site._ledger()) == 1
 
 
+def test_another_run_in_between_does_not_make_an_answer_forgotten(site_of):
+    """The server that asks again counts one release, so there must be one value."""
+    site = site_of(LOCAL)
+    first = site.answer(question(LOCAL, run="a"))
+    others = [site.answer(question(LOCAL, run=f"b{number}")) for number in range(7)]
+    again = Site(site.folder).answer(question(LOCAL, run="a"))
+    assert np.array_equal(first.arrays["value"], again.arrays["value"])
+    assert len({answer.arrays["value"].tobytes() for answer in [first, *others]}) == 8
+    assert len(site._ledger()) == 8
+    site.answer(question(LOCAL, run="a", round=2))
+    assert not np.array_equal(site.answer(question(LOCAL, run="a")).arrays["value"], first.arrays["value"])
+    assert len(site._ledger()) == 10, "only the last answer of a run is kept: what was asked before it is new"
+
+
 def test_another_question_has_other_noise_and_is_charged(site_of):
     """Asked for the same round twice from two starting points, the difference must not be free of noise."""
     site = site_of(LOCAL)

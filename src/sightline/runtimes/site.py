@@ -81,14 +81,15 @@ class Site:
 
     def _answer(self, letter: Letter) -> Letter:
         asked = hashlib.sha256(letter.unmarked().to_bytes()).digest()
-        before = self._shelf.answer_to(asked)
+        run = str(letter.words.get("run", ""))
+        before = self._shelf.answer_to(asked, run)
         if before is not None:
             return before
         setting = self._built(str(letter.words.get("experiment")))
         task = Task.read(letter, self.policy.client)
         if task.start.shape != (setting.model.parameters,):
             invalid("start", tuple(task.start.shape), f"this model has {setting.model.parameters} parameters")
-        run, memory = str(letter.words.get("run", "")), "" if task.memory is None else task.memory.name
+        memory = "" if task.memory is None else task.memory.name
         old = self._shelf.kept(run, memory, task.at)
         coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
         desk = Desk(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))

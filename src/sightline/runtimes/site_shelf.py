@@ -1,6 +1,7 @@
 """What a site puts away after every answer: the answer itself, and what its client keeps. One file, owner-only."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -12,11 +13,11 @@ from sightline.runtimes.packing import tensor
 
 SHELF = "shelf.secret"
 RUNS = 8
-"""Of so many runs the site remembers what its client keeps."""
+"""Of so many runs the site remembers the last answer and what its client keeps."""
 
 
 class SiteShelf:
-    """The last answer, and per run and memory what was kept before and after the round it belongs to.
+    """The last answer of every run, and per run and memory what was kept before and after the round it belongs to.
 
     Guarantees: the file is replaced whole, so that after a crash it holds the state before the answer or after it; a
     round that is asked again begins from what was kept before it.
@@ -25,13 +26,15 @@ class SiteShelf:
     def __init__(self, folder: Path) -> None:
         self._path = folder / SHELF
 
-    def answer_to(self, asked: bytes) -> Letter | None:
-        """The answer that was given to this very question, when it was the last one."""
-        found = self._read()
-        if found.words.get("asked") != asked.hex():
+    def answer_to(self, asked: bytes, run: str) -> Letter | None:
+        """The answer that was given to this very question, when it was the run's last one."""
+        found, place = self._read(), _place(run)
+        last = found.words.get("answers", {}).get(place)
+        if last is None or last["asked"] != asked.hex():
             return None
-        arrays = {name.removeprefix("answer/"): a for name, a in found.arrays.items() if name.startswith("answer/")}
-        return Letter(found.words["answer"], arrays)
+        start = f"answer/{place}/"
+        arrays = {name.removeprefix(start): a for name, a in found.arrays.items() if name.startswith(start)}
+        return Letter(last["words"], arrays)
 
     def kept(self, run: str, memory: str, at: Occasion) -> Tensor | None:
         """What the client kept when the round began; None before its first."""
@@ -49,8 +52,10 @@ class SiteShelf:
 
     def put(self, asked: bytes, answer: Letter, *, run: str, memory: str, at: Occasion, kept: Tensor | None) -> None:
         """Put away an answer, and what the client keeps from now on."""
-        found, key = self._read(), f"{run}/{memory}"
-        arrays = {name: array for name, array in found.arrays.items() if not name.startswith("answer/")}
+        found, key, place = self._read(), f"{run}/{memory}", _place(run)
+        answers = {name: one for name, one in found.words.get("answers", {}).items() if name != place}
+        answers = dict([*answers.items()][1 - RUNS :]) | {place: {"asked": asked.hex(), "words": dict(answer.words)}}
+        arrays = {name: array for name, array in found.arrays.items() if _stays(name, answers, place)}
         marks = dict(found.words.get("marks", {}))
         if kept is not None:
             before = self.kept(run, memory, at)
@@ -63,9 +68,20 @@ class SiteShelf:
         for old in list(marks)[:-RUNS]:
             del marks[old]
             arrays = {name: array for name, array in arrays.items() if name.partition("/")[2] != old}
-        arrays |= {f"answer/{name}": array for name, array in answer.arrays.items()}
-        words = {"asked": asked.hex(), "answer": dict(answer.words), "marks": marks}
-        write_secret(self._path, Letter(words, arrays).to_bytes())
+        arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
+        write_secret(self._path, Letter({"answers": answers, "marks": marks}, arrays).to_bytes())
 
     def _read(self) -> Letter:
         return Letter.from_bytes(self._path.read_bytes()) if self._path.exists() else Letter()
+
+
+def _place(run: str) -> str:
+    """Where a run's last answer lies: a name that no run can choose."""
+    return hashlib.sha256(run.encode()).hexdigest()[:32]
+
+
+def _stays(name: str, answers: Mapping[str, object], replaced: str) -> bool:
+    """Whether an array stays when the answer at a place is replaced: what is kept does, and other runs' answers."""
+    kind, _, rest = name.partition("/")
+    place = rest.partition("/")[0]
+    return kind != "answer" or (place in answers and place != replaced)
