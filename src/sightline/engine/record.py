@@ -6,7 +6,8 @@
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ class RunRecord:
         except sqlite3.DatabaseError as error:
             invalid("run", directory, f"{DATABASE} cannot be read ({error})")
 
+    @contextmanager
+    def _as_written(self) -> Iterator[None]:
+        """Say in one line that the database holds what no run writes; trouble of the disk passes as it is."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, sqlite3.OperationalError) and "UTF-8" not in str(error):
+                raise
+            invalid("run", self.directory, f"{DATABASE} holds what no run writes ({type(error).__name__}: {error})")
+
     def close(self) -> None:
         """Let go of the database."""
         self._connection.close()
@@ -68,7 +79,9 @@ class RunRecord:
     @property
     def facts(self) -> dict[str, Any]:
         """Everything that was remembered."""
-        return {name: json.loads(value) for name, value in self._connection.execute("SELECT name, value FROM fact")}
+        with self._as_written():
+            rows = self._connection.execute("SELECT name, value FROM fact")
+            return {str(name): json.loads(value) for name, value in rows}
 
     def add_round(self, number: int, body: Mapping[str, Any]) -> None:
         """Write the metrics of a finished round."""
@@ -76,8 +89,9 @@ class RunRecord:
 
     def rounds(self, after: int = 0) -> list[dict[str, Any]]:
         """The metrics of all finished rounds after a round, in order."""
-        rows = self._connection.execute("SELECT round, body FROM round WHERE round > ? ORDER BY round", (after,))
-        return [{"round": number} | json.loads(body) for number, body in rows]
+        with self._as_written():
+            rows = self._connection.execute("SELECT round, body FROM round WHERE round > ? ORDER BY round", (after,))
+            return [{"round": number} | dict(json.loads(body)) for number, body in rows]
 
     def has_round(self, number: int) -> bool:
         """Whether the metrics of a round are written."""
@@ -90,8 +104,9 @@ class RunRecord:
 
     def last_round(self) -> dict[str, Any] | None:
         """The metrics of the last finished round."""
-        row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()
-        return None if row is None else {"round": row[0]} | json.loads(row[1])
+        with self._as_written():
+            row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()
+            return None if row is None else {"round": row[0]} | dict(json.loads(row[1]))
 
     def latest(self, metric: str) -> float | None:
         """The latest known value of a metric."""

@@ -1,11 +1,10 @@
 """A ledger on disk, a page at a time: what a timeline of any length needs, without reading all of it."""
 
-import json
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from sightline.ledger.store import GENESIS, chained
+from sightline.ledger.store import GENESIS, chained, read_body
 
 COLUMNS = "SELECT id, time, body, hash FROM release"
 
@@ -78,4 +77,5 @@ class Pages:
     def _row(self, id: int, time: int, body: str, hash: str) -> Row:
         before = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id - 1,)).fetchone()
         head = GENESIS if id == 0 else before[0] if before else ""
-        return Row(id, time, json.loads(body), hash, chained(head, body) == hash)
+        plain = read_body(body, id)
+        return Row(id, time, plain, hash, plain.get("time") == time and chained(head, body) == hash)

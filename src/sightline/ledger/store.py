@@ -5,8 +5,9 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, one_line
 from sightline.ledger.release import Release, release_from
 
 GENESIS = "0" * 64
@@ -22,7 +23,7 @@ def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
-    return connection
+    return only_tables(connection)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
@@ -33,7 +34,24 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     """
     at_rest = not path.with_name(f"{path.name}-wal").exists()
     address = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if at_rest else "")
-    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=10)
+    return only_tables(sqlite3.connect(address, uri=True, isolation_level=None, timeout=10))
+
+
+def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection, when its database holds nothing but tables.
+
+    A view would answer in the place of a table, a trigger could drop the rows that are written, and both are words of
+    whoever made the file: none of them is ever asked.
+    """
+    try:
+        connection.execute("PRAGMA trusted_schema=OFF")
+        found = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
+        if found is not None:
+            raise LedgerDamaged(one_line("ledger", found[0], "a view or a trigger, and a ledger has tables only"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 class SqliteStore:
@@ -72,10 +90,10 @@ class SqliteStore:
         releases: list[Release] = []
         rows = self._connection.execute("SELECT id, body, hash FROM release WHERE id >= ? ORDER BY id", (start,))
         for id, body, claimed in rows:
-            head = chained(head, body)
+            head = chained(head, str(body))
             if id != start + len(releases) or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
-            releases.append(release_from(json.loads(body), id))
+            releases.append(release_from(read_body(body, id), id))
         return releases
 
     def vouches_for(self, count: int, head: str) -> bool:
@@ -88,6 +106,17 @@ class SqliteStore:
             return GENESIS
         row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id,)).fetchone()
         return str(row[0]) if row else ""
+
+
+def read_body(body: str, id: int) -> dict[str, Any]:
+    """The plain form of a stored release; what is none, though its hash be right, is refused."""
+    try:
+        plain = json.loads(body)
+    except (ValueError, TypeError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise LedgerDamaged(f"ledger row={id}: holds no release; the file was not written by a run")
+    return plain
 
 
 def chained(head: str, body: str) -> str:

@@ -1,7 +1,9 @@
 """A run at a glance: what the list shows, read in a few small questions however long the run is."""
 
 import math
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
@@ -9,6 +11,9 @@ from typing import Any
 
 from sightline.engine.record import DATABASE, RunRecord, finite
 from sightline.errors import SightlineError
+
+STRANGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What facts of other kinds than a run writes lead to."""
 
 Signature = tuple[tuple[int, int], ...]
 
@@ -93,15 +98,12 @@ class Glances:
 
 
 def glanced(id: str, directory: Path) -> Glance | None:
-    """Read a glance; None of a run that has not begun or is damaged."""
+    """Read a glance; None of a run that has not begun, is being written, or is damaged in whatever way."""
     try:
-        record = RunRecord.look(directory)
-    except SightlineError:
+        with closing(RunRecord.look(directory)) as record:
+            return _read(id, directory, record)
+    except (SightlineError, OSError, sqlite3.Error, *STRANGE):
         return None
-    try:
-        return _read(id, directory, record)
-    finally:
-        record.close()
 
 
 def _read(id: str, directory: Path, record: RunRecord) -> Glance:
@@ -119,12 +121,12 @@ def _read(id: str, directory: Path, record: RunRecord) -> Glance:
         epsilon=(max(spent) if spent else None) if private else math.inf,
         since=record.pages.since(number),
         releases=record.pages.length(),
-        delta=facts.get("delta"),
+        delta=None if facts.get("delta") is None else float(facts["delta"]),
         unit=str(facts.get("unit") or "none"),
         algorithm=str(facts.get("algorithm") or ""),
         source=str(facts.get("source") or ""),
         topology=str(facts.get("topology") or ""),
-        seed=facts.get("seed"),
+        seed=None if facts.get("seed") is None else int(facts["seed"]),
         created=str(facts.get("created") or ""),
         seconds=float(facts.get("seconds") or 0.0),
         pace=float(last.get("seconds") or 0.0),

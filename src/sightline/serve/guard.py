@@ -33,10 +33,7 @@ class Guard:
         """Why not, or None when the request is welcome; a token in the address is exchanged for a cookie."""
         if not self._named(request.headers.get("host", "")):
             return _refused(HTTPStatus.MISDIRECTED_REQUEST, "This server does not go by that name.")
-        if (
-            request.headers.get("sec-fetch-site") == "cross-site"
-            and request.headers.get("sec-fetch-mode") != "navigate"
-        ):
+        if self._foreign(request):
             return _refused(HTTPStatus.FORBIDDEN, "Other sites may not ask.")
         if "token" in request.query:
             return self._entrance(request)
@@ -48,6 +45,18 @@ class Guard:
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]").lower().rstrip(".")
         return name in self.names or (self.any_address and is_address(name))
+
+    def _foreign(self, request: Request) -> bool:
+        """Whether a page of another origin asks: it may lead here, but not fetch. Another port is another origin."""
+        if (
+            request.headers.get("sec-fetch-mode") == "navigate"
+            and request.headers.get("sec-fetch-dest", "document") == "document"
+        ):
+            return False
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"http://{request.headers.get('host', '')}":
+            return True
+        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
     def _known(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
@@ -70,6 +79,7 @@ class Guard:
         return page(
             f"{HEAD}<p>Opening …</p>",
             Set_Cookie=cookie,
+            Cache_Control="no-store",
             Refresh=f"0; url={path}{'?' if rest else ''}{rest}",
         )
 
@@ -95,4 +105,4 @@ def _bearer(request: Request) -> str:
 
 
 def _refused(status: HTTPStatus, words: str) -> Response:
-    return page(f"{HEAD}<p>{words}</p>", status)
+    return page(f"{HEAD}<p>{words}</p>", status, Cache_Control="no-store")

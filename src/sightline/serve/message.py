@@ -39,6 +39,8 @@ class Request:
     def of(cls, target: str, headers: Mapping[str, str]) -> "Request":
         """From the target of a request line."""
         parts = urlsplit(target)
+        if not target.startswith("/") or parts.netloc:
+            raise ValueError("the target of a request is a path")
         query = parse_qs(parts.query, max_num_fields=200, errors="replace")
         return cls(parts.path, query, {name.lower(): value for name, value in headers.items()})
 
@@ -58,8 +60,9 @@ class Response:
 
 
 def page(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Response:
-    """A page, or a part of one."""
-    return Response(status, text.encode(), HTML, {name.replace("_", "-"): value for name, value in headers.items()})
+    """A page, or a part of one; halves of characters, which no page can hold, are question marks."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Response(status, text.encode(errors="replace"), HTML, named)
 
 
 def plain(value: Any) -> Response:

@@ -42,9 +42,14 @@ def download(site: Site, request: Request) -> Response:
     directory = site.shelf.directory(request.one("run"))
     with site.live.held(directory) as (run, _):
         text = render(run)
-    name = "".join(letter for letter in directory.resolve().name if letter.isalnum() or letter in "-_.") or "run"
+    name = (
+        "".join(
+            letter for letter in directory.resolve().name if letter.isascii() and (letter.isalnum() or letter in "-_.")
+        )
+        or "run"
+    )
     headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
-    return Response(HTTPStatus.OK, text.encode(), HTML, headers)
+    return Response(HTTPStatus.OK, text.encode(errors="replace"), HTML, headers)
 
 
 def api(site: Site, request: Request) -> Response:

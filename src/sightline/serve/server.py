@@ -6,6 +6,7 @@ import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Any
 
 from sightline.errors import invalid
@@ -37,10 +38,12 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 64
+    most_connections = 128
+    """Beyond these a caller is hung up on: strangers cannot make threads without end."""
 
     def __init__(self, folder: Path, *, host: str, port: int, names: tuple[str, ...] = ()) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.token = secrets.token_urlsafe(24)
+        self.token, self._free = secrets.token_urlsafe(24), BoundedSemaphore(self.most_connections)
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -60,6 +63,20 @@ class Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for the connection, while there are threads."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The thread's work; then its place is free again."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     @property
     def url(self) -> str:
@@ -92,14 +109,25 @@ class Handler(BaseHTTPRequestHandler):
         self._send(self._answered(), body=False)
 
     def _answered(self) -> Response:
+        if "content-length" in self.headers or "transfer-encoding" in self.headers:
+            self.close_connection = True  # a body would be read as the next request
         try:
+            if len(self.headers.get_all("host", [])) != 1:
+                raise ValueError("one Host, no more and no less")
             return self.server.site.answer(Request.of(self.path, dict(self.headers.items())))
         except ValueError:
             return page(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no request of ours gets one line with the headers of every answer, and the connection ends."""
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self._send(page(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
+
     def _send(self, response: Response, *, body: bool = True) -> None:
+        self.request_version = self.protocol_version  # to a request of any version, an answer with headers
         self.send_response(response.status)
-        headers = {"Cache-Control": "no-cache", "Content-Type": response.kind, **SECURITY, **response.headers}
+        headers = {"Cache-Control": "private, no-cache", "Content-Type": response.kind, **SECURITY, **response.headers}
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(response.body)))

@@ -9,6 +9,9 @@ from sightline.engine import CONFIG
 from sightline.engine.record import DATABASE
 from sightline.report.folder import runs_below
 
+READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
+"""The files of a run that pages are made of."""
+
 
 class NotThere(Exception):
     """No run of that name."""
@@ -25,10 +28,12 @@ class Shelf:
         return self.folder.resolve()
 
     def ids(self) -> Iterator[str]:
-        """The name of every run: its path inside the folder, with slashes."""
+        """The name of every run: its path inside the folder, with slashes; what cannot be shown is passed over."""
         if self.folder.is_dir():
             for directory in runs_below(self.folder):
-                yield directory.relative_to(self.folder).as_posix()
+                id = directory.relative_to(self.folder).as_posix()
+                if id.isprintable():
+                    yield id
 
     def directory(self, id: str) -> Path:
         """The folder of a run; a name that leads out of the runs folder, by dots or by links, is no run."""
@@ -36,9 +41,10 @@ class Shelf:
         if not id or id.startswith("/") or "\\" in id or "\0" in id or ".." in parts:
             raise NotThere(id)
         directory = self.folder.joinpath(*parts)
-        if not (directory / DATABASE).is_file():
-            raise NotThere(id)
-        for path in (directory / DATABASE, directory / CONFIG):
-            if not path.resolve().is_relative_to(self._real):
+        try:
+            inside = [(directory / name).resolve().is_relative_to(self._real) for name in READ]
+            if not (directory / DATABASE).is_file() or not all(inside):
                 raise NotThere(id)
+        except (OSError, RuntimeError, ValueError):  # too long a name, links that go in circles, half a character
+            raise NotThere(id) from None
         return directory

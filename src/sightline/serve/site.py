@@ -69,7 +69,7 @@ class Site:
 
     def runs(self) -> list[Glance]:
         """Every run that can be read, the newest first."""
-        found = [self.glances.of(id, self.shelf.directory(id)) for id in self.shelf.ids()]
+        found = [self._glanced(id) for id in self.shelf.ids()]
         return sorted((one for one in found if one), key=lambda one: (one.created, one.run), reverse=True)
 
     def glance(self, id: str) -> Glance:
@@ -78,6 +78,13 @@ class Site:
         if glance is None:
             raise NotThere(id)
         return glance
+
+    def _glanced(self, id: str) -> Glance | None:
+        """The same for the list: a run that leads out of the folder is passed over, and hides no other."""
+        try:
+            return self.glances.of(id, self.shelf.directory(id))
+        except NotThere:
+            return None
 
     def _problem(self, request: Request, status: HTTPStatus, words: str) -> Response:
         if request.path.startswith("/api/"):

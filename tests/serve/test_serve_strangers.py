@@ -1,0 +1,311 @@
+"""Strangers at a real server: odd requests, foreign pages, slow and many callers, and runs made to do harm."""
+
+import http.client
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from serve_asking import TOKEN, Ask, asking, site_of
+
+from sightline.engine.record import RunRecord
+from sightline.serve import Server
+from sightline.serve.message import SECURITY
+from sightline.serve.server import ROUTES
+from tests.report.report_runs import FACTS, quickstart, write
+
+BEARER = "Authorization: Bearer {token}\r\n"
+
+
+@pytest.fixture
+def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(Server, "most_connections", 6)
+    monkeypatch.setattr("sightline.serve.server.Handler.timeout", 1)
+    with Server(folder, host="127.0.0.1", port=0) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def line(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+
+
+def raw(server: Server, text: str | bytes) -> bytes:
+    """What comes back until the server hangs up."""
+    with line(server) as one:
+        one.sendall(text if isinstance(text, bytes) else text.format(token=server.token).encode("latin-1"))
+        found = b""
+        while piece := one.recv(1 << 16):
+            found += piece
+    return found
+
+
+def status(said: bytes) -> int:
+    return int(said.split()[1]) if said.startswith(b"HTTP/1.1 ") else 0
+
+
+HOST = "Host: 127.0.0.1\r\nConnection: close\r\n"
+ODD = {
+    "no host": ("GET / HTTP/1.1\r\nConnection: close\r\n" + BEARER + "\r\n", 400),
+    "two hosts": ("GET / HTTP/1.1\r\nHost: evil.example\r\n" + HOST + BEARER + "\r\n", 400),
+    "another's host": ("GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n" + BEARER + "\r\n", 421),
+    "whole address": ("GET http://evil.example/ HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 400),
+    "star": ("GET * HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 400),
+    "a bad address": ("GET http://[ HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 400),
+    "trace": ("TRACE / HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 501),
+    "connect": ("CONNECT evil.example:80 HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 501),
+    "markup as method": ("<script>alert(1)</script> / HTTP/1.1\r\n" + HOST + "\r\n", 501),
+    "a long line": ("GET /?q=" + "x" * 70_000 + " HTTP/1.1\r\n" + HOST + "\r\n", 414),
+    "a long header": ("GET / HTTP/1.1\r\nX: " + "x" * 70_000 + "\r\n" + HOST + "\r\n", 431),
+    "many headers": ("GET / HTTP/1.1\r\n" + "".join(f"X{n}: 1\r\n" for n in range(200)) + HOST + "\r\n", 431),
+    "many values": ("GET /?" + "&".join(f"a{n}=1" for n in range(500)) + " HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 400),
+    "a version": ("GET / HTTP/9.9\r\n" + HOST + "\r\n", 505),
+    "bytes": (b"\xff\xfe\x00 / HTTP/1.1\r\n\r\n", 501),
+    "static, encoded": ("GET /static/..%2f..%2fetc%2fpasswd HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 404),
+    "static, dots": ("GET /static/../server.py HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 404),
+    "run, encoded twice": ("GET /run?run=%252e%252e%252fsecret HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 404),
+    "a null": ("GET /run?run=quick%00 HTTP/1.1\r\n" + HOST + BEARER + "\r\n", 404),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_request_is_refused_with_the_headers_of_every_answer(
+    server: Server, odd: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, expected = ODD[odd]
+    said = raw(server, text)
+    assert status(said) == expected
+    head, _, body = said.partition(b"\r\n\r\n")
+    for name, value in SECURITY.items():
+        assert f"{name}: {value}".encode() in head
+    assert b"<script>alert" not in body
+    assert server.token.encode() not in said
+    assert server.token not in "".join(capfd.readouterr())
+
+
+def test_a_body_is_not_read_as_the_next_request(server: Server) -> None:
+    inner = f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+    said = raw(server, f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(inner)}\r\n\r\n{inner}")
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert status(said) == 401
+
+
+def test_the_way_in_is_stored_nowhere_and_the_token_is_told_to_nobody(
+    server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = raw(server, "GET /run?run=quick&token={token} HTTP/1.1\r\n" + HOST + "\r\n")
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"Cache-Control: no-store" in head
+    assert b"Referrer-Policy: no-referrer" in head
+    assert server.token.encode() not in body
+    refresh = next(one for one in head.split(b"\r\n") if one.startswith(b"Refresh"))
+    assert server.token.encode() not in refresh
+    page = raw(server, "GET /run?run=quick HTTP/1.1\r\n" + HOST + BEARER + "\r\n")
+    assert b"Cache-Control: private, no-cache" in page
+    assert server.token.encode() not in page
+    assert server.token not in "".join(capfd.readouterr())
+    assert server.token not in repr(server.site.guard)
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "/\\evil.example/", "//\\evil.example"])
+def test_the_way_in_does_not_lead_away(server: Server, path: str) -> None:
+    said = raw(server, f"GET {path}?token={server.token} HTTP/1.1\r\n{HOST}\r\n")
+    lead = [one for one in said.partition(b"\r\n\r\n")[0].split(b"\r\n") if one.startswith(b"Refresh")]
+    assert status(said) == 400 or lead == [b"Refresh: 0; url=/evil.example" + (b"/" if path.endswith("/") else b"")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "welcome"),
+    [
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "script"}, False),
+        ({"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"}, False),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"}, False),
+        ({"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors", "Origin": "http://127.0.0.1:9999"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://127.0.0.1:9999"}, False),
+        ({"Origin": "http://127.0.0.1:8710"}, True),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}, True),
+        ({"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}, True),
+        ({"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"}, True),
+    ],
+)
+def test_pages_of_other_origins_may_lead_here_and_not_fetch(ask: Ask, headers: dict[str, str], welcome: bool) -> None:
+    assert ask("/api/runs", **headers).status == (200 if welcome else 403)
+
+
+def test_slow_and_silent_callers_are_hung_up_on_and_many_do_not_make_threads_without_end(server: Server) -> None:
+    before = threading.active_count()
+    held = [line(server) for _ in range(12)]
+    for one in held[::2]:
+        one.sendall(b"GET / HTTP/1.1\r\nHost:")
+    ends = [one.recv(1 << 12) for one in held]
+    assert all(end == b"" or status(end) >= 400 for end in ends)
+    assert threading.active_count() <= before + 6
+    for one in held:
+        one.close()
+    for _ in range(50):  # places are free again as soon as the threads have ended
+        said = raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")
+        if said:
+            break
+        threading.Event().wait(0.1)
+    assert status(said) == 200
+
+
+HOSTILE = ["", "x" * 5000, "9" * 5000, "-1", "1e400", "nan", "\0", "\u202e\ud7ff", "%s%n", "' OR 1=1 --", "{{7*7}}",
+           "${x}", "../" * 50, "client-0..99999999999", "[" * 3000, "<svg onload=alert(1)>"]  # fmt: skip
+NAMES = ("run", "q", "start", "round", "subject", "observer", "by", "against", "scheme", "noise", "steps", "delta",
+         "part", "wait", "status", "rate", "uses")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_no_value_of_a_query_is_more_than_a_bad_request(ask: Ask, path: str) -> None:
+    for name in ("run",) if path == "/report.html" else NAMES:
+        for value in HOSTILE:
+            run = "" if name == "run" else "run=quick&"
+            answer = ask(f"{path}?{run}{name}={quote(value, errors='surrogatepass')}")
+            assert answer.status in (200, 400, 404), (name, value[:20])
+            assert answer.kind == "application/json" or b"<svg onload" not in answer.body
+
+
+def broken(directory: Path, *statements: str) -> None:
+    with sqlite3.connect(directory / "run.sqlite") as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+HARM = {
+    "facts are no JSON": ("UPDATE fact SET value = 'x' WHERE name = 'name'",),
+    "facts of another kind": ("UPDATE fact SET value = '[1]' WHERE name = 'rounds_planned'",),
+    "a delta in words": ("UPDATE fact SET value = '\"<b>small</b>\"' WHERE name = 'delta'",),
+    "bytes that are no text": ("UPDATE fact SET value = CAST(x'ff22' AS TEXT) WHERE name = 'name'",),
+    "a round that is a list": ("UPDATE round SET body = '[]'",),
+    "nests": (f"UPDATE round SET body = '{'[' * 50_000}'",),
+    "no ledger": ("DROP TABLE release",),
+    "a view for a ledger": (
+        "DROP TABLE release",
+        "CREATE VIEW release AS WITH RECURSIVE n(id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM n) "
+        "SELECT id, 1 AS time, 'x' AS body, 'x' AS hash FROM n",
+    ),
+    "a trigger that forgets": (
+        "CREATE TRIGGER forget BEFORE INSERT ON release BEGIN SELECT RAISE(IGNORE); END",
+    ),
+    "other columns": ("DROP TABLE round", "CREATE TABLE round (a, b, c)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_run_that_was_made_to_do_harm_hides_no_other(tmp_path: Path, harm: str) -> None:
+    quickstart(tmp_path / "good", rounds=1)
+    broken(quickstart(tmp_path / "bad", rounds=1), *HARM[harm])
+    ask = asking(site_of(tmp_path))
+    for path in ("/", "/api/runs"):
+        answer = ask(path)
+        assert answer.status == 200
+        assert b"good" in answer.body
+        assert b"<b>small" not in answer.body
+    for path in ("/run", "/ledger", "/sight", "/api/run", "/compare"):
+        assert ask(f"{path}?run=bad&run=good").status in (200, 400, 404, 500)
+
+
+def test_half_a_database_hides_no_other(tmp_path: Path) -> None:
+    quickstart(tmp_path / "good", rounds=1)
+    whole = (quickstart(tmp_path / "whole", rounds=30) / "run.sqlite").read_bytes()
+    for number, size in enumerate((1, 100, 4096, 5000, 8192, len(whole) // 2, len(whole) - 1)):
+        (tmp_path / f"half{number}").mkdir()
+        (tmp_path / f"half{number}" / "run.sqlite").write_bytes(whole[:size])
+        (tmp_path / f"torn{number}").mkdir()
+        torn = whole[:size] + os.urandom(512) + whole[size + 512 :]
+        (tmp_path / f"torn{number}" / "run.sqlite").write_bytes(torn)
+    found = {row["run"] for row in json.loads(asking(site_of(tmp_path))("/api/runs").body)["runs"]}
+    assert {"good", "whole"} <= found
+
+
+def test_names_that_cannot_be_shown_are_passed_over_and_odd_ones_are_text(tmp_path: Path) -> None:
+    odd = ["日本", "a b&c#d?e", "'\"<i>"]
+    for name in [*odd, "esc\x1b[2J", "bidi\u202e", os.fsdecode(b"bytes\xff")]:
+        quickstart(tmp_path / name, rounds=1)
+    ask = asking(site_of(tmp_path))
+    assert {row["run"] for row in json.loads(ask("/api/runs").body)["runs"]} == set(odd)
+    page = ask("/").body
+    assert b"\x1b" not in page
+    assert b"<i>" not in page
+    for name in odd:
+        assert ask(f"/run?run={quote(name)}").status == 200
+        ask(f"/report.html?run={quote(name)}").headers["Content-Disposition"].encode("ascii")
+
+
+def test_half_characters_in_facts_do_not_stop_the_list(tmp_path: Path) -> None:
+    directory = write(tmp_path / "run", dict(FACTS) | {"name": "x"}, [], [])
+    record = RunRecord.open(directory)
+    record.remember({"name": "\ud800 half", "algorithm": "\ud800"})
+    record.close()
+    ask = asking(site_of(tmp_path))
+    for path in ("/", "/api/runs", "/run?run=run", "/report.html?run=run", "/compare?run=run"):
+        assert ask(path).status == 200, path
+
+
+def test_links_inside_and_out(tmp_path: Path) -> None:
+    """Folders, databases and logs that are links out of the folder are no runs."""
+    secret = quickstart(tmp_path / "secret", rounds=1, name="hush")
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        (runs / name).mkdir(parents=True)
+    (runs / "a" / "run.sqlite").symlink_to(secret / "run.sqlite")
+    quickstart(runs / "c", rounds=1)
+    (runs / "c" / "run.sqlite-wal").symlink_to(secret / "run.sqlite")
+    (runs / "b" / "run.sqlite").symlink_to(runs / "b" / "run.sqlite")
+    (runs / "loop").symlink_to(runs)
+    ask = asking(site_of(runs))
+    assert b"hush" not in ask("/").body
+    assert ask("/").status == 200
+    for name in ("a", "b", "c", "loop/c"):
+        assert ask(f"/run?run={name}").status == 404, name
+
+
+def test_the_token_is_no_word_of_the_command_line_or_the_environment(tmp_path: Path) -> None:
+    quickstart(tmp_path / "runs" / "quick", rounds=1)
+    busy = subprocess.Popen(
+        [sys.executable, "-m", "sightline", "serve", "--port", "0", "--json"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        told = json.loads(busy.stdout.readline())  # type: ignore[union-attr]
+        token = told["url"].partition("?token=")[2]
+        about = Path(f"/proc/{busy.pid}")
+        for name in ("cmdline", "environ"):
+            if (about / name).exists():
+                assert token.encode() not in (about / name).read_bytes()
+        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=30)
+        connection.request("GET", f"/?token={token}", headers={"Host": "evil.example"})
+        assert connection.getresponse().status == 421
+        connection.close()
+    finally:
+        busy.terminate()
+        busy.communicate(timeout=30)
+
+
+def test_the_tokens_comparison_does_not_stop_at_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    from sightline.serve.guard import Guard
+    from sightline.serve.message import Request
+
+    asked = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr("sightline.serve.guard.hmac.compare_digest", lambda a, b: asked.append(1) or compare(a, b))
+    guard = Guard(TOKEN)
+    for headers in ({"Authorization": "Bearer x"}, {"Cookie": "sightline=x"}):
+        assert guard.refusal(Request.of("/", {"Host": "localhost"} | headers)) is not None
+    assert guard.refusal(Request.of("/?token=x", {"Host": "localhost"})) is not None
+    assert len(asked) >= 3
