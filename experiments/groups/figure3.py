@@ -60,7 +60,9 @@ def experiment(source, curve, *, private, seed):
 def measured(source, curve, *, private, seed):
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        run = sightline.run(parse(experiment(source, curve, private=private, seed=seed)), out=Path(folder) / "run")
+        run = sightline.run(
+            parse(experiment(source, curve, private=private, seed=seed)), out=Path(folder) / "run", progress=False
+        )
         rows = [row for row in run.rounds if row.get("test_accuracy") is not None]
         summary = run.summary
     return {

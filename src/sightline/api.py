@@ -1,7 +1,8 @@
 """The Python door: what `sightline run` does, in one call."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from sightline.config import Experiment, read
 from sightline.engine import RunRecord
 from sightline.errors import did_you_mean, invalid
 from sightline.ledger import Ledger
+from sightline.progress import RoundBar, wanted
 from sightline.report.curves import worst
 from sightline.runtimes.flower.simulation import check_installed, simulated
 from sightline.runtimes.simulator import Simulator
 
+OnRound = Callable[[Mapping[str, Any]], None]
 RUNTIMES = ("simulator", "flower")
 
 
@@ -87,6 +90,7 @@ def run(
     seed: int | None = None,
     workers: int = 1,
     runtime: str = "simulator",
+    progress: bool | None = None,
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Run an experiment file (or an `Experiment`) and return its results.
@@ -95,6 +99,9 @@ def run(
     where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
     a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
     wrong with the input raises `InvalidInput` before a run directory exists.
+
+    Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
+    script's log, `progress=False` nowhere. `on_round` gets the metrics of every round.
     """
     if runtime not in RUNTIMES:
         invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
@@ -110,13 +117,32 @@ def run(
     directory = engine.directory_to_resume(experiment, place) if resume else None
     setting = engine.calibrated(engine.build(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    loop = partial(engine.run, setting, directory, resume=resume, on_round=on_round)
-    if runtime == "flower":
-        simulated(setting, directory, loop, workers=workers)
-    else:
-        loop(partial(Simulator, workers=workers))
+    with _progress(experiment, progress) as advance:
+        loop = partial(engine.run, setting, directory, resume=resume, on_round=_both(advance, on_round))
+        if runtime == "flower":
+            simulated(setting, directory, loop, workers=workers)
+        else:
+            loop(partial(Simulator, workers=workers))
     report.write_report(directory)
     return Run(directory)
+
+
+@contextmanager
+def _progress(experiment: Experiment, progress: bool | None) -> Iterator[OnRound]:
+    """Whoever is to be told of a round for the progress that was asked for."""
+    if not wanted(progress):
+        yield lambda row: None
+        return
+    with RoundBar(experiment.name, experiment.rounds) as bar:
+        yield bar.advance
+
+
+def _both(first: OnRound, second: OnRound) -> OnRound:
+    def tell(row: Mapping[str, Any]) -> None:
+        first(row)
+        second(row)
+
+    return tell
 
 
 def flower_server_app(file: Path) -> Any:

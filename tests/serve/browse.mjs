@@ -129,12 +129,26 @@ await page.locator("select[name=scheme]").selectOption("split");
 await page.waitForURL("**scheme=split*");
 seen.knobs = await page.$$eval(".knob input[type=number]", (all) => all.map((one) => one.name));
 
+await page.goto(at("/groups?structure=ring&workers=40&groups=8&period=5&epochs=31&noise=3&rate=0.7&delta=1e-5"));
+seen.groups = [await numbers()];
+await page.locator('input[data-for="noise"]').focus();
+for (let i = 0; i < 12; i += 1) await page.keyboard.press("ArrowRight");
+await page.waitForFunction((old) => document.querySelector(".epsilons b").innerText !== old, seen.groups[0]["the worst off worker"]);
+await page.waitForFunction(() => !document.querySelector("#live.busy") && location.search.includes(`noise=${document.querySelector("input[name=noise]").value}`));
+seen.groups.push({ noise: await page.locator("input[name=noise]").inputValue(), numbers: await numbers() });
+await page.locator(".map .cells").focus();
+await page.keyboard.press("ArrowRight");
+await page.keyboard.press("ArrowDown");
+seen.groups.push(await text(page, ".chosen"));
+await page.getByRole("link", { name: "Tree" }).click();
+seen.tree = await texts(page, ".matrix td");
+
 await page.goto(at("/run?run=live"));
 seen.liveBefore = await text(page, ".status");
 await page.waitForFunction(() => document.querySelector(".status").innerText === "finished");
 seen.liveAfter = await page.$$eval(".figures div", (all) => Object.fromEntries(all.map((one) => [one.querySelector("dt").innerText, one.querySelector("dd").innerText])));
 
-const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run=sample&q=client-1", "/sight?run=groups&q=client-1", "/ledger?run=quick", "/ledger?run=tree", "/compare", "/compare?run=quick&run=sample", "/compare?run=tree&run=a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything", "/calculator", "/calculator?noise=x", "/nowhere"];
+const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run=sample&q=client-1", "/sight?run=groups&q=client-1", "/ledger?run=quick", "/ledger?run=tree", "/compare", "/compare?run=quick&run=sample", "/compare?run=tree&run=a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything", "/calculator", "/calculator?noise=x", "/groups", "/groups?threat=out-of-group&structure=clusters", "/tree", "/nowhere"];
 const [phone, desk] = [{ width: 375, height: 780 }, { width: 1200, height: 900 }];
 const KINDS = { phone: { viewport: phone }, light: { viewport: desk }, dark: { viewport: desk, colorScheme: "dark" }, "dark phone": { viewport: phone, colorScheme: "dark" } };
 for (const [kind, options] of Object.entries(KINDS)) {

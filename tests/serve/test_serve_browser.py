@@ -17,6 +17,7 @@ import pytest
 import sightline
 from sightline import accounting
 from sightline.engine.record import RunRecord
+from sightline.ledger.propagation_question import Question, answered
 from sightline.report import Run
 from sightline.report.numbers import count, percent, upper
 from sightline.serve import Server
@@ -210,6 +211,18 @@ def test_the_calculator_follows_its_sliders(seen: dict[str, Any]) -> None:
     assert seen["turned"]["numbers"]["Poisson sampling"] == upper(poisson, digits=4)
     assert "noise=-3" in seen["mistake"]
     assert seen["knobs"] == ["noise", "parts", "rate", "steps", "delta"]
+
+
+def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
+    first, turned, chosen = seen["groups"]
+    asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
+    for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
+        answer = answered(Question(noise=noise, **asked))
+        assert numbers["the worst off worker"] == upper(answer.largest, digits=4)
+        assert numbers["mean over the workers"] == upper(answer.mean, digits=4)
+    assert float(turned["noise"]) > 3
+    assert chosen.startswith("Of ") or "itself" in chosen
+    assert len(seen["tree"]) == 6
 
 
 def test_a_run_at_work_is_followed_to_its_end(seen: dict[str, Any], folder: Path) -> None:

@@ -13,6 +13,8 @@ from serve_asking import Ask, asking, site_of
 
 from sightline import accounting
 from sightline.accounting import Accountant
+from sightline.cli.main import outcome
+from sightline.config import read
 from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged
 from sightline.report import Run
@@ -37,7 +39,8 @@ def api(ask: Ask, target: str) -> Any:
     return json.loads(answer.body)
 
 
-PAGES = ["/", "/run?run=quick", "/sight?run=quick&q=client-3", "/pair?run=quick&subject=client-1&observer=public",
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGES = ["/", "/groups", "/tree", "/run?run=quick", "/sight?run=quick&q=client-3", "/pair?run=quick&subject=client-1&observer=public",
          "/ledger?run=quick&q=mean", "/compare?run=quick&run=open", "/calculator", "/calculator?part=curve"]  # fmt: skip
 
 
@@ -104,6 +107,19 @@ def test_releases_after_the_last_round_are_told_in_the_list_and_counted_on_the_p
     assert told["epsilon"] == Run.read(directory).epsilon
     assert told["epsilon"] > row["epsilon"]
     assert upper(told["epsilon"]) in text_of(ask("/run?run=late").body)
+
+
+def test_a_round_that_did_not_work_out_epsilon_leaves_the_last_known_one(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "thin", rounds=3, status="running")
+    before = api(asking(site_of(tmp_path)), "/api/runs")["runs"][0]["epsilon"]
+    record = RunRecord.open(directory)
+    record.ledger().append([handover(4), release(4)])
+    record.add_round(4, {name: value for name, value in metrics(4, 4, {}).items() if name != "epsilon"})
+    record.close()
+    ask = asking(site_of(tmp_path))
+    row = api(ask, "/api/runs")["runs"][0]
+    assert (row["round"], row["epsilon"], row["since"]) == (4, before, 2)
+    assert f"{upper(before)} δ = 0.001, 2 releases since" in text_of(ask("/").body)
 
 
 def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
@@ -339,6 +355,91 @@ def test_the_calculators_rivals_are_what_they_are_called(ask: Ask) -> None:
     assert split["Poisson sampling"] == accounting.poisson(noise=2, rate=0.1, steps=50).epsilon(delta=1e-5)
     assert split["no amplification"] == accounting.gaussian(noise=2, steps=50).epsilon(delta=1e-5)
     assert split["this scheme"] <= split["Poisson sampling"] <= split["no amplification"]
+
+
+COMMANDS = {
+    "balanced": "--noise 1.5 --steps 64 --uses 8",
+    "poisson": "--noise 1.5 --rate 0.125 --steps 64",
+    "split": "--noise 1.5 --parts 3 --rate 0.125 --steps 64",
+    "dropout": "--noise 1.5 --rate 0.125 --steps 64",
+    "check-ins": "--noise 1.5 --steps 64 --chance 0.5",
+    "gaussian": "--noise 1.5 --steps 64",
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_calculator_says_what_the_command_says(ask: Ask, scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = COMMANDS[scheme].split()
+    assert outcome(["account", scheme, *words, "--delta", "1e-6", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["epsilon"]
+    query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
+    page = ask(f"/calculator?scheme={scheme}&{query}&delta=1e-6").body.decode()
+    assert re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1] == upper(said, digits=4)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "structure=ring&workers=40&groups=8&period=5&epochs=31&noise=3&rate=0.7",
+        "structure=string&workers=1000&groups=20&period=3&epochs=10&noise=3&rate=1&plus=1",
+        "structure=ring&workers=30&groups=5&period=4&epochs=21&noise=2&rate=1&threat=out-of-group",
+        "structure=global&workers=10&groups=1&period=1&epochs=5&noise=2&rate=1",
+    ],
+)
+def test_the_page_of_groups_says_what_the_command_says(
+    ask: Ask, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [part.partition("=")[::2] for part in query.split("&")]
+    words = [word for name, value in options for word in ([f"--{name}"] if name == "plus" else [f"--{name}", value])]
+    assert outcome(["groups", *words, "--delta", "1e-5", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    told = api(ask, f"/api/groups?{query}&delta=1e-5")
+    assert {name: said[name] for name in told} == told
+    page = ask(f"/groups?{query}&delta=1e-5").body.decode()
+    shown = dict(re.findall(r"<dt>([^<]*)</dt><dd><b>([^<]*)</b>", page))
+    assert shown["the worst off worker"] == upper(said["epsilon_max"], digits=4)
+    assert shown["mean over the workers"] == upper(said["epsilon_mean"], digits=4)
+    data = json.loads(re.search(r'json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert any(upper(said["epsilon_max"]) in phrase for phrase in data["phrases"])
+
+
+def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
+    page = ask("/groups?structure=global&threat=out-of-group").body.decode()
+    assert "<b>nobody</b>" in page
+    assert "share a group: not asked here" in page
+
+
+def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
+    from sightline.engine import build, calibrated
+    from sightline.engine.plan import plan
+
+    changes = ["rounds=3", "privacy.noise_multiplier=1.5", "data.clients=40", "topology.subnets=4"]
+    experiment = read(EXAMPLES / "hierarchy.toml", ["privacy.epsilon=none", *changes])
+    setting = calibrated(build(experiment))
+    ledger = plan(setting)
+    told = api(ask, "/api/tree?noise=1.5&devices=10&segments=2&rounds=3&delta=1e-3")
+    edges = setting.topology.edges
+    for kind in ("trusted", "untrusted"):
+        edge = next(one for one in edges if one.trusted == (kind == "trusted"))
+        device, neighbour = (f"client-{n}" for n in edge.members[:2])
+        stranger = next(f"client-{one.members[0]}" for one in edges if one is not edge)
+        for name, observer in (("its edge", edge.name), ("its subnet", neighbour), ("all others", stranger),
+                               ("all others", "cloud"), ("all others", "public")):  # fmt: skip
+            said = ledger.epsilon(device, observer, 1e-3)
+            assert told[kind][name] == (None if said == float("inf") else said), (kind, observer)
+    page = text_of(ask("/tree?noise=1.5&devices=10&segments=2&rounds=3&delta=1e-3").body)
+    assert upper(told["untrusted"]["its edge"], digits=4) in page
+    assert upper(told["untrusted"]["all others"], digits=4) in page
+
+
+@pytest.mark.parametrize("path", ["/groups", "/tree"])
+@pytest.mark.parametrize("query", ["noise=x", "noise=-1", "delta=0", "noise=nan", "workers=1.5&devices=1.5"])
+def test_the_planners_answer_nonsense_with_one_line(ask: Ask, path: str, query: str) -> None:
+    assert ask(f"/api{path}?{query}").status == 400
+    page = ask(f"{path}?{query}")
+    assert page.status == 200
+    assert 'class="warn"' in page.body.decode()
+    assert ask("/api/groups?structure=pyramid").status == 400
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def ready(source: str, model: dict[str, Any], parts: int) -> float:
     note = path.with_suffix(".txt")
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
-            run = sightline.run(parse(pretraining(source, model, parts)), out=Path(folder) / "run")
+            run = sightline.run(parse(pretraining(source, model, parts)), out=Path(folder) / "run", progress=False)
             path.parent.mkdir(exist_ok=True)
             note.write_text(f"{run.test_accuracy}\n")
             shutil.copy(run.directory / "model.safetensors", path)
@@ -35,7 +35,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     known = ready(cell.source, cell.model, cell.parts)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        run = sightline.run(parse(cell.plain), out=Path(folder) / "run")
+        run = sightline.run(parse(cell.plain), out=Path(folder) / "run", progress=False)
         summary = run.summary
     return {
         "key": cell.key, "table": cell.table, "source": cell.source, "method": cell.method, "parts": cell.parts,

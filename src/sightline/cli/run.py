@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from sightline.cli.progress import RoundBar
-
 EXAMPLES = """
 \b
 Examples:
@@ -39,10 +37,9 @@ def command(
 
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     experiment = read(config, words)
-    with RoundBar(experiment.name, experiment.rounds) as bar:
-        import sightline
+    import sightline
 
-        done = sightline.run(experiment, out=out, resume=resume, workers=workers, runtime=runtime, on_round=bar.advance)
+    done = sightline.run(experiment, out=out, resume=resume, workers=workers, runtime=runtime, progress=True)
     summary = done.summary
     if as_json:
         click.echo(json.dumps(summary, allow_nan=False))

@@ -102,6 +102,12 @@ class RunRecord:
         query = "SELECT total(json_extract(body, ?)) FROM round"
         return float(self._connection.execute(query, (f'$."{metric}"',)).fetchone()[0])
 
+    def last_with(self, metric: str) -> dict[str, Any] | None:
+        """The metrics of the last round that knew that one."""
+        query = "SELECT round, body FROM round WHERE json_extract(body, ?) IS NOT NULL ORDER BY round DESC LIMIT 1"
+        row = self._connection.execute(query, (f'$."{metric}"',)).fetchone()
+        return None if row is None else {"round": row[0]} | json.loads(row[1])
+
     def last_round(self) -> dict[str, Any] | None:
         """The metrics of the last finished round."""
         with self._as_written():
@@ -110,10 +116,8 @@ class RunRecord:
 
     def latest(self, metric: str) -> float | None:
         """The latest known value of a metric."""
-        path = f'$."{metric}"'
-        query = "SELECT json_extract(body, ?) FROM round WHERE json_extract(body, ?) IS NOT NULL"
-        row = self._connection.execute(f"{query} ORDER BY round DESC LIMIT 1", (path, path)).fetchone()
-        return None if row is None else float(row[0])
+        row = self.last_with(metric)
+        return None if row is None else float(row[metric])
 
 
 def finite(value: Any) -> Any:

@@ -19,15 +19,15 @@ LINES = 40
 
 Values = Sequence[Sequence[float | None]]
 
+ITSELF = "{of}: nobody observes itself."
 PHRASES = {
-    None: "{of}: nobody observes itself.",
     0.0: "Of {of}, {by} learns nothing.",
     math.inf: "Of {of}, {by} may learn everything: it came in the clear.",
 }
 
 
-def heat(values: Values, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    """Rows are subjects, columns observers; None is nobody but itself, infinity in the clear."""
+def heat(values: Values, rows: Sequence[str], columns: Sequence[str], silent: str = ITSELF) -> dict[str, Any]:
+    """Rows are subjects, columns observers; infinity is in the clear, None is what `silent` says."""
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
     number = {value: place for place, value in enumerate(different)}
@@ -45,14 +45,16 @@ def heat(values: Values, rows: Sequence[str], columns: Sequence[str]) -> dict[st
         "data": {
             "rows": list(rows),
             "columns": list(columns),
-            "phrases": [phrase(value) for value in different],
+            "phrases": [phrase(value, silent) for value in different],
             "cells": [number[value] for row in values for value in row],
         },
     }
 
 
-def phrase(value: float | None) -> str:
+def phrase(value: float | None, silent: str = ITSELF) -> str:
     """What a cell says, with {of} and {by} for the names."""
+    if value is None:
+        return silent
     if value in PHRASES:
         return PHRASES[value]
     return f"Of {{of}}, {{by}} can learn at most epsilon {upper(value)}."

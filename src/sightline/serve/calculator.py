@@ -9,8 +9,9 @@ from sightline.engine.record import finite
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.report.chart import Axis, Chart, Line, line_chart
 from sightline.report.numbers import short, upper
+from sightline.serve.knobs import DELTA, Knob, drawn_knob
 from sightline.serve.message import Request, Response, plain
-from sightline.serve.schemes import DELTA, SCHEMES, Entry, Knob, Numbers, lines
+from sightline.serve.schemes import SCHEMES, Entry, Numbers, lines
 from sightline.serve.site import Site
 
 POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
@@ -43,7 +44,7 @@ def page(site: Site, request: Request) -> Response:
         scheme=name,
         schemes=[(key, one.title) for key, one in SCHEMES.items()],
         words=entry.words,
-        knobs=[_knob(knob, request) for knob in (*entry.knobs, DELTA)],
+        knobs=[drawn_knob(knob, request) for knob in (*entry.knobs, DELTA)],
         against=request.one("against", "noise"),
         ways=[knob.name for knob in entry.knobs if knob.name in ("noise", "steps")],
         **content,
@@ -69,25 +70,6 @@ def asked(request: Request) -> Asked:
     """The scheme, its numbers and delta."""
     entry = SCHEMES[chosen(request)]
     return entry, {k.name: k.read(request.one(k.name)) for k in entry.knobs}, DELTA.read(request.one("delta"))
-
-
-def _knob(knob: Knob, request: Request) -> dict[str, Any]:
-    return {
-        "name": knob.name,
-        "label": knob.label,
-        "value": _number(request.one(knob.name) or short(knob.start, 12)),
-        "low": f"{math.log10(knob.low):.4f}",
-        "high": f"{math.log10(knob.high):.4f}",
-        "whole": knob.whole,
-    }
-
-
-def _number(text: str) -> str:
-    """The text, where it is a number: nothing else goes into a field for numbers."""
-    try:
-        return text if math.isfinite(float(text)) else ""
-    except ValueError:
-        return ""
 
 
 def epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:

@@ -23,7 +23,7 @@ QUIET = 60
 
 @dataclass(frozen=True)
 class Glance:
-    """The list's row. `epsilon` is what the last finished round wrote; `since` counts releases made after it."""
+    """The list's row. `epsilon` is what the last round that knew it wrote; `since` counts releases made after it."""
 
     run: str
     name: str
@@ -107,8 +107,8 @@ def glanced(id: str, directory: Path) -> Glance | None:
 
 
 def _read(id: str, directory: Path, record: RunRecord) -> Glance:
-    facts, last = record.facts, record.last_round() or {}
-    spent = [math.inf if value is None else float(value) for value in (last.get("epsilon") or {}).values()]
+    facts, last, known = record.facts, record.last_round() or {}, record.last_with("epsilon") or {}
+    spent = [math.inf if value is None else float(value) for value in (known.get("epsilon") or {}).values()]
     number = int(last.get("round") or 0)
     private = facts.get("unit") not in (None, "none")
     return Glance(
@@ -119,7 +119,7 @@ def _read(id: str, directory: Path, record: RunRecord) -> Glance:
         planned=int(facts.get("rounds_planned") or 0),
         accuracy=record.latest("test_accuracy"),
         epsilon=(max(spent) if spent else None) if private else math.inf,
-        since=record.pages.since(number),
+        since=record.pages.since(int(known.get("round") or 0)),
         releases=record.pages.length(),
         delta=None if facts.get("delta") is None else float(facts["delta"]),
         unit=str(facts.get("unit") or "none"),

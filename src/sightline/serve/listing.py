@@ -82,7 +82,7 @@ def progress_words(one: Glance) -> str:
 
 
 def epsilon_words(one: Glance) -> str:
-    """Epsilon as the last round wrote it, rounded up."""
+    """Epsilon as the last round that knew it wrote it, rounded up."""
     if one.unit == "none":
         return "none"
     return NONE if one.epsilon is None else upper(one.epsilon)

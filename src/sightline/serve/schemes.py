@@ -5,43 +5,13 @@ from dataclasses import dataclass
 
 from sightline import accounting
 from sightline.accounting import Accountant, Scheme
-from sightline.errors import invalid
 from sightline.events import with_known_coins
+from sightline.serve.knobs import NOISE, RATE, STEPS, Knob
 
-
-@dataclass(frozen=True)
-class Knob:
-    """One number of a scheme: its name, its meaning, its range, and where it starts."""
-
-    name: str
-    label: str
-    low: float
-    high: float
-    start: float
-    whole: bool = False
-    """Every knob is turned on a logarithmic scale."""
-
-    def read(self, text: str) -> float:
-        """The number in a text; outside of its range it is refused."""
-        try:
-            value = float(text) if text else self.start
-        except ValueError:
-            invalid(self.name, text, "is not a number")
-        if not self.low <= value <= self.high:
-            invalid(self.name, text, f"the calculator goes from {self.low:g} to {self.high:g}", "use sightline account")
-        if self.whole and value != int(value):
-            invalid(self.name, text, "a whole number")
-        return int(value) if self.whole else value
-
-
-NOISE = Knob("noise", "Noise multiplier z", 0.2, 50, 1.0)
-STEPS = Knob("steps", "Steps", 1, 1_000_000, 1000, whole=True)
-RATE = Knob("rate", "Rate", 1e-6, 1, 0.1)
 USES = Knob("uses", "Uses of each subject", 1, 100_000, 100, whole=True)
 EPOCHS = Knob("epochs", "Epochs", 1, 1000, 1, whole=True)
 PARTS = Knob("parts", "Parts of the model", 1, 1000, 4, whole=True)
 CHANCE = Knob("chance", "Chance of checking in", 1e-6, 1, 0.5)
-DELTA = Knob("delta", "Delta", 1e-12, 0.1, 1e-5)
 
 Numbers = Mapping[str, float]
 

@@ -10,7 +10,17 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.serve import calculator, comparing, listing, matrix, pair, running, timeline
+from sightline.serve import (
+    calculator,
+    comparing,
+    listing,
+    matrix,
+    pair,
+    planned_groups,
+    planned_tree,
+    running,
+    timeline,
+)
 from sightline.serve.guard import HEAD, LOCAL, Guard, names_of
 from sightline.serve.message import SECURITY, Request, Response, page
 from sightline.serve.site import Page, Site
@@ -24,12 +34,16 @@ ROUTES: dict[str, Page] = {
     "/ledger": timeline.page,
     "/compare": comparing.page,
     "/calculator": calculator.page,
+    "/groups": planned_groups.page,
+    "/tree": planned_tree.page,
     "/api/runs": listing.api,
     "/api/run": running.api,
     "/api/sight": matrix.api,
     "/api/ledger": timeline.api,
     "/api/compare": comparing.api,
     "/api/account": calculator.api,
+    "/api/groups": planned_groups.api,
+    "/api/tree": planned_tree.api,
 }
 
 

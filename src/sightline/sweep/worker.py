@@ -33,7 +33,7 @@ def serve(jobs: IO[str], told: IO[str]) -> None:
         directory = Path(job["directory"])
         try:
             experiment = parse(tomllib.loads(job["experiment"]))
-            done = api.run(experiment, out=directory, resume=job["resume"], on_round=on_round)
+            done = api.run(experiment, out=directory, resume=job["resume"], progress=False, on_round=on_round)
             tell({"ended": done.record.facts["status"]})
         except SightlineError as error:
             tell({"failed": str(error)})

@@ -1,0 +1,130 @@
+"""The calculator for overlapping groups: who could learn how much of whom, from who is in which group."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from sightline.engine.record import finite
+from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.ledger import written
+from sightline.ledger.propagation_question import Answer, Question, answered
+from sightline.report.heat import ITSELF, heat
+from sightline.report.numbers import count, plural, upper
+from sightline.serve.knobs import DELTA, NOISE, RATE, Knob, drawn_knob
+from sightline.serve.message import Request, Response, plain
+from sightline.serve.site import Site
+from sightline.topology import client_name
+
+MOST = 200
+"""So many different memberships are drawn."""
+
+KNOBS = (
+    Knob("workers", "Workers", 2, 10_000, 100, whole=True, command="groups"),
+    Knob("groups", "Groups", 1, 400, 4, whole=True, command="groups"),
+    Knob("period", "Period: epochs from exchange to exchange", 1, 1000, 10, whole=True, command="groups"),
+    Knob("epochs", "Epochs", 2, 10_000, 200, whole=True, command="groups"),
+    NOISE.starting_at(4.0),
+    RATE.starting_at(0.7),
+    DELTA,
+)
+STRUCTURES = {
+    "ring": "Ring: neighbours share a worker",
+    "string": "String: a ring with open ends",
+    "clusters": "Clusters: no group shares a worker",
+    "global": "Global: one group",
+}
+SILENT = {"everyone": ITSELF, "out-of-group": "{of} and {by} share a group: not asked here."}
+THREATS = {"everyone": "Every other worker is curious", "out-of-group": "Workers outside of one's groups are curious"}
+
+
+def page(site: Site, request: Request) -> Response:
+    """The form, the numbers and the map."""
+    content: dict[str, Any] = {"numbers": [], "mistake": "", "map": None, "about": "", "cut": ""}
+    try:
+        content |= told(asked(request))
+    except SightlineError as error:
+        content["mistake"] = str(error)
+    return site.draw(
+        request,
+        "planned_groups.html",
+        "Groups",
+        knobs=[drawn_knob(knob, request) for knob in KNOBS],
+        selects=[
+            ("structure", "Structure", STRUCTURES, request.one("structure", "ring")),
+            ("threat", "Threat", THREATS, request.one("threat", "everyone")),
+        ],
+        plus=bool(request.one("plus")),
+        **content,
+    )
+
+
+def api(site: Site, request: Request) -> Response:
+    """What `sightline groups --json` says of the same numbers, in part; null is infinite, or nobody is curious."""
+    answer = worked_out(asked(request))
+    found = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
+    return plain(finite(found | {"workers": answer.workers, "groups": answer.groups}))
+
+
+def asked(request: Request) -> Question:
+    """The question of a request."""
+    numbers: dict[str, Any] = {knob.name: knob.read(request.one(knob.name)) for knob in KNOBS}
+    words: dict[str, Any] = {}
+    for name, known in (("structure", STRUCTURES), ("threat", THREATS)):
+        words[name] = request.one(name, next(iter(known)))
+        if words[name] not in known:
+            invalid(name, words[name], f"no such {name}", did_you_mean(words[name], list(known)))
+    return Question(count=numbers.pop("groups"), plus=bool(request.one("plus")), **numbers, **words)
+
+
+@lru_cache(maxsize=64)
+def worked_out(question: Question) -> Answer:
+    """The answer; turning a knob back does not ask twice."""
+    return answered(question)
+
+
+def told(question: Question) -> dict[str, Any]:
+    """The numbers as bars, and the map of all pairs."""
+    answer = worked_out(question)
+    together = worked_out(replace(question, structure="global", threat="everyone"))
+    rows = {
+        "the worst off worker": answer.largest,
+        "mean over the workers": answer.mean,
+        "all in one group": together.largest,
+    }
+    return {
+        "numbers": bars(rows),
+        "about": f"{plural(answer.workers, 'worker')} in {plural(answer.groups, 'group')}, "
+        f"{plural(len(answer.pairs), 'different membership')}; at most {plural(answer.releases_max, 'release')} of one "
+        "worker reach another",
+        "map": pairs_map(answer),
+        "cut": f"Memberships 1 to {MOST} of {count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
+    }
+
+
+def bars(found: dict[str, float]) -> list[dict[str, str]]:
+    """Name, words and length of every number; nobody is curious where there is none."""
+    top = max((value for value in found.values() if math.isfinite(value)), default=0.0)
+    return [
+        {
+            "name": name,
+            "words": "nobody" if math.isnan(value) else upper(value, digits=4),
+            "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
+        }
+        for name, value in found.items()
+    ]
+
+
+def pairs_map(answer: Answer) -> dict[str, Any]:
+    """Every membership against every other."""
+    members: list[list[str]] = [[] for _ in range(len(answer.pairs))]
+    for worker, kind in enumerate(answer.pairs.class_of.tolist()):
+        members[kind].append(client_name(worker))
+    order = sorted(range(len(members)), key=lambda kind: int(members[kind][0].rpartition("-")[2]))[:MOST]
+    words = [written(frozenset(members[kind])) for kind in order]
+    values = [[_known(answer.matrix[n, i]) for i in order] for n in order]
+    return heat(values, words, words, SILENT[answer.question.threat])
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
