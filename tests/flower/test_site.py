@@ -12,6 +12,7 @@ from sightline import accounting, engine
 from sightline.api import Run
 from sightline.config import parse, to_toml
 from sightline.data import Client, Federation, Kind
+from sightline.ledger import LedgerDamaged
 from sightline.runtimes.flower.export import shards
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.remote import Remote
@@ -67,6 +68,23 @@ def test_the_budget_outlives_runs_and_processes(site_of):
     assert "refused" in again.words
     weaker = Site(site.folder).answer(question(LOCAL, run="another server", noise=1e-3))
     assert "refused" in weaker.words
+
+
+@pytest.mark.parametrize("harm", ["gone", "older"])
+def test_a_ledger_that_lost_answers_is_no_fresh_budget(harm, site_of):
+    site = site_of(LOCAL, epsilon=5.0)
+    site.answer(question(LOCAL, round=1))
+    budget = site.folder / "state" / "budget.sqlite"
+    older = budget.read_bytes()
+    site.answer(question(LOCAL, round=2))
+    for file in budget.parent.glob("budget.sqlite*"):
+        file.unlink()
+    if harm == "older":
+        budget.write_bytes(older)
+    site = Site(site.folder)
+    assert "lacks answers" in site.answer(question(LOCAL, round=3)).words["refused"]
+    with pytest.raises(LedgerDamaged, match="lacks answers"):
+        site.spent()
 
 
 def test_the_site_computes_the_cost_itself(site_of):

@@ -16,7 +16,7 @@ from sightline.config import FACTORY, Experiment, parse
 from sightline.engine import Setting
 from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
 from sightline.events import Clear
-from sightline.ledger import Ledger, Release, SqliteStore, connect
+from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect
 from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, Scene, Updates
 from sightline.mechanisms.mechanism import of
 from sightline.mechanisms.objective import Objective
@@ -31,6 +31,7 @@ from sightline.runtimes.site_shelf import SiteShelf
 from sightline.topology import client_name
 
 LOG = logging.getLogger("sightline.site")
+BUDGET = "budget.sqlite"
 HELLO = "hello"
 SERVER, PUBLIC = "server", "public"
 NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, SegmentSums, Output, Objective)
@@ -102,7 +103,8 @@ class Site:
         clear = any(release.event == Clear() for release in claims)
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = Letter({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept)
+        charged = (len(ledger), self._store().head())
+        self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
     def _computed(self, desk: Desk, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
@@ -143,8 +145,14 @@ class Site:
         return frozenset({PUBLIC}) if self.policy.trust_server else frozenset({PUBLIC, SERVER})
 
     def _ledger(self) -> Ledger:
-        store = SqliteStore(connect(self._state / "budget.sqlite"))
+        """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
+        store = self._store()
+        if not store.vouches_for(*self._shelf.charged()):
+            raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
         return Ledger(store.read(), store=store)
+
+    def _store(self) -> SqliteStore:
+        return SqliteStore(connect(self._state / BUDGET))
 
     def _build(self, text: str) -> Setting:
         experiment = self._admitted(text)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sightline.ledger import GENESIS
 from sightline.mechanisms import Occasion
 from sightline.randomness import write_secret
 from sightline.runtimes.letter import Letter
@@ -50,8 +51,16 @@ class SiteShelf:
         """Changes whenever anything on the shelf does."""
         return hashlib.sha256(self._path.read_bytes() if self._path.exists() else b"").digest()
 
-    def put(self, asked: bytes, answer: Letter, *, run: str, memory: str, at: Occasion, kept: Tensor | None) -> None:
-        """Put away an answer, and what the client keeps from now on."""
+    def charged(self) -> tuple[int, str]:
+        """How many releases the site's ledger held when it last answered, and the hash of the last one."""
+        releases, head = self._read().words.get("charged", (0, GENESIS))
+        return int(releases), str(head)
+
+    def put(
+        self, asked: bytes, answer: Letter, *, run: str, memory: str, at: Occasion, kept: Tensor | None,
+        charged: tuple[int, str],
+    ) -> None:  # fmt: skip
+        """Put away an answer, what the client keeps from now on, and what the ledger must hold from now on."""
         found, key, place = self._read(), f"{run}/{memory}", _place(run)
         answers = {name: one for name, one in found.words.get("answers", {}).items() if name != place}
         answers = dict([*answers.items()][1 - RUNS :]) | {place: {"asked": asked.hex(), "words": dict(answer.words)}}
@@ -69,7 +78,7 @@ class SiteShelf:
             del marks[old]
             arrays = {name: array for name, array in arrays.items() if name.partition("/")[2] != old}
         arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
-        write_secret(self._path, Letter({"answers": answers, "marks": marks}, arrays).to_bytes())
+        write_secret(self._path, Letter({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes())
 
     def _read(self) -> Letter:
         return Letter.from_bytes(self._path.read_bytes()) if self._path.exists() else Letter()
