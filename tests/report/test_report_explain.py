@@ -54,6 +54,11 @@ def test_the_sentence_of_the_quickstart() -> None:
     assert told == "Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5"
 
 
+def test_numbers_are_rounded_to_the_private_side() -> None:
+    told = explain(Product((Poisson(0.10004, Gaussian(1.99998)), Pure(0.30001))))
+    assert [word in told for word in ("z = 1.999", "probability 0.1001", "ε = 0.3001")] == [True] * 3
+
+
 def test_words_of_one_shape_are_told_as_one_with_ranges() -> None:
     texts = [explain(Repeat(3 * n, Poisson(0.1 * n, Gaussian(2.0))), who="example") for n in (2, 1, 4)]
     assert len({shape(text) for text in texts}) == 1

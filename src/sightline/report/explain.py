@@ -19,7 +19,8 @@ from sightline.events import (
     WithoutReplacement,
     to_json,
 )
-from sightline.report.numbers import count, short
+from sightline.report.numbers import count
+from sightline.shown import digits_down, digits_up
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 
@@ -38,7 +39,7 @@ def explain(event: Event, who: str = "subject") -> str:
 
 @explain.register
 def _(event: Gaussian, who: str = "subject") -> str:
-    return f"Gaussian noise, z = {short(event.noise_multiplier, 4)}"
+    return f"Gaussian noise, z = {digits_down(event.noise_multiplier, 4)}"
 
 
 @explain.register
@@ -48,17 +49,17 @@ def _(event: Clear, who: str = "subject") -> str:
 
 @explain.register
 def _(event: Pure, who: str = "subject") -> str:
-    return f"pure differential privacy, ε = {short(event.epsilon, 4)}"
+    return f"pure differential privacy, ε = {digits_up(event.epsilon, 4)}"
 
 
 @explain.register
 def _(event: Exponential, who: str = "subject") -> str:
-    return f"a choice by the exponential mechanism, ε = {short(event.epsilon, 4)}"
+    return f"a choice by the exponential mechanism, ε = {digits_up(event.epsilon, 4)}"
 
 
 @explain.register
 def _(event: Poisson, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, each {who} by a hidden coin of probability {short(event.rate, 4)}"
+    return f"{explain(event.event, who)}, each {who} by a hidden coin of probability {digits_up(event.rate, 4)}"
 
 
 @explain.register
