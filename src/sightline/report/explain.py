@@ -19,7 +19,7 @@ from sightline.events import (
     WithoutReplacement,
     to_json,
 )
-from sightline.report.numbers import count
+from sightline.report.numbers import count, short
 from sightline.shown import digits_down, digits_up
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
@@ -59,7 +59,7 @@ def _(event: Exponential, who: str = "subject") -> str:
 
 @explain.register
 def _(event: Poisson, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, each {who} by a hidden coin of probability {digits_up(event.rate, 4)}"
+    return f"{explain(event.event, who)}, each {who} by a hidden coin of probability {short(event.rate, 4)}"
 
 
 @explain.register
