@@ -18,7 +18,17 @@ TINY = 1e-5
 """The chance that one honest mechanism is accused; there are about forty, so the file lies once in 2,000 seeds."""
 
 
-def audited(trials=400, confidence=1 - TINY, delta=0.05, rounds=2, canaries=400, changes=None, observer=None, **words):
+def audited(
+    trials=400,
+    confidence=1 - TINY,
+    delta=0.05,
+    rounds=2,
+    canaries=400,
+    changes=None,
+    observer=None,
+    subject=None,
+    **words,
+):
     file = plain(Combination(**words))
     for section, keys in (changes or {}).items():
         file[section] |= keys
@@ -31,6 +41,7 @@ def audited(trials=400, confidence=1 - TINY, delta=0.05, rounds=2, canaries=400,
         confidence=confidence,
         seed=3,
         observer=observer,
+        subject=subject,
     )
 
 

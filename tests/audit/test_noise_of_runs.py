@@ -33,13 +33,13 @@ def silent_run(rounds=3, **words):
     setting = engine.calibrated(engine.build(parse(plain(Combination(**words)))))
     secret, coins = Streams.from_seed(7), Coins({}, setting.adjacency)
     if words.get("unit") == "sample":
-        setting = with_examples(setting, SIZE)
+        setting, _ = with_examples(setting, SIZE)
         setting = replace(setting, federation=canary_examples(setting.federation, SIZE, {}, coins))
         worker = CanaryShards(setting, secret, coins, {})
     else:
         setting = replace(setting, start=torch.zeros(SIZE))
         worker = CanaryClients(SIZE, setting.federation.sizes.tolist(), {}, coins, C, secret)
-    watch = Watch("", lambda source, value: value[:SIZE].double(), turning=False)
+    watch = Watch("", lambda source, value, round: value[:SIZE].double(), turning=False)
     watch._sees = lambda ledger, time, source: True
     watched_run(setting, watch, worker, rounds=rounds, secret=secret)
     return {key: value.numpy() for key, value in watch.seen.items()}, setting
@@ -91,7 +91,7 @@ def test_the_steps_of_private_training_add_up_to_their_noise():
     for (*_, source), value in seen.items():
         if source.startswith("client"):
             plan = setting.mechanism.plans[int(source.split("-")[1])]
-            sent.append(value / (STILL * Z * C * math.sqrt(plan.steps) / plan.expected_batch))
+            sent.append(value / (STILL * Z * math.sqrt(plan.steps) / plan.expected_batch))
     assert len(sent) == 2 * 6
     normal_and_apart(sent)
 

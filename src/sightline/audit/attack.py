@@ -32,10 +32,22 @@ class Attack:
         return int((self.score(runs) >= self.threshold).sum())
 
 
-def fitted(inside: Runs, outside: Runs, carries: NDArray[np.bool_], *, delta: float, confidence: float) -> Attack:
-    """The best attack on runs that are used for nothing else; `carries` marks the values that the subject is in."""
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """What the attacker knows of the numbers that it reads."""
+
+    carries: NDArray[np.bool_]
+    """Of the values: which the subject itself is in."""
+    tells: NDArray[np.bool_]
+    """(values, numbers): which of all could tell of the subject, also when they were worked out of the others."""
+    shared: tuple[float, ...] = ()
+    """Of the last numbers of each value: they move together with whichever other one moves, by so much of it."""
+
+
+def fitted(inside: Runs, outside: Runs, marks: Marks, *, delta: float, confidence: float) -> Attack:
+    """The best attack on runs that are used for nothing else."""
     best, most = Attack("sum", lambda runs: runs.sum(axis=(1, 2)), 0.0), -1.0
-    for name, score in scores(inside, outside, carries):
+    for name, score in scores(inside, outside, marks):
         yes, no = score(inside), score(outside)
         levels = np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))
         for level in np.unique(levels):
@@ -46,34 +58,41 @@ def fitted(inside: Runs, outside: Runs, carries: NDArray[np.bool_], *, delta: fl
     return best
 
 
-def scores(inside: Runs, outside: Runs, carries: NDArray[np.bool_]) -> Iterator[tuple[str, Score]]:
+def scores(inside: Runs, outside: Runs, marks: Marks) -> Iterator[tuple[str, Score]]:
     """Ways to tell the worlds apart."""
-    scale = outside.std(axis=0)
+    scale, carries = outside.std(axis=0), marks.carries
     scale[scale <= 1e-12 * max(1e-300, float(scale.max(initial=0.0)))] = 1.0
     yield "sum", lambda runs: (runs / scale)[:, carries].sum(axis=(1, 2))
     yield "first", lambda runs: (runs / scale)[:, carries, 0].sum(axis=1)
     for leaning in LEANINGS:
-        yield f"mixture {leaning:g}", _mixture(scale, carries, leaning)
+        yield f"mixture {leaning:g}", _mixture(scale, marks, leaning)
     if carries.sum() > 1:
         yield "spread", lambda runs: (runs / scale)[:, carries, 0].std(axis=1)
-    if 4 * outside[0].size <= len(outside):
-        yield "discriminant", _discriminant(inside / scale, outside / scale, scale)
+    for name, some in {"discriminant": np.ones_like(marks.tells), "own discriminant": marks.tells}.items():
+        if 0 < 4 * int(some.sum()) <= len(outside):
+            yield name, _discriminant((inside / scale)[:, some], (outside / scale)[:, some], scale, some)
 
 
-def _mixture(scale: NDArray[np.float64], carries: NDArray[np.bool_], leaning: float) -> Score:
-    """The log-likelihood ratio when in each value one number at random, or none, stands out."""
+def _mixture(scale: NDArray[np.float64], marks: Marks, leaning: float) -> Score:
+    """The log-likelihood ratio when in each value one number at random, or none, stands out, with the shared ones."""
+    together = np.array(marks.shared) * leaning
+    own = scale.shape[1] - len(together)
 
     def score(runs: Runs) -> NDArray[np.float64]:
-        standing = np.clip((runs / scale)[:, carries] * leaning - leaning**2 / 2, -700, 700)
+        values = (runs / scale)[:, marks.carries]
+        alone = values[..., :own] * leaning - leaning**2 / 2
+        shared = (values[..., own:] * together - together**2 / 2).sum(axis=2, keepdims=True)
+        standing = np.clip(alone + shared, -700, 700)
         return np.asarray(np.log1p(np.exp(standing).mean(axis=2)).sum(axis=1))
 
     return score
 
 
-def _discriminant(inside: Runs, outside: Runs, scale: NDArray[np.float64]) -> Score:
-    """Fisher's linear discriminant: it finds the sums of values in which noise cancels."""
-    yes, no = inside.reshape(len(inside), -1), outside.reshape(len(outside), -1)
+def _discriminant(
+    yes: NDArray[np.float64], no: NDArray[np.float64], scale: NDArray[np.float64], some: NDArray[np.bool_]
+) -> Score:
+    """Fisher's linear discriminant of some of the numbers: it finds the sums in which noise cancels."""
     spread = np.cov(no, rowvar=False).reshape(no.shape[1], no.shape[1])
     spread += LITTLE * np.eye(len(spread))
     weights = np.linalg.solve(spread, yes.mean(axis=0) - no.mean(axis=0))
-    return lambda runs: np.asarray((runs / scale).reshape(len(runs), -1) @ weights)
+    return lambda runs: np.asarray((runs / scale)[:, some] @ weights)

@@ -1,17 +1,16 @@
 """`audit`: how large epsilon must at least be, by attacks on the mechanism that an experiment file runs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from sightline import engine
-from sightline.audit.attack import Runs, fitted
+from sightline.audit.attack import Marks, Runs, fitted
 from sightline.audit.bounds import one_run_lower, two_worlds_lower
-from sightline.audit.stage import Progress, Stage, for_many, for_one
-from sightline.audit.watch import Key, Watch
+from sightline.audit.stage import Pair, Progress, Stage, for_many, for_one
+from sightline.audit.watch import SHOWN, Key, Reading, Watch
 from sightline.config import Experiment
 from sightline.engine.setting import Setting
 from sightline.errors import invalid
@@ -20,6 +19,8 @@ from sightline.topology import client_name
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+NORMAL_MEDIAN = 0.6745
+"""Of the absolute value of a standard normal number."""
 OTHERS = 3
 """How many senders besides the subject the attack listens to: noise may have been used for two of them."""
 
@@ -77,7 +78,7 @@ class Audit:
 def audit(
     experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
     delta: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
-    progress: Progress = lambda done, all: None,
+    subject: str | None = None, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
 
@@ -87,7 +88,7 @@ def audit(
     check(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
     return audited(
         engine.calibrated(engine.build(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
-        confidence=confidence, seed=seed, observer=observer, progress=progress,
+        confidence=confidence, seed=seed, observer=observer, subject=subject, progress=progress,
     )  # fmt: skip
 
 
@@ -105,24 +106,26 @@ def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None
 def audited(
     setting: Setting, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
     confidence: float = 0.95, seed: int = 0, observer: str | None = None,
-    progress: Progress = lambda done, all: None,
+    subject: str | None = None, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """`audit` of a setting whose noise is calibrated already."""
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     at = privacy.delta if delta is None else delta
+    pair = Pair(observer, subject)
     each = 1 - (1 - confidence) / 2
-    one = for_one(setting, rounds=count, delta=at, observer=observer)
-    findings = [repeated(one, trials=trials, confidence=each, seed=seed, progress=progress)]
-    many = for_many(setting, canaries=canaries, rounds=count, delta=at, observer=observer)
-    if many is not None:
-        findings.append(in_one_run(many, confidence=each, seed=seed))
+    one = for_one(setting, rounds=count, delta=at, pair=pair)
+    many = for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
+    findings = (
+        repeated(one, trials=trials, confidence=each, seed=seed, progress=progress),
+        in_one_run(many, confidence=each, seed=seed),
+    )
     facts = {
         "delta": at, "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
         "trials": trials, "seed": seed,
     }  # fmt: skip
-    return Audit(tuple(findings), confidence, facts)
+    return Audit(findings, confidence, facts)
 
 
 def secret_of(seed: int, number: int, world: int) -> Streams:
@@ -139,12 +142,11 @@ def repeated(stage: Stage, *, trials: int, confidence: float, seed: int, progres
             watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
         progress(2 * (number + 1), 2 * trials)
     keys = sorted({key for watches in worlds.values() for watch in watches for key in watch.seen})
-    yes, no = (_table(worlds[inside], keys, len(stage.probes)) for inside in (True, False))
-    own = _carrying(stage)
-    carries = np.array([key[3] in own for key in keys], dtype=bool)
+    yes, no = (_table(worlds[inside], keys) for inside in (True, False))
+    marks = _marks(stage, keys, yes.shape[2])
     half = trials // 2
     sight = stage.sight
-    attack = fitted(yes[:half], no[:half], carries, delta=sight.delta, confidence=confidence)
+    attack = fitted(yes[:half], no[:half], marks, delta=sight.delta, confidence=confidence)
     left = trials - half
     counts = attack.says_in(yes[half:]), attack.says_in(no[half:])
     lower = two_worlds_lower(*counts, left, delta=sight.delta, confidence=confidence)
@@ -152,21 +154,36 @@ def repeated(stage: Stage, *, trials: int, confidence: float, seed: int, progres
     return Finding("repeated", lower, sight.upper, sight.delta, confidence, details)
 
 
-def _ears(stage: Stage) -> Callable[[str, Tensor], Tensor | None]:
-    """The attack listens to every channel, to the subject and to a few others."""
-    others = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject][:OTHERS]
-    deaf = {client_name(n) for n in stage.setting.clients} - {client_name(stage.sight.subject), *others}
-    return lambda source, value: None if source in deaf else stage.reading(value, stage.probes)
+def _ears(stage: Stage) -> Reading:
+    """The attack listens to the subject and whoever gathers it, and to a few others."""
+    place, own = stage.setting.topology, _gathering(stage)
+    clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
+    servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
+    deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
+    return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
 
 
-def _carrying(stage: Stage) -> set[str]:
+def _gathering(stage: Stage) -> set[str]:
     """Who publishes values that the subject is in."""
     place, subject = stage.setting.topology, stage.sight.subject
     own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
     return own | {client_name(subject)}
 
 
-def _table(watches: list[Watch], keys: list[Key], width: int) -> Runs:
+def _marks(stage: Stage, keys: list[Key], numbers: int) -> Marks:
+    """The values that the subject is in; where none of them is seen, those that were worked out of them; else all."""
+    own = _gathering(stage)
+    there = np.array([key[3] in own for key in keys], dtype=bool)
+    shown = np.array([key[1] == SHOWN for key in keys], dtype=bool)
+    everything = np.ones(len(keys), dtype=bool)
+    tells = np.outer(there if there.any() else everything, np.ones(numbers, dtype=bool))
+    if not stage.parted:
+        tells[:, 1:] = False
+    return Marks(next((some for some in (there & ~shown, there) if some.any()), everything), tells, stage.shared)
+
+
+def _table(watches: list[Watch], keys: list[Key]) -> Runs:
+    width = max((len(value) for watch in watches for value in watch.seen.values()), default=1)
     table = np.zeros((len(watches), len(keys), width))
     for row, watch in enumerate(watches):
         for column, key in enumerate(keys):
@@ -184,7 +201,9 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     slots = [slot for own in stage.holders.values() for slot in own]
     inside = dict(zip(slots, (rng.random(len(slots)) < 0.5).tolist(), strict=True))
     mine = {client_name(client): list(own) for client, own in stage.holders.items()}
-    watch = stage.run(inside, secret_of(seed, -1, 1), lambda who, value: stage.reading(value, mine.get(who, slots)))
+    watch = stage.run(
+        inside, secret_of(seed, -1, 1), lambda who, value, round: stage.reading(value, mine.get(who, slots))
+    )
     score = _standing(watch, mine, slots, stage)
     order = np.argsort(-score, kind="stable")
     best = 0.0
@@ -192,7 +211,7 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     for share in SHARES:
         half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
         right = sum(inside[slots[place]] for place in order[:half])
-        right += sum(not inside[slots[place]] for place in order[-half:])
+        right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
         each = 1 - (1 - confidence) / len(SHARES)
         found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
         if not details or found > best:
@@ -200,13 +219,29 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
 
 
-def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage: Stage) -> Any:
-    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say."""
+def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage: Stage) -> NDArray[np.float64]:
+    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
+
+    What is shown was worked out of the rest, and is listened to only where the rest is not seen.
+    """
     place = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
-    for (*_, who), values in watch.seen.items():
+    direct = any(key[1] != SHOWN for key in watch.seen)
+    leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
+    for (_, use, _, who), values in watch.seen.items():
+        if use == SHOWN and direct:
+            continue
         if who in mine:
-            sent[[place[slot] for slot in mine[who]]] += values.numpy()
+            sent[[place[slot] for slot in mine[who]]] += _evidence(values.numpy(), leaning)
         else:
-            said += values.numpy()
+            said += _evidence(values.numpy(), leaning)
     return np.where(sent != 0, sent, said)
+
+
+def _evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
+    """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
+    if values.shape[1] == 1:
+        return values[:, 0]
+    scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN or 1.0
+    standing = np.clip(values / scale * leaning - leaning**2 / 2, -700, 700)
+    return np.asarray(np.log(np.exp(standing).mean(axis=1)))

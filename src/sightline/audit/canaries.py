@@ -1,14 +1,14 @@
 """The worst input there is: subjects whose contribution is as large as it may be, among others who send nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.audit.relays import Relays
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.events import Adjacency
 from sightline.mechanisms import Block, Occasion, Recall, Splitter
@@ -38,11 +38,16 @@ class Coins:
         return -1.0 if self.adjacency is Adjacency.REPLACE else 0.0
 
 
+Where = Callable[[Splitter, Any, int], list[int]]
+"""(splitter, assignment, canary) -> the coordinates that the canary moves."""
+
+
 @dataclass(eq=False)
 class CanaryClients:
     """Clients as a mechanism of the client unit meets them: their training may have ended anywhere, and did.
 
-    Client n of `slots` sends `LOUD` clip norms along its own coordinate; all others send exactly nothing.
+    Client n of `slots` sends `LOUD` clip norms along its own coordinate; all others send exactly nothing, or carry on
+    what they are told.
     """
 
     dimension: int
@@ -52,6 +57,10 @@ class CanaryClients:
     coins: Coins
     clip_norm: float
     secret: Streams = field(repr=False)
+    where: Where | None = None
+    """Of split models."""
+    relays: Relays | None = None
+    """To observers who see nothing of the subject's groups; canaries do not turn then, for models add up."""
     nodes: Nodes | None = None
 
     def close(self) -> None:
@@ -66,14 +75,21 @@ class CanaryClients:
             return
         ends = starts.expand(len(cohort), -1).clone()
         for place, member in enumerate(cohort):
-            if member in self.slots:
-                slot = self.slots[member]
-                loud = self.clip_norm * LOUD * sign(at.round) * self.coins.factor(slot)
-                where = [slot] if splitter is None else self._part(splitter, member, at)
-                ends[place, where] += loud
+            start = starts if starts.dim() == 1 else starts[place]
+            self._move(ends[place], start, member, at, splitter)
             if recall is not None:
-                recall.keep(member, starts if starts.dim() == 1 else starts[place], ends[place], 1.0)
+                recall.keep(member, start, ends[place], 1.0)
         yield list(cohort), ends
+
+    def _move(self, end: Tensor, start: Tensor, member: int, at: Occasion, splitter: Splitter | None) -> None:
+        loud = self.clip_norm * LOUD
+        if member in self.slots:
+            slot = self.slots[member]
+            turned = sign(at.round) if self.relays is None else 1.0
+            end[self._coordinates(slot, member, at, splitter)] += loud * turned * self.coins.factor(slot)
+        elif self.relays is not None:
+            coordinate, way = self.relays.says(member, start, at)
+            end[coordinate] += loud * way
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """A canary finds the first model right on all its examples and the others on none."""
@@ -81,34 +97,23 @@ class CanaryClients:
             inside = member in self.slots and self.coins.inside[self.slots[member]]
             yield member, [self.sizes[member] if inside and not place else 0 for place in range(len(models))]
 
-    def _part(self, splitter: Splitter, member: int, at: Occasion) -> list[int]:
-        """One coordinate of the part that the member drew in secret, and one of the unsplit tensors."""
+    def _coordinates(self, slot: int, member: int, at: Occasion, splitter: Splitter | None) -> list[int]:
+        """Its own; of a split model, those in the part that the member drew in secret."""
+        if splitter is None or self.where is None:
+            return [slot]
         rng = self.secret.rng(Purpose.ASSIGNMENT, round=at.round, participant=member, use=at.use)
-        return places(splitter, splitter.splitting.draw(1, rng=rng)[0])
+        return self.where(splitter, splitter.splitting.draw(1, rng=rng)[0], slot)
 
 
-def places(splitter: Splitter, assigned: Any) -> list[int]:
-    """The coordinates that a canary of a split model moves, for one assignment."""
-    splitting = splitter.splitting
-    nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
-    submodel, _ = splitting.alone(assigned, nothing)
-    free = submodel.positions if submodel.moves is None else submodel.positions[submodel.moves > 0]
-    own = free[~splitter.unsplit[free]]
-    shared = torch.nonzero(splitter.unsplit).flatten()
-    return [int(some[0]) for some in (own, shared) if len(some)]
-
-
-def part_probes(splitter: Splitter, streams: Streams) -> list[int]:
-    """Every coordinate at which a canary of a split model may be found, of the assignments that come up often."""
-    drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
-    return sorted({place for assigned in drawn for place in places(splitter, assigned)})[:16]
-
-
-def canary_examples(like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: Coins) -> Federation:
+def canary_examples(
+    like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: Coins, far: float = 0.0
+) -> Federation:
     """As many examples as each client has, of two classes and all zero, but for the canaries: each has a feature.
 
     `holders` says which canaries a client has. With softmax regression near zero a canary's gradient is
-    (-1, +1) / 2 times its one feature, and a replaced canary has the other label.
+    (-1, +1) / 2 times its one feature, `LOUD`, and a replaced canary has the other label. Before the audit's own
+    network, where the feature is `far`, canaries have the label that it finds impossible and are replaced by their
+    opposites.
     """
     clients = []
     for client, real in enumerate(like.clients):
@@ -116,8 +121,8 @@ def canary_examples(like: Federation, features: int, holders: Mapping[int, Seque
         y = np.zeros(len(real.train), dtype=np.int64)
         for example, slot in enumerate(holders.get(client, ())):
             factor = coins.factor(slot)
-            x[example, slot] = LOUD * abs(factor)
-            y[example] = int(factor < 0)
+            x[example, slot] = far * factor if far else LOUD * abs(factor)
+            y[example] = int(factor != 0 if far else factor < 0)
         clients.append(Client(Shard(x, y), _nothing(features), real.cluster))
     return Federation("canaries", tuple(clients), _nothing(features), 2, Kind.VECTOR)
 

@@ -5,12 +5,14 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.audit.canaries import LOUD, Coins
+from sightline.audit.canaries import LOUD, Coins, sign
+from sightline.audit.net import Net
 from sightline.engine.setting import Setting
-from sightline.mechanisms import Block, Occasion, Recall, Splitter
+from sightline.mechanisms import Block, Occasion, PrivateSteps, Recall, SegmentSums, Splitter
 from sightline.mechanisms.worker import Nodes
-from sightline.randomness import Streams
+from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
+from sightline.training.privately import Privately
 
 
 class CanaryShards(Simulator):
@@ -18,10 +20,14 @@ class CanaryShards(Simulator):
 
     nodes: Nodes | None = None  # type: ignore[assignment]
 
-    def __init__(self, setting: Setting, secret: Streams, coins: Coins, holders: Mapping[int, Sequence[int]]) -> None:
+    def __init__(
+        self, setting: Setting, secret: Streams, coins: Coins, holders: Mapping[int, Sequence[int]],
+        net: Net | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(setting, secret, secret)
-        self._coins, self._holders = coins, holders
-        self._loud = LOUD * setting.experiment.privacy.clip_norm
+        self._coins, self._holders, self._net = coins, holders, net
+        self._clip_norm = setting.experiment.privacy.clip_norm
+        self._segments = isinstance(setting.mechanism, SegmentSums)
 
     def train(
         self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
@@ -31,10 +37,53 @@ class CanaryShards(Simulator):
         if not cohort:
             return
         ends = starts.expand(len(cohort), -1).clone()
-        features = self._model.input_shape[0]
         for place, member in enumerate(cohort):
             for slot in self._holders.get(member, ()):
-                far = self._loud * (1.0 if self._coins.inside[slot] else -1.0)
-                ends[place, slot] += far
-                ends[place, features + slot] -= far
+                self._lead(ends[place], slot, self._clip_norm * sign(at.round), inside=self._coins.inside[slot])
         yield list(cohort), ends
+
+    def dp_sgd(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion,
+        terms: Mapping[str, Any], recall: Recall | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
+        """The simulator's own private steps; a segment, which is noised whole, ends where its canary led it."""
+        if self._segments:
+            yield from self._bent(cohort, starts, plans, at, float(terms["learning_rate"]))
+            return
+        turned = starts if self._net is None else self._net.turned(starts, at.round)
+        where = {member: place for place, member in enumerate(cohort)}
+        for members, ends in super().dp_sgd(cohort, turned, plans=plans, at=at, terms=terms, recall=recall):
+            rows = [where[member] for member in members]
+            moved = starts - turned if starts.dim() == 1 else (starts - turned)[rows]
+            yield members, ends + moved
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+    ) -> Iterator[Block]:
+        """The simulator's own sums, where canaries turn round."""
+        turned = starts if self._net is None else self._net.turned(starts, at.round)
+        return super().gradient_sums(cohort, turned, plans=plans, at=at)
+
+    def _bent(
+        self, cohort: Sequence[int], starts: Tensor, plans: Sequence[PrivateSteps], at: Occasion, eta: float
+    ) -> Iterator[Block]:
+        """A canary that one of the real batches drew turns its device's whole path round; else it goes the other way.
+
+        No gradient in the segment is trusted: the sum is clipped again before it is noised, and only that counts.
+        """
+        ends = starts.expand(len(cohort), -1).clone()
+        coins = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
+        for place, (member, plan, rng) in enumerate(zip(cohort, plans, coins, strict=True)):
+            how = Privately(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
+            batches = list(how.batches_of(0, self.sizes[member]))
+            for example, slot in enumerate(self._holders.get(member, ())):
+                drawn = any(batch is None or example in batch for batch in batches)
+                far = eta * plan.steps * plan.clip_norm * sign(at.round)
+                self._lead(ends[place], slot, far, inside=drawn and self._coins.inside[slot])
+        if cohort:
+            yield list(cohort), ends
+
+    def _lead(self, end: Tensor, slot: int, far: float, *, inside: bool) -> None:
+        far = LOUD * far * (1.0 if inside else -1.0)
+        end[slot] += far
+        end[self._model.input_shape[0] + slot] -= far

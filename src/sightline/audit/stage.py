@@ -1,32 +1,39 @@
 """The stage of an audit: the file's own mechanism, samplers, algorithm and noise, with canaries as its data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sightline import accounting, engine
-from sightline.audit.canaries import CanaryClients, Coins, canary_examples, crowd, part_probes
+from sightline.audit.canaries import CanaryClients, Coins, Where, canary_examples, crowd, sign
 from sightline.audit.examples import CanaryShards
+from sightline.audit.net import FAR, Net, hit, part_probes, places, small
+from sightline.audit.relays import Relays, relays_for
 from sightline.audit.watch import Reading, Watch, watched_run
-from sightline.config import Model
+from sightline.config import Experiment, Model
 from sightline.engine.setting import Setting
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.events import Unit
+from sightline.events import Event, Unit
 from sightline.ledger import Ledger
 from sightline.mechanisms import SampleAtClient, SampleAtServer, SegmentSums
 from sightline.mechanisms.choose import needs_unit_features
+from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.objective_features import unit_features
+from sightline.mechanisms.output import Output
 from sightline.randomness import Streams
-from sightline.topology import client_name
+from sightline.topology import Line, client_name
 
-STILL = 1e-6
-"""The learning rate of audited steps: releases scale with it, and the model stays where canaries are loudest."""
+STILL = 1e-3
+"""The learning rate of audited steps over the clip norm: the model stays where canaries are loudest."""
 
 DROWNED = 0.03
 """canaries x delta beyond which a bound of one run at 95% says nothing."""
+
+
+Events = frozenset[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
@@ -49,90 +56,163 @@ class Stage:
     holders: Mapping[int, Sequence[int]]
     """Client -> the numbers of its canaries."""
     probes: Sequence[int]
-    """What the attack looks at: coordinates where clients are canaries, canaries where examples are."""
+    """What the attack on one canary looks at: coordinates where clients are canaries, canaries where examples are."""
+    shared: tuple[float, ...] = ()
+    """How far the last of these stand out where they move together with whichever other one moves, see `Marks`."""
+    net: Net | None = None
+    """Where canaries are found, when the network is the audit's own."""
+    relays: Relays | None = None
 
     @property
     def examples(self) -> bool:
         """Whether the canaries are examples that the real training code works on."""
         return self.setting.unit is Unit.SAMPLE
 
+    @property
+    def parted(self) -> bool:
+        """Whether one of several numbers moves; else the first does, and the others show only the noise."""
+        return self.setting.splitter is not None
+
+    @property
+    def turning(self) -> bool:
+        """Whether canaries pull the other way every second round: not where models add up, nor before real solvers."""
+        solved = isinstance(self.setting.mechanism, Objective | Output)
+        return self.relays is None and not solved
+
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Watch:
         """One run with some of the canaries in, and all that the observer saw of it."""
         coins, setting = Coins(inside, self.setting.adjacency), self.setting
-        watch = Watch(self.sight.observer, read, turning=not self.examples)
+        watch = Watch(self.sight.observer, read, turning=self.turning)
         worker: Any
         if self.examples:
-            loud = canary_examples(setting.federation, setting.model.input_shape[0], self.holders, coins)
+            features = setting.model.input_shape[0]
+            far = 0.0 if self.net is None else FAR
+            loud = canary_examples(setting.federation, features, self.holders, coins, far)
             fit = unit_features(loud) if needs_unit_features(setting.experiment) else loud
             setting = replace(setting, federation=fit)
-            worker = CanaryShards(setting, secret, coins, self.holders)
+            worker = CanaryShards(setting, secret, coins, self.holders, self.net)
         else:
-            slots = {client: own[0] for client, own in self.holders.items()}
-            sizes = setting.federation.sizes.tolist()
-            clip_norm = setting.experiment.privacy.clip_norm
-            worker = CanaryClients(len(setting.start), sizes, slots, coins, clip_norm, secret)
+            worker = self._clients(coins, secret)
         watched_run(setting, watch, worker, rounds=self.rounds, secret=secret)
         return watch
 
+    def _clients(self, coins: Coins, secret: Streams) -> CanaryClients:
+        setting, net = self.setting, self.net
+        slots = {client: own[0] for client, own in self.holders.items()}
+        sizes = setting.federation.sizes.tolist()
+        clip_norm = setting.experiment.privacy.clip_norm
+        where: Where = lambda splitter, assigned, slot: (  # noqa: E731
+            places(splitter, assigned) if net is None else hit(splitter, assigned, net.columns, slot)
+        )
+        return CanaryClients(
+            len(setting.start), sizes, slots, coins, clip_norm, secret, where=where, relays=self.relays
+        )  # fmt: skip
+
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
-        """A released vector at the coordinates, or along the gradients, of the given canaries."""
+        """(canaries, numbers): a released vector at the coordinates, or along the gradients, of the given canaries."""
+        if self.net is not None:
+            return self.net.reading(value, slots) * (1 if self.examples else -1)
         where = torch.as_tensor(list(slots))
         if not self.examples:
-            return value[where].double()
+            return value[where, None].double()
         features = self.setting.model.input_shape[0]
-        return (value[features + where].double() - value[where].double()) / -(2**0.5)
+        return ((value[features + where].double() - value[where].double()) / -(2**0.5))[:, None]
+
+    def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
+        """What the attack on one canary reads of a released vector: where its source would tell of it."""
+        if self.relays is not None:
+            return value[[self.relays.coordinate(source)]].double()
+        if self.net is not None and self.examples:
+            return self.net.reading_of_one(value, sign(round))
+        return self.reading(value, self.probes)[:, 0]
 
 
-def worst_sight(setting: Setting, ledger: Ledger, delta: float, observer: str | None) -> Sight:
-    """The subject and the untrusted observer with the largest claimed epsilon; or of the observer that is named."""
-    known = [line for lines in setting.topology.lines.values() for line in lines]
-    lines = [line for line in known if observer in (None, line.observer)]
-    if not lines:
-        names = sorted({line.observer for line in known})
-        invalid("observer", observer, "nobody untrusted has that name", did_you_mean(str(observer), names))
+@dataclass(frozen=True)
+class Pair:
+    """Who is asked for: the observer, the subject, or neither."""
+
+    observer: str | None = None
+    subject: str | None = None
+
+
+ANY = Pair()
+
+
+def worst_sight(setting: Setting, ledger: Ledger, delta: float, pair: Pair) -> Sight:
+    """The subject and the untrusted observer with the largest claimed epsilon; or those that are named."""
+    if setting.unit is Unit.NONE:
+        _nothing_claimed(setting)
     found = [
         Sight(int(subject.rsplit("-", 1)[1]), line.observer, _epsilon(setting, dict(events), delta), delta)
-        for line in lines
-        for events, subject in ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
+        for line in _lines(setting, pair)
+        for events, subject in _subjects(setting, ledger, line, pair)
     ]
-    claimed = [sight for sight in found if sight.upper < float("inf")]
-    if setting.unit is Unit.NONE or not claimed:
-        law = "nothing is claimed of what these rounds release, so there is nothing to audit"
-        refuse("privacy.unit", setting.unit, law, "protect a unit, or audit more rounds")
-    return max(found, key=lambda sight: sight.upper)
+    if not any(sight.upper < float("inf") for sight in found):
+        _nothing_claimed(setting)
+    return max(found, key=lambda sight: (sight.upper, -sight.subject))
+
+
+def _nothing_claimed(setting: Setting) -> NoReturn:
+    law = "nothing is claimed of what these rounds release, so there is nothing to audit"
+    refuse("privacy.unit", setting.unit, law, "protect a unit, audit more rounds, or name another pair")
+
+
+def _lines(setting: Setting, pair: Pair) -> list[Line]:
+    """The lines of sight of the observer that is asked for, or all."""
+    known = [line for lines in setting.topology.lines.values() for line in lines]
+    names = {client_name(n) for n in setting.clients} & {n for c in setting.topology.channels for n in c.audience}
+    lines = [line for line in known if pair.observer in (None, line.observer)]
+    if not lines and pair.observer in names:
+        return [Line(pair.observer, frozenset({pair.observer}))]
+    if not lines:
+        way_out = did_you_mean(str(pair.observer), sorted({line.observer for line in known} | names))
+        invalid("observer", pair.observer, "nobody untrusted has that name", way_out)
+    return lines
+
+
+def _subjects(setting: Setting, ledger: Ledger, line: Line, pair: Pair) -> Iterable[tuple[Events, str]]:
+    """What the observer of a line sees of the subject that is asked for, or of every one that it sees otherwise."""
+    if pair.subject is None:
+        return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
+    names = [client_name(n) for n in setting.clients if client_name(n) != pair.observer]
+    if pair.subject not in names:
+        invalid("subject", pair.subject, "no client has that name", did_you_mean(pair.subject, names))
+    if pair.subject in line.exempt | {line.observer}:
+        return ()
+    seen = frozenset(ledger.composition(pair.subject, line.observer).items())
+    return ((seen, pair.subject),) if seen else ()
 
 
 def _epsilon(setting: Setting, events: dict[Any, int], delta: float) -> float:
     return accounting.epsilon(events, delta, accountant=setting.accountant)
 
 
-def for_one(setting: Setting, *, rounds: int, delta: float, observer: str | None = None) -> Stage:
+def for_one(setting: Setting, *, rounds: int, delta: float, pair: Pair = ANY) -> Stage:
     """The stage with one canary, the subject that the file protects least."""
-    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta, observer)
-    splitter = setting.splitter
+    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta, pair)
+    splitter, holders = setting.splitter, {sight.subject: (0,)}
     if setting.unit is Unit.SAMPLE:
-        return Stage(with_examples(setting, 2), sight, rounds, {sight.subject: (0,)}, (0, 1))
+        built, net = with_examples(setting, 2)
+        return Stage(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
     if splitter is not None:
-        probes = part_probes(splitter, Streams.from_seed(0))
+        own, shared = part_probes(splitter, Streams.from_seed(0))
         still = replace(setting, start=torch.zeros(setting.model.parameters))
-        return Stage(still, sight, rounds, {sight.subject: (0,)}, probes)
-    return Stage(replace(setting, start=torch.zeros(2)), sight, rounds, {sight.subject: (0,)}, (0, 1))
+        return Stage(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
+    relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
+    size = 2 if relays is None else max(2, relays.dimension)
+    return Stage(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
 
 
-def for_many(
-    setting: Setting, *, canaries: int, rounds: int, delta: float, observer: str | None = None
-) -> Stage | None:
-    """The stage with many canaries, all of whom the observer sees as it sees the subject; None for split models.
+def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float, pair: Pair = ANY) -> Stage:
+    """The stage with many canaries, all of whom the observer sees as it sees the subject.
 
     The bound of one run pays for every canary with delta, so it is stated at a smaller one where that would drown it.
     """
-    if setting.splitter is not None:
-        return None
     delta = min(delta, DROWNED / canaries)
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
         setting = _enlarged(setting, canaries)
     ledger = engine.plan(setting, rounds=rounds)
-    sight = worst_sight(setting, ledger, delta, observer)
+    sight = worst_sight(setting, ledger, delta, pair)
     same = ledger.composition(client_name(sight.subject), sight.observer)
     alike = [
         n
@@ -140,42 +220,57 @@ def for_many(
         if client_name(n) != sight.observer and ledger.composition(client_name(n), sight.observer) == same
     ]
     if setting.unit is Unit.CLIENT:
-        holders = {client: (slot,) for slot, client in enumerate(alike[:canaries])}
-        still = replace(setting, start=torch.zeros(len(holders)))
-        return Stage(still, sight, rounds, holders, range(len(holders)))
-    each = max(1, min(canaries // len(alike), min(int(setting.federation.sizes[n]) for n in alike)))
+        return _many_clients(setting, sight, rounds, alike[:canaries])
+    least = min(int(setting.federation.sizes[n]) for n in alike)
+    each = 1 if isinstance(setting.mechanism, SegmentSums) else max(1, min(canaries // len(alike), least))
     spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
-    return Stage(with_examples(setting, each * len(alike)), sight, rounds, spread, range(each * len(alike)))
+    built, net = with_examples(setting, each * len(alike))
+    return Stage(built, sight, rounds, spread, range(each * len(alike)), net=net)
+
+
+def _many_clients(setting: Setting, sight: Sight, rounds: int, alike: Sequence[int]) -> Stage:
+    """Clients that are canaries, each with a coordinate of its own; in split models, with one in every part."""
+    holders = {client: (slot,) for slot, client in enumerate(alike)}
+    probes = range(len(holders))
+    if setting.splitter is None:
+        return Stage(replace(setting, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
+    built, net = with_examples(setting, len(holders))
+    still = replace(built, start=torch.zeros(built.model.parameters))
+    return Stage(still, sight, rounds, holders, probes, net=net)
 
 
 def _enlarged(setting: Setting, clients: int) -> Setting:
     """The same star with so many clients, the same samplers' rates and the same noise."""
     experiment = setting.experiment
-    more = experiment.model_copy(
-        update={"data": experiment.data.model_copy(update={"clients": clients}), "model": Model(name="linear")}
-    )
+    few = small(experiment, setting.splitter) if setting.splitter else _linear(experiment)
+    more = few.model_copy(update={"data": experiment.data.model_copy(update={"clients": clients})})
     built = engine.build(more, federation=crowd(clients))
     return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
 
 
-def with_examples(setting: Setting, features: int) -> Setting:
-    """Softmax regression on so many features, in place of the file's model and data; sizes and noise are the file's."""
-    if setting.splitter is not None:
-        law = "examples of split models have no canaries yet"
-        refuse("algorithm.split", "given", law, 'audit with privacy.unit = "client", or without split')
-    experiment = setting.experiment
+def _linear(experiment: Experiment) -> Experiment:
+    return experiment.model_copy(update={"model": Model(name="linear")})
+
+
+def with_examples(setting: Setting, features: int) -> tuple[Setting, Net | None]:
+    """A small network on so many features in place of the file's model and data; sizes, samplers and noise stay.
+
+    Softmax regression where no gradients are released.
+    """
+    experiment, splitter = setting.experiment, setting.splitter
     change: dict[str, Any] = {"augment": None}
-    if isinstance(setting.mechanism, SampleAtClient | SampleAtServer | SegmentSums):
-        change["learning_rate"] = STILL
-    small = experiment.model_copy(
-        update={"model": Model(name="linear"), "local": experiment.local.model_copy(update=change)}
-    )
+    steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
+    if steps:
+        change["learning_rate"] = STILL / experiment.privacy.clip_norm
+    few = small(experiment, splitter) if steps or splitter is not None else _linear(experiment)
+    few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})
     nothing = canary_examples(setting.federation, features, {}, Coins({}, setting.adjacency))
-    built = engine.build(small, federation=nothing)
+    built = engine.build(few, federation=nothing)
     if setting.multipliers:
         built = built.with_noise(setting.multipliers)
-    start = torch.zeros(built.model.parameters)
-    return replace(built, topology=setting.topology, samplers=setting.samplers, start=start)
+    net = Net(built.model, splitter) if steps or splitter is not None else None
+    start = torch.zeros(built.model.parameters) if net is None else net.start()
+    return replace(built, topology=setting.topology, samplers=setting.samplers, start=start), net
 
 
 Progress = Callable[[int, int], None]

@@ -1,6 +1,6 @@
 """The engine's own rounds with somebody watching: what the observer sees, read along the canaries' coordinates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +10,20 @@ from torch import Tensor
 from sightline.audit.canaries import sign
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
-from sightline.ledger import Ledger
+from sightline.ledger import Ledger, Parties, Release
 from sightline.mechanisms import Ballot, ByTrust, CentralMean, Outcome, Public, Scene, Schedules, Updates
 from sightline.mechanisms.worker import Left
 from sightline.randomness import EVERYONE, Streams
-from sightline.topology import client_name
+from sightline.topology import Channel, client_name
 
 Key = tuple[int, int, int, str]
 """Round, number of the training call, part of it, who published the value."""
 
-Reading = Callable[[str, Tensor], Tensor | None]
-"""(who published, value) -> the numbers that the attack will look at; None when it will not."""
+SHOWN = 1 << 20
+"""Stands for the number of the training call where a value is shown: after all calls of its round."""
+
+Reading = Callable[[str, Tensor, int], Tensor | None]
+"""(who published, value, round) -> the numbers that the attack will look at; None when it will not."""
 
 
 @dataclass(eq=False)
@@ -30,26 +33,30 @@ class Watch:
     observer: str
     read: Reading
     turning: bool = True
-    """Whether canaries turn round every round; examples stay what they are."""
+    """Whether canaries turn round every round."""
     seen: dict[Key, Tensor] = field(default_factory=dict)
     _open: dict[str, bool] = field(default_factory=dict)
     _known: tuple[int, int] = (0, 0)
 
     def note(self, ledger: Ledger, scene: Scene, part: int, source: str, value: Tensor) -> None:
-        """Take in a value, when every release of its source in this round is the observer's to see."""
-        reading = self.read(source, value)
-        if reading is not None and self._sees(ledger, scene.time, source):
+        """Take in a value, when the release by which its source let it go is the observer's to see."""
+        reading = self.read(source, value, scene.time)
+        if reading is not None and self._sees(ledger, scene.next_id, source):
             turned = sign(scene.time) if self.turning else 1.0
             self.seen[scene.time, scene.use, part, source] = turned * reading
 
-    def _sees(self, ledger: Ledger, time: int, source: str) -> bool:
-        if self._known != (time, len(ledger)):
-            self._known, self._open = (time, len(ledger)), {}
-            for place in range(len(ledger) - 1, -1, -1):
-                release = ledger[place]
-                if release.time < time:
-                    break
-                self._open[release.source] = self._open.get(release.source, True) and self.observer in release.audience
+    def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
+        """Take in a value that was worked out of releases and shown to some."""
+        reading = self.read(source, value, time) if self.observer in audience else None
+        if reading is not None:
+            self.seen[time, SHOWN, number, source] = (sign(time) if self.turning else 1.0) * reading
+
+    def _sees(self, ledger: Ledger, first: int, source: str) -> bool:
+        """Whether the source's first release from the scene's own on has the observer in its audience."""
+        if self._known != (first, len(ledger)):
+            self._known, self._open = (first, len(ledger)), {}
+            for place in range(first, len(ledger)):
+                self._open.setdefault(ledger[place].source, self.observer in ledger[place].audience)
         return self._open.get(source, False)
 
 
@@ -85,7 +92,7 @@ class WatchedRound(LiveRound):
 
     def __init__(self, watch: Watch, *where: Any) -> None:
         super().__init__(*where)
-        self._watch = watch
+        self._watch, self._shown = watch, 0
 
     def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
         outcome = super()._computed(updates, scene, compute)
@@ -93,6 +100,14 @@ class WatchedRound(LiveRound):
             source = scene.channel.name if member == EVERYONE else client_name(member)
             self._watch.note(self._ledger, scene, updates.at.part, source, value)
         return outcome
+
+    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
+        """As every round does; the watch sees what is for it to see."""
+        made = super().show(shown)
+        for value, channel, audience, _ in shown:
+            self._watch.note_shown(self.time, self._shown, channel.name, audience, value.value)
+            self._shown += 1
+        return made
 
     def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
         worker: Any = self._worker

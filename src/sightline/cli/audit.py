@@ -28,6 +28,7 @@ Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own coins.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
+@click.option("--subject", help="Whose data to attack, e.g. client-3 (default: the one with the largest claim).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(config: Path, overrides: tuple[str, ...], as_json: bool, **numbers: Any) -> int:
     """Attack the mechanism that CONFIG runs: how large must epsilon be at least, and how large is it claimed to be?"""

@@ -106,7 +106,8 @@ class View:
             for subjects in holders:
                 for event, times in charged[subjects]:
                     total[event] += times
-            found.setdefault(frozenset(total.items()), subject)
+            key = frozenset(total.items())
+            found[key] = min(subject, found.get(key, subject))
         return found
 
 
@@ -121,5 +122,6 @@ def _atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tu
             membership[name].append(group)
     atoms: dict[tuple[Parties, ...], str] = {}
     for name, holders in membership.items():
-        atoms.setdefault(tuple(holders), name)
+        key = tuple(holders)
+        atoms[key] = min(name, atoms.get(key, name))
     return list(atoms.items())

@@ -1,0 +1,123 @@
+"""The network that canary examples are put before: small, with as many parts as the file's, a feature each.
+
+With one hidden layer of tanh, at zero, a canary's gradient lies in the weights from its own feature, is hundreds of
+clip norms long, and turns round when the weights behind the layer do. Examples that are zero have no gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.audit.canaries import sign
+from sightline.config import Experiment, Model
+from sightline.mechanisms import Splitter
+from sightline.models import FlatModel
+from sightline.randomness import Purpose, Streams
+
+STEEP = 10.0
+"""The weight from a hidden unit to the outputs."""
+SURE = 10.0
+"""The bias by which silent examples are classified rightly, with a gradient of nothing, and canaries wrongly."""
+FAR = 30.0
+"""A canary's feature: its gradient has a norm of 2 STEEP FAR, and private steps do not bend the layer there."""
+
+
+def small(experiment: Experiment, splitter: Splitter | None) -> Experiment:
+    """The same file with a network of one hidden unit, or one in each part; radii and noises of the split stay.
+
+    Guarantees: as many parts as the file's model has, and an unsplit tensor where it has one: the same event.
+    """
+    split, units = experiment.algorithm.split, 1 if splitter is None else max(2, splitter.parts)
+    dropped: dict[str, Any] = {"dropout": 0.5} if split is not None and split.by == "dropout" else {}
+    model = Model.model_validate({"name": "mlp", "hidden": [units], "activation": "tanh", **dropped})
+    if split is None or splitter is None:
+        return experiment.model_copy(update={"model": model})
+    kept = ("last",) if splitter.parts == 1 and splitter.splitting.unsplit else ()
+    algorithm = experiment.algorithm.model_copy(update={"split": split.model_copy(update={"unsplit": kept})})
+    return experiment.model_copy(update={"model": model, "algorithm": algorithm})
+
+
+@dataclass(frozen=True, eq=False)
+class Net:
+    """Where canaries are found in a vector of the network."""
+
+    model: FlatModel
+    splitter: Splitter | None
+
+    def _slot(self, name: str) -> slice:
+        return next(slice(slot.start, slot.stop) for slot in self.model.layout if slot.name == name)
+
+    @property
+    def shared(self) -> tuple[float, ...]:
+        """How far the release of the unsplit tensors, where there is one, leans over that of a part."""
+        if self.splitter is None or not self.splitter.splitting.unsplit:
+            return ()
+        return (1 / self.splitter.unsplit_noise,)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """(hidden units, features): the positions of the weights from features to units."""
+        place = self._slot("hidden0.weight")
+        return torch.arange(place.start, place.stop).view(-1, self.model.input_shape[0])
+
+    def start(self) -> Tensor:
+        """A flat first layer, a steep second one, and the right answer for silent examples."""
+        start = torch.zeros(self.model.parameters)
+        out = start[self._slot("output.weight")].view(2, -1)
+        out[0], out[1] = STEEP, -STEEP
+        start[self._slot("output.bias")] = torch.tensor([SURE, -SURE])
+        return start
+
+    def turned(self, starts: Tensor, round: int) -> Tensor:
+        """Starting points at which canaries pull the other way in every second round."""
+        found = starts.clone()
+        found[..., self._slot("output.weight")] *= sign(round)
+        return found
+
+    def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
+        """(canaries, units): a released vector along the part of each canary's gradient that lies in each unit."""
+        return -value[self.columns[:, list(slots)]].T.double()
+
+    def reading_of_one(self, value: Tensor, round_sign: float) -> Tensor:
+        """The same of the first canary, and the release of the unsplit tensors along its gradient, which never turns.
+
+        Without parts, of the second one too, which shows the noise.
+        """
+        if self.splitter is None:
+            return self.reading(value, [0, 1])[:, 0]
+        own = self.reading(value, [0])[0]
+        bias = value[self._slot("output.bias")].double()
+        return torch.cat([own, round_sign * (bias[1:] - bias[:1]) / 2**0.5]) if self.shared else own
+
+
+def hit(splitter: Splitter, assigned: Any, columns: Tensor, slot: int) -> list[int]:
+    """The coordinates of a client canary that lie in the part it drew."""
+    free = set(_trained(splitter, assigned).tolist())
+    return [int(place) for place in columns[:, slot] if int(place) in free]
+
+
+def places(splitter: Splitter, assigned: Any) -> list[int]:
+    """One coordinate of the part that was drawn, and one of the unsplit tensors."""
+    free = _trained(splitter, assigned)
+    own, shared = free[~splitter.unsplit[free]], torch.nonzero(splitter.unsplit).flatten()
+    return [int(some[0]) for some in (own, shared) if len(some)]
+
+
+def _trained(splitter: Splitter, assigned: Any) -> Tensor:
+    splitting = splitter.splitting
+    nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
+    submodel, _ = splitting.alone(assigned, nothing)
+    return submodel.positions if submodel.moves is None else submodel.positions[submodel.moves > 0]
+
+
+def part_probes(splitter: Splitter, streams: Streams) -> tuple[list[int], list[int]]:
+    """(coordinates at which a client canary of a split model may be found, those of the unsplit tensors)."""
+    drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
+    found = {place for assigned in drawn for place in places(splitter, assigned)}
+    own = sorted(place for place in found if not splitter.unsplit[place])
+    return own[:16], sorted(found - set(own))
