@@ -1,28 +1,49 @@
 """Ways to break a mechanism: each is a mistake that somebody could make, put in place by a monkeypatch."""
 
+from dataclasses import replace
 from importlib import import_module
+
+import numpy as np
+import torch
 
 from sightline.mechanisms.clip import Bounded
 from sightline.mechanisms.gaussian import FloatSum
+from sightline.mechanisms.grid import GridSum
 from sightline.mechanisms.samplers import PoissonCohorts
+from sightline.mechanisms.schedule import Schedules
+from sightline.models.submodel import Partitions
 from sightline.randomness import Purpose, Streams
+from sightline.runtimes import Simulator
+from sightline.training.privately import Privately
 
 CLIP = import_module("sightline.mechanisms.clip")
 
 
 def halved(monkeypatch):
-    """Half of the noise that is claimed."""
-    whole = FloatSum.noisy
-    monkeypatch.setattr(
-        FloatSum,
-        "noisy",
-        lambda self, *, noise_multiplier, **k: whole(self, noise_multiplier=noise_multiplier / 2, **k),
-    )
+    """Half of the noise that is claimed: in sums, exact or not, in private steps, and in the step of a server."""
+    for kind in (FloatSum, GridSum):
+        monkeypatch.setattr(kind, "noisy", _half(kind.noisy))
+    samplewise, steps = import_module("sightline.mechanisms.samplewise"), Privately.noise_of
+    monkeypatch.setattr(samplewise, "with_gaussian_noise", _half(samplewise.with_gaussian_noise))
+    monkeypatch.setattr(Privately, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a)))
+
+
+def _half(whole):
+    return lambda *a, noise_multiplier, **k: whole(*a, noise_multiplier=noise_multiplier / 2, **k)
 
 
 def unclipped(monkeypatch):
-    """Clipping forgotten."""
+    """Clipping forgotten: of updates, and of the gradients of examples."""
     monkeypatch.setattr(CLIP, "clip", lambda update, *, clip_norm: Bounded(update, clip_norm))
+    grid = import_module("sightline.mechanisms.grid")
+    monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
+    for name in ("clipping", "dense_stack"):
+        training = import_module(f"sightline.training.{name}")
+        monkeypatch.setattr(training, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+
+
+def _on_grid(update, clip_norm):
+    return np.trunc(update.double().numpy() * (2**24 / clip_norm)).astype(np.int64)
 
 
 def same_noise_every_round(monkeypatch):
@@ -50,5 +71,18 @@ def same_noise_for_everybody(monkeypatch):
 
 
 def everybody_is_sampled(monkeypatch):
-    """Claims Poisson's amplification, and takes everybody."""
+    """Claims the amplification of coins, schedules or Poisson batches, and takes everybody, and every example."""
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
+    monkeypatch.setattr(Schedules, "used", lambda self, step, allotment, *, members, **k: np.arange(members))
+    private, sums = import_module("sightline.training.privately"), Simulator.gradient_sums
+    monkeypatch.setattr(private, "poisson", lambda examples, rate, steps, rng: iter([None] * steps))
+    monkeypatch.setattr(
+        Simulator,
+        "gradient_sums",
+        lambda self, *a, plans, at: sums(self, *a, plans=[replace(plan, rate=1.0) for plan in plans], at=at),
+    )
+
+
+def one_part_for_all(monkeypatch):
+    """Claims that the part is hidden, and sends everybody to the first."""
+    monkeypatch.setattr(Partitions, "draw", lambda self, count, *, rng: np.zeros(count, dtype=np.int64))

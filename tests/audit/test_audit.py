@@ -1,14 +1,16 @@
 """Audits of mechanisms that keep their word find nothing; audits of broken ones find it."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from sightline.audit import audit
-from sightline.cli.main import sightline
-from sightline.config import parse
+from sightline.cli.main import outcome, sightline
+from sightline.config import parse, to_toml
 from sightline.errors import InvalidInput
+from sightline.report.audit_picture import svg
 from tests.audit.breaking import (
     everybody_is_sampled,
     halved,
@@ -16,6 +18,8 @@ from tests.audit.breaking import (
     same_noise_for_everybody,
     unclipped,
 )
+from tests.audit.cases import OUTSIDE
+from tests.audit.cases import audited as of_case
 from tests.laws.combinations import Combination, plain
 
 CONFIDENCE = 1 - 1e-4
@@ -40,6 +44,14 @@ HONEST = {
     "split": {"split": "yes"},
     "groups": {"topology": "groups", "algorithm": "dp_ogl"},
     "edge": {"topology": "tree", "where": "edge"},
+    "examples in parts": {"unit": "sample", "where": "server", "samples": "full", "split": "yes"},
+    "examples in segments": {
+        "unit": "sample",
+        "where": "edge",
+        "samples": "full",
+        "topology": "tree",
+        "algorithm": "h2fdp",
+    },
 }
 
 
@@ -59,6 +71,9 @@ def test_both_methods_find_something_of_what_there_is_to_find():
 
 RARELY = {"sampling": {"clients": {"scheme": "poisson", "rate": 0.05}}}
 QUIET = {"privacy": {"noise_multiplier": 2.0}}
+PARTED = {"unit": "sample", "where": "server", "samples": "full", "split": "yes", "trials": 24, "changes": QUIET}
+SEGMENTS = {"unit": "sample", "where": "edge", "samples": "full", "topology": "tree", "algorithm": "h2fdp", "trials": 30,
+            "changes": QUIET}  # fmt: skip
 BROKEN = {
     "halved": (halved, {}),
     "halved, local": (halved, {"where": "client"}),
@@ -68,6 +83,8 @@ BROKEN = {
     "unclipped, local": (unclipped, {"where": "client"}),
     "one seed for all rounds": (same_noise_every_round, {}),
     "one seed for all clients": (same_noise_for_everybody, {"where": "client"}),
+    "unclipped, examples in parts": (unclipped, PARTED),
+    "unclipped, segments": (unclipped, SEGMENTS),
     "wrong sampler": (everybody_is_sampled, {"clients": "poisson", "changes": RARELY}),
 }
 
@@ -86,11 +103,53 @@ def test_one_run_catches_it_too(monkeypatch):
     assert finding.lower > finding.upper
 
 
-def test_the_command(tmp_path):
-    from sightline.config import to_toml
-
+@pytest.fixture
+def file(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(to_toml(parse(plain(Combination()))))
+    return file
+
+
+@pytest.mark.parametrize("ending", ["svg", "html"])
+def test_a_claim_that_stands_is_said_to_and_drawn(file, tmp_path, ending):
+    picture = tmp_path / f"audit.{ending}"
+    done = CliRunner().invoke(
+        sightline, ["audit", str(file), "--trials", "30", "--canaries", "40", "--plot", str(picture)]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1].startswith("not refuted: the attacks found ")
+    drawn = picture.read_text()
+    root = ElementTree.fromstring(drawn[drawn.index("<svg") : drawn.index("</svg>") + 6])
+    words = " ".join(root.itertext())
+    assert "Audit of combination: not refuted" in words
+    assert "repeated" in words
+    assert "canaries" in words
+
+
+def test_words_in_a_picture_are_text():
+    told = {"refuted": True, "observer": "<b>", "subject": "&", "unit": "client", "rounds": 1, "confidence": 0.95,
+            "findings": [{"method": "<i>", "delta": 0.1, "epsilon_lower": 2.0, "epsilon_upper": 1.0}]}  # fmt: skip
+    words = " ".join(ElementTree.fromstring(svg("<script>", told)).itertext())
+    assert "<script>: REFUTED" in words
+    assert "<b> about &" in words
+    assert "<i>" in words
+
+
+def test_a_claim_that_is_broken_is_said_to_be_and_exits_with_1(file, monkeypatch, capsys):
+    unclipped(monkeypatch)
+    assert outcome(["audit", str(file), "--trials", "60", "--canaries", "40", "--delta", "0.2", "--rounds", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("REFUTED")
+    assert "refuted" in err
+
+
+@pytest.mark.parametrize("wrong", ["audit.png", "no/such/folder/audit.svg"])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(file, wrong, capsys):
+    assert outcome(["audit", str(file), "--plot", wrong]) == 2
+    assert f"plot={wrong}" in capsys.readouterr().err
+
+
+def test_the_command(file):
     done = CliRunner().invoke(sightline, ["audit", str(file), "--trials", "30", "--canaries", "40", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
@@ -109,6 +168,41 @@ def test_few_canaries_are_not_guessed_twice():
     finding = audited(trials=20, topology="groups", algorithm="dp_ogl").findings[1]
     assert finding.details["guesses"] <= finding.details["canaries"]
     assert finding.lower == 0
+
+
+def test_a_lone_canary_is_not_guessed():
+    """Of one subject that is named and no other that is seen alike nothing is said by one run."""
+    finding = of_case(**OUTSIDE["dp_ogl"] | {"trials": 20}).findings[1]
+    assert (finding.details["canaries"], finding.details["guesses"], finding.lower) == (1, 0, 0)
+
+
+def test_what_is_told_to_another_group_is_heard_there(monkeypatch):
+    """Unclipped, the subject drowns the noise of its own group; who is outside hears of it through common workers."""
+    words = OUTSIDE["dp_ogl"] | {"trials": 100}
+    assert not of_case(**words).broken
+    unclipped(monkeypatch)
+    found = of_case(**words)
+    assert (found.facts["observer"], found.facts["subject"]) == ("client-5", "client-0")
+    assert found.broken
+
+
+@pytest.mark.parametrize("observer", ["cloud", "public", "edge-1", "client-3"])
+def test_every_observer_of_a_tree_sees_something(observer):
+    """Half of the noise of nothing: an observer that saw nothing would find nothing."""
+    found = of_case(topology="tree", where="edge", observer=observer, trials=80, canaries=10,
+                    changes={"privacy": {"noise_multiplier": 0.05}})  # fmt: skip
+    assert found.lower > 1.5
+
+
+def test_the_same_seed_attacks_the_same_subject():
+    one, other = (of_case(trials=20, canaries=10, topology="tree", where="edge") for _ in range(2))
+    assert one == other
+    assert one.facts["subject"] == "client-0"
+
+
+def test_a_subject_that_nobody_knows_is_refused_with_the_nearest_name():
+    with pytest.raises(InvalidInput, match=r"subject=client-66.*client-"):
+        of_case(trials=20, subject="client-66")
 
 
 def test_nothing_claimed_nothing_audited():

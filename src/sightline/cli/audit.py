@@ -13,6 +13,7 @@ Examples:
   sightline audit examples/quickstart.toml
   sightline audit examples/balanced.toml --trials 2000 --rounds 40 --json
   sightline audit examples/quickstart.toml --set privacy.arithmetic=integer --delta 0.01
+  sightline audit examples/overlapping-groups.toml --observer client-25 --subject client-3 --plot audit.svg
 
 Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
 """
@@ -29,17 +30,23 @@ Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own coins.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
 @click.option("--subject", help="Whose data to attack, e.g. client-3 (default: the one with the largest claim).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw bounds and claims to this .svg or .html file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
-def command(config: Path, overrides: tuple[str, ...], as_json: bool, **numbers: Any) -> int:
+def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path | None, **numbers: Any) -> int:
     """Attack the mechanism that CONFIG runs: how large must epsilon be at least, and how large is it claimed to be?"""
     from sightline.audit import audit
     from sightline.cli.progress import CountBar
     from sightline.config import read
+    from sightline.report.audit_picture import check_plot, draw
 
+    check_plot(plot)
     experiment = read(config, [*overrides])
     with CountBar(f"audit {experiment.name}", "runs") as bar:
         found = audit(experiment, progress=bar.advance, **numbers)
     told = found.told()
+    if plot is not None:
+        draw(experiment.name, told, plot)
+        told["plot"] = str(plot)
     if as_json:
         click.echo(json.dumps({name: _plain(value) for name, value in told.items()}, allow_nan=False))
     else:
@@ -51,6 +58,7 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, **numbers: 
 
 
 def _show(told: dict[str, Any]) -> None:
+    from sightline.report.audit_picture import verdict
     from sightline.report.numbers import upper
 
     claimed = upper(told["epsilon_upper"], digits=4)
@@ -66,6 +74,9 @@ def _show(told: dict[str, Any]) -> None:
             f"{name} {value:g}" if name == "delta" else f"{name} {value}" for name, value in told_so.items()
         )
         click.echo(f"  {_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}: {rest}")
+    if "plot" in told:
+        click.echo(f"wrote {told['plot']}")
+    click.echo(verdict(told))
 
 
 def _down(value: float) -> str:
