@@ -77,7 +77,7 @@ docs: .venv-docs/.ready  ## build the docs site into site/
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
-reproduce: .venv/.ready ## run every experiment of the papers (about 90 minutes) and write docs/reproduction.md
+reproduce: .venv/.ready ## run every experiment of the papers anew (about 90 minutes) and write docs/reproduction.md
 	$(BIN)/python -m experiments
 
 docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write

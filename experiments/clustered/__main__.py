@@ -10,4 +10,4 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reproduction" / "clustered.md"
 
 if __name__ == "__main__":
-    command("clustered", PARTS, work=work, results=HERE / "results.jsonl", write_page=write_page, page=PAGE)
+    command("clustered", PARTS, work=work, home=HERE, write_page=write_page, page=PAGE)

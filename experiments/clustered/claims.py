@@ -3,13 +3,16 @@
 from math import log
 from statistics import fmean
 
-from experiments.clustered.tables import SHIFTS, Row, means_of, of_part, sure, table
+from experiments.claims import Claim, judged
+from experiments.clustered.tables import SHIFTS, Row, means_of, of_part, sure
+
+MODULE = "python -m experiments.clustered"
+FIRST, ACCURACY, BATCHES, RATIO = (f"{MODULE} {part}" for part in ("first cifar", "accuracy", "batches", "ratio"))
 
 
-def claims(rows: list[Row]) -> str:
+def claims(rows: list[Row]) -> list[Claim]:
     """One line per claim that the results can judge."""
-    lines = [*_counting(rows), *_confidence(rows), *_accuracy(rows), *_batches(rows), *_noise(rows)]
-    return table(["claim", "here", "verdict"], lines)
+    return [*_counting(rows), *_confidence(rows), *_accuracy(rows), *_batches(rows), *_noise(rows)]
 
 
 def _right(rows: list[Row], sources: tuple[str, ...], points: str) -> tuple[int, int]:
@@ -17,7 +20,7 @@ def _right(rows: list[Row], sources: tuple[str, ...], points: str) -> tuple[int,
     return sum(cell["right"] for cell in cells), len(cells)
 
 
-def _counting(rows: list[Row]) -> list[list[str]]:
+def _counting(rows: list[Row]) -> list[Claim]:
     lines = []
     for sources, claim in (
         (("mnist",), "MNIST: the number of clusters is found at every epsilon and seed"),
@@ -28,24 +31,26 @@ def _counting(rows: list[Row]) -> list[list[str]]:
         if many:
             verdict = "reproduced" if plane == many else "only with `spanning`" if span == many else "partly"
             verdict = "not reproduced" if max(plane, span) == 0 else verdict
-            lines.append([claim, f"`principal` {plane}/{many}, `spanning` {span}/{many}", verdict])
+            here = f"`principal` {plane}/{many}, `spanning` {span}/{many}"
+            lines.append(Claim("Figure 10 and its text", claim, here, verdict, FIRST))
     return lines
 
 
-def _confidence(rows: list[Row]) -> list[list[str]]:
+def _confidence(rows: list[Row]) -> list[Claim]:
     above, right, missed = sure(rows)
     if not above:
         return []
     here = f"MSS > 2: {right} of {above} fits are the true clusters; MSS <= 2: {missed} are"
-    verdict = "nearly" if 0.95 * above <= right < above else _yes(right == above)
-    lines = [['With M known, an MSS above 2 means the true clusters ("almost always", figure 13)', here, verdict]]
+    verdict = "nearly" if 0.95 * above <= right < above else judged(right == above)
+    claim = 'With M known, an MSS above 2 means the true clusters ("almost always")'
+    lines = [Claim("Figure 13", claim, here, verdict, FIRST)]
     for points in ("principal", "spanning"):
         cells = [c for r in of_part(rows, "first") for c in r["cells"] if c["points"] == points]
         sure_ones = [cell for cell in cells if max(cell["curve"].values()) > 2]
         true = sum(cell["right"] for cell in sure_ones)
         here = f"`{points}`: {true} of {len(sure_ones)} fits with MSS > 2 are the true clusters"
         holds = "holds" if true == len(sure_ones) else "does not hold"
-        lines.append(["The same with M unknown (the paper does not say)", here, holds])
+        lines.append(Claim("Figure 13", "The same with M unknown (the paper does not say)", here, holds, FIRST))
     return lines
 
 
@@ -53,17 +58,21 @@ LEVEL = 1.0
 """Accuracies that differ by less, in points, are called level: two seeds tell no more."""
 
 
-def _accuracy(rows: list[Row]) -> list[list[str]]:
+def _accuracy(rows: list[Row]) -> list[Claim]:
     lines = []
     for partition, epsilon in (("rotation", 3), ("rotation", 5), ("label_shift", 3)):
-        for name, what in (("accuracy", "all clients"), ("minority_accuracy", "the minority")):
+        for exhibit, name, what in (
+            ("Figure 11", "accuracy", "all clients"),
+            ("Figure 12", "minority_accuracy", "the minority"),
+        ):
             found = means_of(rows, partition, epsilon, name)
             found.pop("oracle_clusters", None)
             ours = found.pop("rdpcfl", None)
             if ours is not None:
                 here = ", ".join(f"{a} {value:.1f}" for a, value in found.items())
                 claim = f"R-DPCFL is ahead of the baselines for {what}, {SHIFTS[partition]}, epsilon = {epsilon}"
-                lines.append([claim, f"{ours:.1f} against {here}", _standing(ours, found)])
+                standing = _standing(ours, found)
+                lines.append(Claim(exhibit, claim, f"{ours:.1f} against {here}", standing, ACCURACY))
     return lines
 
 
@@ -78,7 +87,7 @@ def _standing(ours: float, others: dict[str, float]) -> str:
     return "partly: " + "; ".join(f"{word} {', '.join(some)}" for word, some in words.items() if some)
 
 
-def _batches(rows: list[Row]) -> list[list[str]]:
+def _batches(rows: list[Row]) -> list[Claim]:
     runs = of_part(rows, "batches")
     first = sorted((row for row in runs if row["later"] == 32), key=lambda row: row["first"])
     later = sorted((row for row in runs if row["first"] == 2000), key=lambda row: row["later"])
@@ -90,25 +99,25 @@ def _batches(rows: list[Row]) -> list[list[str]]:
     )
     here = ", ".join(f"b = {row['first']}: {row['plane']['mss']:.2f}" for row in first)
     smaller = ", ".join(f"b = {row['later']}: {row['plane']['mss']:.2f}" for row in later)
+    larger, further = (
+        "A larger first batch separates the clusters (MSS)",
+        "A smaller later batch separates them further (MSS)",
+    )
+    closer = "Centres come k times closer when the first batch is k times as large (slope .95)"
     return [
-        ["A larger first batch separates the clusters (MSS, figure 8)", here, _monotone(mss)],
-        ["A smaller later batch separates them further (MSS)", smaller, _monotone(later_mss[::-1])],
-        [
-            "Centres come k times closer when the first batch is k times as large (slope .95, figure 14 left)",
-            f"slope {slope:.2f}",
-            _yes(0.8 < slope < 1.2),
-        ],
+        Claim("Figure 8", larger, here, _monotone(mss), BATCHES),
+        Claim("Figure 8", further, smaller, _monotone(later_mss[::-1]), BATCHES),
+        Claim("Figure 14, left", closer, f"slope {slope:.2f}", judged(0.8 < slope < 1.2), BATCHES),
     ]
 
 
-def _noise(rows: list[Row]) -> list[list[str]]:
+def _noise(rows: list[Row]) -> list[Claim]:
     found = [value for row in of_part(rows, "ratio") for value in row["ratios"].values()]
     if not found:
         return []
     here = f"{min(found):.2f} to {max(found):.2f} with our accountant"
-    return [
-        ["A full first batch raises z by a small factor (up to 2.5, figure 14 right)", here, _yes(max(found) <= 2.5)]
-    ]
+    claim = "A full first batch raises z by a small factor (up to 2.5)"
+    return [Claim("Figure 14, right", claim, here, judged(max(found) <= 2.5), RATIO)]
 
 
 def _monotone(values: list[float]) -> str:
@@ -116,7 +125,3 @@ def _monotone(values: list[float]) -> str:
     if values == sorted(values):
         return "reproduced"
     return "at the end only" if values[-1] == max(values) else "not reproduced"
-
-
-def _yes(holds: bool) -> str:
-    return "reproduced" if holds else "not reproduced"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from experiments.claims import table
 from experiments.clustered import tables
 from experiments.clustered.claims import claims
 from experiments.clustered.figures import drawn
@@ -12,7 +13,7 @@ def write_page(rows: list[tables.Row], path: Path) -> None:
     """Write the page, and its pictures beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     there = {row["part"] for row in rows}
-    words = [HEAD, "## Claims and verdicts", claims(rows), times(rows), SETTING]
+    words = [HEAD, "## Claims and verdicts", table(claims(rows)), times(rows), SETTING]
     if "first" in there:
         words += ["## Number of clusters from round one (figures 10 and 13)", tables.counts(rows)]
         words += ["Noise of the whole run, N = 8,000:", tables.noise(rows)]

@@ -1,8 +1,9 @@
 """Where the bottleneck bound wins: epsilon against a worker of the opposite group, by period and by overlap.
 
-python experiments/groups/bottleneck.py        # a few seconds
+python -m experiments.groups.bottleneck        # a few seconds
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sightline.ledger.bottleneck import Bottleneck
 from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
 from sightline.topology import constant
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
 PERIODS = [1, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100]
 OVERLAPS = [1, 2, 4, 8]
 COSTING = Costing(1e-5, Accountant.PLD)
@@ -40,6 +41,10 @@ def pair(period, overlap, rate, noise=3.0):
 
 
 def main():
+    parser = argparse.ArgumentParser(prog="python -m experiments.groups.bottleneck")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where numbers and pictures go")
+    results = parser.parse_args().results
+    results.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     table = []
@@ -57,8 +62,8 @@ def main():
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel("epsilon at delta = 1e-5 (PLD)")
     panels[0].legend(frameon=False)
-    figure.savefig(RESULTS / "bottleneck.png", dpi=130)
-    (RESULTS / "bottleneck.json").write_text(json.dumps(table, indent=1) + "\n")
+    figure.savefig(results / "bottleneck.png", dpi=130)
+    (results / "bottleneck.json").write_text(json.dumps(table, indent=1) + "\n")
     for row in table:
         if row["least"] < row["flow"]:
             print(row)

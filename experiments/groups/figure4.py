@@ -1,8 +1,9 @@
-"""Figure 4 in full: mean epsilon over epochs, and heatmaps of every pair at t = 200. It is accounting: no training.
+"""Figures 4 and 5 (e): mean epsilon over epochs, heatmaps of every pair at t = 200. It is accounting: no training.
 
-SIGHTLINE_DATA=... python experiments/groups/figure4.py        # half a minute; label groups need MNIST
+SIGHTLINE_DATA=... python -m experiments.groups.figure4        # half a minute; label groups need MNIST, Fashion-MNIST
 """
 
+import argparse
 import json
 import os
 import tempfile
@@ -17,17 +18,16 @@ from sightline.ledger.propagation_question import Question, answered
 from sightline.report.groups_plot import heatmap, mean_and_deviation
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 EPOCHS = np.unique(np.concatenate([[1, 2, 3], np.arange(5, 201, 5)]))
 
 
-def labels_file():
-    """Label groups of MNIST dealt by Dirichlet(.1) to 100 workers, as a membership file; None without data."""
+def labels_file(source="mnist"):
+    """Label groups of a data set dealt by Dirichlet(.1) to 100 workers, as a membership file; None without data."""
     if not os.environ.get("SIGHTLINE_DATA"):
         return None
     plain = {
         "name": "labels", "rounds": 1, "model": {"name": "linear"}, "algorithm": {"name": "dp_ogl"},
-        "data": {"source": "mnist", "clients": 100, "partition": "dirichlet", "concentration": 0.1,
+        "data": {"source": source, "clients": 100, "partition": "dirichlet", "concentration": 0.1,
                  "train_samples": 20000, "test_samples": 1000},
         "topology": {"kind": "groups", "structure": "labels", "groups": 5, "label_share": 0.1},
     }  # fmt: skip
@@ -58,13 +58,15 @@ def panels(labels):
     return {name: q for name, q in found.items() if q is not None}
 
 
-def curves(labels):
+def curves(labels, fashion):
+    """Name -> question: (a), and Figure 5 (e), where only the label groups differ."""
     out = {"plus": True, "threat": "out-of-group"}
     found = {
         "GL": question("global", 1, 1, 2.0),
         "CL (4, 2)": question("clusters", 4, 2, 2.0),
         "LB (5, 2), noise 3": question(labels, 5, 2, 3.0) if labels else None,
         "LB (5, 10), noise 3": question(labels, 5, 10, 3.0) if labels else None,
+        "LB (5, 10), noise 3, Fashion-MNIST": question(fashion, 5, 10, 3.0) if fashion else None,
         "RI (4, 2)": question("ring", 4, 2, 2.0),
         "RI (4, 10)": question("ring", 4, 10, 2.0),
         "RI (4, 2), outsiders only": question("ring", 4, 2, 2.0, threat="out-of-group"),
@@ -75,16 +77,20 @@ def curves(labels):
 
 
 def main():
+    parser = argparse.ArgumentParser(prog="python -m experiments.groups.figure4")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where numbers and pictures go")
+    results = parser.parse_args().results
+    results.mkdir(parents=True, exist_ok=True)
     labels = labels_file()
     table = {}
-    draw_heatmaps(labels, table)
-    draw_curves(labels, table)
-    (RESULTS / "figure4.json").write_text(json.dumps(table, indent=1) + "\n")
+    draw_heatmaps(labels, table, results)
+    draw_curves(labels, table, results)
+    (results / "figure4.json").write_text(json.dumps(table, indent=1) + "\n")
     for name, row in table.items():
         print(name, row)
 
 
-def draw_heatmaps(labels, table):
+def draw_heatmaps(labels, table, results):
     figure = Figure(figsize=(17, 8), layout="constrained")
     places = figure.subplots(2, 4).ravel()
     for axes, (name, asked) in zip(places, panels(labels).items(), strict=False):
@@ -99,7 +105,7 @@ def draw_heatmaps(labels, table):
         }  # fmt: skip
     for axes in places[len(panels(labels)) :]:
         axes.axis("off")
-    figure.savefig(RESULTS / "figure4_heatmaps.png", dpi=110)
+    figure.savefig(results / "figure4_heatmaps.png", dpi=110)
 
 
 def question_by_pld(asked):
@@ -108,10 +114,10 @@ def question_by_pld(asked):
     return replace(asked, accountant="pld")
 
 
-def draw_curves(labels, table):
+def draw_curves(labels, table, results):
     figure = Figure(figsize=(9, 5.4), layout="constrained")
     axes = figure.subplots()
-    for name, asked in curves(labels).items():
+    for name, asked in curves(labels, labels_file("fashion_mnist")).items():
         answer = answered(asked)
         mean, deviation = mean_and_deviation([answer.at(int(t)).worst for t in EPOCHS])
         (line,) = axes.plot(EPOCHS, mean, label=name)
@@ -120,7 +126,7 @@ def draw_curves(labels, table):
     axes.set(xlabel="epoch t", ylabel="mean over workers of the worst epsilon (RDP)", ylim=(0, None))
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
-    figure.savefig(RESULTS / "figure4_curves.png", dpi=130)
+    figure.savefig(results / "figure4_curves.png", dpi=130)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ def saved(rows: list[Row], data: str) -> str:
         return ""
     best = accuracy(open_) / 100
     means, text = bars(rows, data, BARS, TARGETS[data] * best)
-    text += "\n\n" + table("| claim: control saves | energy | delay |", savings(means, data))
     if means["control"]["energy"] is None:
         text += f"\n\n{CONTROL_LOSES}"
     if found(rows, "fig5", "control eps=8", data):
@@ -68,22 +67,6 @@ CLAIMS = {
     "cifar10": {"p=0.5": (17.6, 18.1), "p=0": (30.3, 30.1), "PEDPFL": (62.6, 36.2)},
 }
 """The paper's savings in percent: (energy, delay)."""
-
-
-def savings(means: Means, data: str) -> list[str]:
-    lines = []
-    for name, claims in CLAIMS[data].items():
-        cells = []
-        for kind, claim in zip(COSTS, claims, strict=True):
-            mine, other = means["control"][kind], means[name][kind]
-            if mine is None:
-                cells.append(f"paper {claim}%; here control did not reach the target")
-            elif other is None:
-                cells.append(f"paper {claim}%; here only control reached the target")
-            else:
-                cells.append(f"paper {claim}%; here {100 * (1 - mine / other):.0f}%")
-        lines.append(f"| against {LABELS[name]} | {cells[0]} | {cells[1]} |")
-    return lines
 
 
 def told(value: float | None, unit: str) -> str:

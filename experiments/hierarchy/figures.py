@@ -41,13 +41,20 @@ def costs() -> Iterator[Cell]:
 
 
 def budgets() -> Iterator[Cell]:
-    """Figures 6 and 9: epsilon against trust; epsilon = 1 is figure 4."""
+    """Figure 6: epsilon against trust; epsilon = 1 is figure 4."""
     for data in BOTH:
         for epsilon in EPSILONS:
             for share in SHARES:
                 plain = experiment(data, seed=0, trusted=trusted(10, share), epsilon=epsilon)
                 facts = {"share": share, "epsilon": epsilon}
                 yield Cell("fig6", f"eps={epsilon:g} p={share:g}", data, 0, plain, facts)
+
+
+def more_budget() -> Iterator[Cell]:
+    """Figure 9: epsilon = 1.5 with half of the edges trusted, beside .5 (figure 6) and 1 (figure 4)."""
+    for data in BOTH:
+        plain = experiment(data, seed=0, epsilon=1.5)
+        yield Cell("fig9", "eps=1.5 p=0.5", data, 0, plain, {"share": 0.5, "epsilon": 1.5})
 
 
 def networks() -> Iterator[Cell]:
@@ -63,17 +70,17 @@ def networks() -> Iterator[Cell]:
                 yield Cell("fig7", f"{subnets}x{size}", data, 0, plain, facts)
 
 
-def weights() -> Iterator[Cell]:
+def weights(figure: str, names: tuple[str, ...]) -> Iterator[Cell]:
     """Figures 8 and 10: what the weights do to tau and s; four subnets of 15 devices.
 
     Decisions depend on costs relative to the plan, not on model or data, so the smallest of both will do.
     """
-    for name in ("energy", "delay", "accuracy"):
+    for name in names:
         for value in WEIGHTS:
             chosen = {"energy": 1, "delay": 1, "accuracy": 1, "tau_max": 40} | {name: value}
             plain = with_control(experiment("fashion_mnist", seed=0, subnets=4, size=15), chosen)
             plain |= {"data": {"source": "digits", "clients": 60}, "rounds": 20, "evaluate_every": 20}
-            yield Cell("fig8", f"{name}={value:g}", "fashion_mnist", 0, plain, {"weight": name, "value": value})
+            yield Cell(figure, f"{name}={value:g}", "fashion_mnist", 0, plain, {"weight": name, "value": value})
 
 
 PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
@@ -81,7 +88,9 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "fig5": costs,
     "fig6": budgets,
     "fig7": networks,
-    "fig8": weights,
+    "fig8": lambda: weights("fig8", ("energy", "accuracy")),
+    "fig9": more_budget,
+    "fig10": lambda: weights("fig10", ("delay",)),
 }
 
 

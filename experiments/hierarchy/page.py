@@ -4,15 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from experiments.claims import table as claim_table
 from experiments.hierarchy.cells import CONTROL
+from experiments.hierarchy.claims import GUESSING, claims
 from experiments.hierarchy.costs import saved
 from experiments.hierarchy.figures import PARTS
 from experiments.hierarchy.pictures import draw
-from experiments.hierarchy.results import Row, accuracy, found, shown, table, verdict
+from experiments.hierarchy.results import Row, accuracy, found, shown, table
 from experiments.hierarchy.words import FOOT, HEAD, NAMES, NOT_RUN, ONLY_GUESSING, WEIGHTS_SAY
-
-GUESSING = 15.0
-"""Accuracies in % below this are hardly more than one in ten classes by chance."""
 
 
 def write_page(rows: list[Row], path: Path) -> None:
@@ -20,7 +19,7 @@ def write_page(rows: list[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = [name for name in NAMES if any(row["data"] == name for row in rows)]
     parts: list[Callable[[list[Row], str], str]] = [trust, saved, budgets, networks]
-    words = [HEAD, draw(rows, data, path)]
+    words = [HEAD, "## Claims and verdicts", claim_table(claims(rows)), draw(rows, data, path)]
     words += [part(rows, name) for name in data for part in parts]
     words += [weights(rows), effort(rows), missing(rows), FOOT]
     path.write_text("\n\n".join(word for word in words if word) + "\n", encoding="utf-8")
@@ -41,27 +40,15 @@ def trust(rows: list[Row], data: str) -> str:
     head = table("| figure 4, epsilon = 1 | accuracy in % | of the same model without privacy |", lines)
     if max(map(accuracy, private.values())) < GUESSING:
         return f"## {NAMES[data]}\n\n{head}\n\n{ONLY_GUESSING}"
-    half, whole = (accuracy(private[share]) - accuracy(private[0.0]) for share in (0.5, 1.0))
-    claim = {"fashion_mnist": (6, 3), "cifar10": (12, 8)}[data]
-    lines = [
-        f"| accuracy gains {claim[0]} points at p_c = .5 | {half:+.1f} | {verdict(half > 0, 'agrees in sign')} |",
-        f"| the gain almost doubles at p_c = 1 | {whole:+.1f} | {verdict_double(half, whole)} |",
-        f"| p_c = 1 comes within {claim[1]} points of no privacy | {best - accuracy(private[1.0]):.1f} points short | "
-        f"{verdict(best - accuracy(private[1.0]) <= claim[1])} |",
-    ]
-    return f"## {NAMES[data]}\n\n{head}\n\n" + table("| claim of the paper | here | verdict |", lines)
-
-
-def verdict_double(half: float, whole: float) -> str:
-    if half <= 0:
-        return "no gain to double" if whole <= 0 else "agrees in sign"
-    return "reproduced" if 1.5 <= whole / half <= 2.5 else f"{whole / half:.1f} times"
+    return f"## {NAMES[data]}\n\n{head}"
 
 
 def budgets(rows: list[Row], data: str) -> str:
     """Figures 6 and 9."""
     some = [
-        row for row in rows if row["figure"] in ("fig4", "fig6") and row["data"] == data and row["facts"].get("epsilon")
+        row
+        for row in rows
+        if row["figure"] in ("fig4", "fig6", "fig9") and row["data"] == data and row["facts"].get("epsilon")
     ]
     epsilons = sorted({row["facts"]["epsilon"] for row in some})
     if len(epsilons) < 2:
@@ -86,20 +73,12 @@ def networks(rows: list[Row], data: str) -> str:
         f"| {n} | {n // 5} x 5: {shown(runs[n // 5, 5])} | 2 x {n // 2}: {shown(runs[2, n // 2])} |"
         for n in (10, 30, 50)
     ]
-    more = accuracy(runs[2, 25]) - accuracy(runs[10, 5])
-    wider, larger = (accuracy(runs[shape]) - accuracy(runs[2, 5]) for shape in ((10, 5), (2, 25)))
-    claims = [
-        f"| accuracy grows with the network (10 to 50 devices) | {wider:+.1f} with more subnets, {larger:+.1f} with "
-        f"larger ones | {verdict(min(wider, larger) > 0)} |",
-        f"| larger subnets beat more subnets (50 devices) | {more:+.1f} points | {verdict(more > 0)} |",
-    ]
-    head = table("| figure 7: devices | more subnets | larger subnets |", lines)
-    return head + "\n\n" + table("| claim | here | verdict |", claims)
+    return table("| figure 7: devices | more subnets | larger subnets |", lines)
 
 
 def weights(rows: list[Row]) -> str:
     """Figures 8 and 10."""
-    some = [row for row in rows if row["figure"] == "fig8"]
+    some = [row for row in rows if row["figure"] in ("fig8", "fig10")]
     if not some:
         return ""
     lines = []

@@ -26,7 +26,3 @@ def shown(some: list[Row]) -> str:
 
 def table(header: str, lines: list[str]) -> str:
     return "\n".join([header, "|" + "---|" * (header.count("|") - 1), *lines])
-
-
-def verdict(holds: bool, word: str = "reproduced") -> str:
-    return word if holds else "not reproduced"

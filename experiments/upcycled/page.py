@@ -1,19 +1,14 @@
 """docs/reproduction/upcycled.md from the results: the paper's value, ours, verdict."""
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, pstdev
-from typing import Any
+from statistics import fmean
 
-from experiments.upcycled.words import FOOT, HEAD, NOT_RUN, PRIVATE_HEAD
+from experiments.claims import table as claim_table
+from experiments.upcycled.claims import claims
+from experiments.upcycled.numbers import DATA, PAPER, TABLE_OF, Pairs, Row, by_part, gain, mean_of, shown, verdict
+from experiments.upcycled.words import CELLS_BELOW, FOOT, HEAD, NOT_RUN, PRIVATE_HEAD
 
-Row = dict[str, Any]
-Pairs = dict[tuple[str, str], dict[bool, list[Row]]]
-
-PAPER = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
 TITLES = {
     "table1": "Table 1, synthetic data: 90% stragglers",
     "table3": "Table 3, synthetic data: 30% stragglers",
@@ -21,16 +16,16 @@ TITLES = {
     "letters26": "Table 4, 26 letters",
     "tweets": "Table 1, tweets",
 }
-TABLE_OF = {"table1": "table1", "table3": "table3", "letters": "table1", "letters26": "table4", "tweets": "table1"}
-DATA = {
-    "iid": "Syn(iid)", "syn00": "Syn(0,0)", "syn55": "Syn(.5,.5)", "syn11": "Syn(1,1)", "letters": "letters a-j",
-    "letters26": "26 letters", "tweets": "tweets",
-}  # fmt: skip
 PRIVATE = {
     "published": "Output perturbation as published (figure 3): clip 10, sigma 1.0, upcycled 0.8, FedAvg. No guarantee",
     "output": "Output perturbation with a guarantee: `strongly_convex`, FedProx mu = .5, epsilon = 8 for both",
     "objective": "Objective perturbation with a guarantee (figure 4): FedProx mu = .5, epsilon = 8 for both",
     "gradient": "Gradient perturbation: DP-SGD, one local epoch, FedAvg, epsilon = 8 for both",
+    "figure7-output": "Letters a-j, output perturbation as published (figure 7, left): 10 clients, 20 iterations, MLP",
+    "figure7-objective": "Letters a-j, objective perturbation, guaranteed (figure 7, right): 5 clients, 2 iterations",
+    "figure8-output": "Tweets, output perturbation as published (figure 8, left): 4 iterations, 3 epochs each, bi-LSTM",
+    "figure9-output": "26 letters, output perturbation as published (figure 9, left): 10 clients, 20 iterations, MLP",
+    "figure9-objective": "26 letters, objective perturbation, guaranteed (figure 9, right): 10 clients, 8 iterations",
 }
 
 
@@ -38,7 +33,7 @@ def write_page(rows: list[Row], path: Path) -> None:
     """Write the page, and beside it the figure of losses over time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = by_part(rows)
-    words = [HEAD, summary(parts)]
+    words = [HEAD, summary(parts), "## Claims and verdicts", CELLS_BELOW, claim_table(claims(parts))]
     words += [table(part, parts[part]) for part in TITLES if part in parts]
     if any(part in parts for part in PRIVATE):
         words += [PRIVATE_HEAD, *(private_table(part, parts[part]) for part in PRIVATE if part in parts)]
@@ -50,43 +45,6 @@ def write_page(rows: list[Row], path: Path) -> None:
     if missing:
         words.append("## Not run here\n\n" + ", ".join(f"`{part}`" for part in missing) + NOT_RUN)
     path.write_text("\n\n".join(words) + "\n\n" + FOOT, encoding="utf-8")
-
-
-def by_part(rows: Iterable[Row]) -> dict[str, Pairs]:
-    """part -> (data, algorithm) -> upcycled? -> its runs, only seeds that both have."""
-    parts: dict[str, Pairs] = defaultdict(lambda: defaultdict(lambda: {False: [], True: []}))
-    for row in rows:
-        parts[row["part"]][row["data"], row["algorithm"]][row["upcycled"]].append(row)
-    for pairs in parts.values():
-        for key, pair in list(pairs.items()):
-            both = {r["seed"] for r in pair[False]} & {r["seed"] for r in pair[True]}
-            pairs[key] = {up: [r for r in runs if r["seed"] in both] for up, runs in pair.items()}
-            if not both:
-                del pairs[key]
-    return {part: pairs for part, pairs in parts.items() if pairs}
-
-
-def mean_of(runs: list[Row], name: str, factor: float = 1.0) -> float:
-    return factor * fmean(run[name] for run in runs)
-
-
-def shown(runs: list[Row], name: str, factor: float = 1.0, digits: int = 2) -> str:
-    values = [factor * run[name] for run in runs]
-    return f"{fmean(values):.{digits}f} ± {pstdev(values):.{digits}f}"
-
-
-def gain(pair: dict[bool, list[Row]], name: str = "accuracy", factor: float = 100.0) -> tuple[float, float]:
-    """Mean and standard error of upcycled minus plain over the seeds."""
-    plain = {run["seed"]: run[name] for run in pair[False]}
-    gains = [factor * (run[name] - plain[run["seed"]]) for run in pair[True]]
-    return fmean(gains), pstdev(gains) / sqrt(max(1, len(gains) - 1))
-
-
-def verdict(ours: float, error: float, paper: float) -> str:
-    """Whether the sign of the gain is the paper's."""
-    if abs(ours) <= error:
-        return "tie"
-    return "agrees" if (ours > 0) == (paper >= 0) else "differs"
 
 
 def table(part: str, pairs: Pairs) -> str:
@@ -149,14 +107,15 @@ def private_table(part: str, pairs: Pairs) -> str:
     lines = [
         f"### {PRIVATE[part]}",
         "",
-        "| data | loss: plain → upcycled | accuracy: plain → upcycled | epsilon (ledger, worst client) | releases |",
-        "|---|---|---|---|---|",
+        "| data | algorithm | loss: plain → upcycled | accuracy: plain → upcycled | epsilon (ledger, worst client) "
+        "| releases |",
+        "|---|---|---|---|---|---|",
     ]
-    for (data, _), pair in pairs.items():
+    for (data, algorithm), pair in pairs.items():
         epsilons = " → ".join(f"{max(run['epsilon'] for run in pair[up]):.4g}" for up in (False, True))
         releases = " → ".join(str(pair[up][0]["releases"]) for up in (False, True))
         lines.append(
-            f"| {DATA[data]} | {shown(pair[False], 'loss')} → {shown(pair[True], 'loss')} | "
+            f"| {DATA[data]} | {algorithm} | {shown(pair[False], 'loss')} → {shown(pair[True], 'loss')} | "
             f"{shown(pair[False], 'accuracy', 100)} → {shown(pair[True], 'accuracy', 100)} | {epsilons} | {releases} |"
         )
     return "\n".join(lines)

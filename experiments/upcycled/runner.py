@@ -2,11 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.jobs import run_jobs
 from experiments.upcycled.cells import Cell
 
 
@@ -43,8 +41,3 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "wall_seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - cpu,
     }
-
-
-def run_all(cells: Iterable[Cell], results: Path, *, workers: int) -> None:
-    """Run the cells whose results are missing."""
-    run_jobs(cells, results, work=run_cell, workers=workers, title="upcycled")

@@ -5,8 +5,8 @@ HEAD = """# Upcycled-FL: the paper's numbers and ours
 Yin et al. 2024, "Federated Learning with Reduced Information Leakage and Computation". Written by
 
 ```
-python -m experiments.upcycled            # about 20 minutes on two quiet cores, estimated from processor time
-python -m experiments.upcycled table3     # more by name: table3 table5 letters letters26 tweets
+python -m experiments.upcycled            # everything
+python -m experiments.upcycled table3     # one part; `python -m experiments --list` shows them and what each took
 ```
 
 It goes on where it was stopped: one line per run in `experiments/upcycled/results.jsonl`.
@@ -20,12 +20,16 @@ data costs privacy that no ledger entry covers.
 Ours: mean ± standard deviation over seeds; a seed draws new data too, so the spread contains the data's. The gain is
 paired by seed; a tie is a gain within its standard error."""
 
+CELLS_BELOW = "The cells of Tables 1, 3 and 4 have their verdicts in their own tables below."
+
 PRIVATE_HEAD = """## Private runs
 
 All clients, no stragglers, 80 iterations for both: 80 rounds plain, 40 rounds and 40 free steps upcycled. Unit: one
 example of a client; adjacency: replace-one as published, zero-out in the others. The paper's figures print no numbers;
 their claim is that upcycled has the lower loss under the smaller epsilon. Epsilon is the ledger's, at delta = 1e-5.
-The loss of `output` and `objective` is on features of norm <= 1 and does not compare with that of the other two."""
+The loss of `output` and `objective` is on features of norm <= 1 and does not compare with that of the other two.
+Figures 7 to 9 are scaled to minutes: few clients, few iterations, one seed, and mostly guessing; words have no bounded
+norm, so that objective perturbation refuses tweets."""
 
 NOT_RUN = (
     ": by name, `python -m experiments.upcycled NAME`. Letters and tweets need `SIGHTLINE_DATA` and are scaled down "

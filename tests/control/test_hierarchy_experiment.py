@@ -23,7 +23,7 @@ def test_the_cost_is_what_was_spent_when_the_target_was_first_reached():
     assert cost_to(row, 0.9, "energy") is None
 
 
-@pytest.mark.parametrize("figures", [("fig4",), ("fig4", "fig5", "fig6", "fig7", "fig8")])
+@pytest.mark.parametrize("figures", [("fig4",), ("fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10")])
 def test_the_page_tells_what_there_is(tmp_path, figures):
     pytest.importorskip("matplotlib")
     rows = [

@@ -1,13 +1,21 @@
 """Draw Figures 1 to 8 of the partitioning paper with our curve added.
 
-Run: python experiments/partitioning/figures/draw.py [--out DIR] [--only 1 5 ...]
+python -m experiments.partitioning.figures.draw [FIGURE ...] [--results DIR]
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
-from curves import balanced_epsilons, deltas_over_steps, divergences, split_epsilons, split_noises
+
+from experiments.partitioning.figures.curves import (
+    balanced_epsilons,
+    deltas_over_steps,
+    divergences,
+    split_epsilons,
+    split_noises,
+)
 
 COLOURS = {2: "#c1432e", 4: "#d98e04", 6: "#2b7a4b", 8: "#2f5fa8"}
 
@@ -103,7 +111,7 @@ FIGURES = {
 
 
 def draw(number, folder):
-    """One figure as a PNG file."""
+    """One figure as a PNG file, and its numbers beside it."""
     plt = pyplot()
     panels = FIGURES[number]
     rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
@@ -114,20 +122,39 @@ def draw(number, folder):
     axes[0, 0].legend(fontsize=7)
     figure.suptitle(f"Figure {number} of the partitioning paper, with our accountant")
     figure.tight_layout()
+    (folder / f"figure_{number}.json").write_text(numbers(axes.ravel()), encoding="utf-8")
     path = folder / f"figure_{number}.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
 
+def numbers(panels):
+    """What was drawn: panel by panel, label -> [x, y]; a line without a label is a guide."""
+    drawn = [
+        {
+            line.get_label(): [
+                [float(f"{value:.5g}") for value in axis] for axis in (line.get_xdata(), line.get_ydata())
+            ]
+            for line in panel.lines
+            if not line.get_label().startswith("_")
+        }
+        for panel in panels
+    ]
+    return json.dumps(drawn, indent=1) + "\n"
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--only", type=int, nargs="*", default=sorted(FIGURES))
+    parser = argparse.ArgumentParser(prog="python -m experiments.partitioning.figures.draw", description=__doc__)
+    parser.add_argument("figures", type=int, nargs="*", metavar="FIGURE", help="1 to 8 (default: all)")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="where the pictures go")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for number in given.only:
-        print(draw(number, given.out))
+    unknown = [number for number in given.figures if number not in FIGURES]
+    if unknown:
+        parser.error(f"no such figure: {unknown[0]}; known: 1 to 8")
+    given.results.mkdir(parents=True, exist_ok=True)
+    for number in given.figures or FIGURES:
+        print(draw(number, given.results), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments.claims import table as claim_table
+from experiments.partitioning.claims import claims
 from experiments.partitioning.training.cells import CENTRAL, ROWS, SOURCES, USERS, spent
 
 Row = dict[str, Any]
@@ -30,9 +32,10 @@ HEAD = Path(__file__).with_name("words.md")
 def write_page(results: Iterable[Row], page: Path) -> None:
     """The whole page: words, then the tables that the results make."""
     found: dict[Key, list[Row]] = defaultdict(list)
-    for row in results:
+    rows = list(results)
+    for row in rows:
         found[row["table"], row["source"], row["method"], row["parts"]].append(row)
-    parts = [HEAD.read_text(encoding="utf-8").rstrip()]
+    parts = [HEAD.read_text(encoding="utf-8").replace("{claims}", claim_table(claims(rows))).rstrip()]
     parts += [table("table1", source, found) for source in SOURCES] + [table("table2", "fashion_mnist", found)]
     parts += [sampled(found)]
     page.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")

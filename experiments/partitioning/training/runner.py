@@ -3,11 +3,9 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.jobs import run_jobs
 from experiments.partitioning.training.cells import Cell, pretrained, pretraining
 
 
@@ -45,9 +43,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_all(cells: Iterable[Cell], results: Path, *, workers: int) -> None:
-    """Run what is missing, the pre-trainings first."""
-    listed = list(cells)
-    for cell in listed:
+def pretrain(cells: list[Cell]) -> None:
+    """All pre-trainings that the cells begin with, one after the other."""
+    for cell in cells:
         ready(cell.source, cell.model, cell.parts)
-    run_jobs(listed, results, work=run_cell, workers=workers, title="partitioning")
