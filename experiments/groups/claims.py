@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.claims import Claim, judged
 from experiments.groups.cells import NOISE, PERIODS, SIZES, STRUCTURES, Cell
-from experiments.groups.counts import curves, heatmaps
+from experiments.groups.counts import EXAMPLE, curves, heatmaps
 
 Row = dict[str, Any]
 SOURCES = {"mnist": ("3", "MNIST"), "fashion_mnist": ("5", "Fashion-MNIST")}
@@ -17,7 +17,7 @@ MODULE = "python -m experiments.groups"
 
 def claims(rows: list[Row], counted: dict[str, Any]) -> list[Claim]:
     """Accounting first, then accuracy by data set; `counted` is figure4.json."""
-    found = [*curves(counted), *heatmaps(counted)] if counted else []
+    found = [EXAMPLE, *curves(counted), *heatmaps(counted)] if counted else []
     for source in SOURCES:
         known = Known(rows, source)
         parts = (structures, sizes, periods, noise)

@@ -9,6 +9,12 @@ COMMAND = "python -m experiments.groups.figure4"
 LABELS = "LB (5, 10), noise 3"
 Counted = dict[str, Any]
 
+EXAMPLE = Claim(
+    "Figure 2, Example 2", "{3e, 2e; 5e, 5e; 2e, 3e}", "at most 5 releases (epsilon 3.742), across groups 2 (2.335)",
+    "reproduced", "sightline run experiments/groups/figure2.toml",
+)  # fmt: skip
+"""Three workers, two groups: `tests/docs/test_gallery.py` runs it."""
+
 
 def mean_of(counted: Counted, name: str) -> float | None:
     """The last point of a curve of (a); None without the data that its groups are made of."""
