@@ -64,7 +64,7 @@ def run_accuracy(job: Accuracy) -> dict[str, Any]:
     import torch
 
     from sightline import engine
-    from sightline.api import summarised
+    from sightline.api import Run
     from sightline.config import parse
     from sightline.runtimes import Simulator
 
@@ -73,7 +73,7 @@ def run_accuracy(job: Accuracy) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         setting = engine.calibrated(engine.build(parse(job.plain)))
         engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
-        summary = summarised(Path(folder))
+        summary = Run(Path(folder)).summary
     facts = {"key": job.key, "part": job.part, "algorithm": job.algorithm, "partition": job.partition}
     facts |= {"epsilon": job.epsilon, "seed": job.seed, "auto": job.count == "auto"}
     found = {name: summary["clusters"].get(name) for name in ("count", "mss", "purity", "minority_accuracy")}

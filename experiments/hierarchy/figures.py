@@ -97,7 +97,7 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
 def work(cell: Cell) -> dict[str, Any]:
     """The numbers of one run; its directory is thrown away."""
     from sightline import engine
-    from sightline.api import summarised
+    from sightline.api import Run
     from sightline.config import parse
     from sightline.runtimes import Simulator
 
@@ -106,7 +106,7 @@ def work(cell: Cell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         setting = engine.calibrated(engine.build(parse(cell.plain)))
         engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
-        summary = summarised(Path(folder))
+        summary = Run(Path(folder)).summary
     spent, curve = {"energy_joule": 0.0, "delay_seconds": 0.0}, []
     for row in rows:
         spent = {name: value + row[name] for name, value in spent.items()}

@@ -11,7 +11,7 @@ from experiments.upcycled.cells import Cell
 def run_cell(cell: Cell) -> dict[str, Any]:
     """The numbers of one run; its directory is thrown away."""
     from sightline import engine
-    from sightline.api import summarised
+    from sightline.api import Run
     from sightline.config import parse
     from sightline.runtimes import Simulator
 
@@ -21,7 +21,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         setting = engine.calibrated(engine.build(experiment))
         engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
-        summary = summarised(Path(folder))
+        summary = Run(Path(folder)).summary
     judged = [row for row in rows if "test_loss" in row]
     return {
         "key": cell.key,
