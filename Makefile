@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow flower-test check format constraints bench bench-setup combinations docs docs-serve \
-  notebooks reproduce wheel-test clean
+  notebooks notebooks-test reproduce wheel-test clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,17 @@ combinations: .venv/.ready ## ask every combination again and write docs/combina
 notebooks: .venv/.ready  ## write docs/notebooks/ from docs/tutorials/
 	$(BIN)/python docs/site/notebooks.py
 
+.venv-notebooks/.ready: constraints.txt docs/site/requirements-notebooks.txt pyproject.toml
+	@test -x .venv-notebooks/bin/python || $(PYTHON) -m venv .venv-notebooks
+	@echo "Installing Sightline and a kernel into .venv-notebooks (once; a minute or two) ..."
+	@.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+	  -r docs/site/requirements-notebooks.txt
+	@touch $@
+
+notebooks-test: .venv-notebooks/.ready ## execute every notebook in a real kernel
+	PATH="$(CURDIR)/.venv-notebooks/bin:$$PATH" .venv-notebooks/bin/python tests/docs/execute_notebooks.py
+
 docs: .venv-docs/.ready  ## build the docs site into site/
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 	@echo "site/index.html"
@@ -104,4 +115,4 @@ constraints: .venv/.ready ## write the installed versions back to constraints.tx
 	@mv constraints.tmp constraints.txt
 
 clean:           ## remove the virtual environments, what was built, and caches
-	rm -rf .venv .venv-docs .venv-flower .venv-wheel site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-flower .venv-notebooks .venv-wheel site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -220,3 +220,17 @@ def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_pat
         key=lambda c: accounting.epsilon(dict(c), 1e-5),
     )), 1e-5)  # fmt: skip
     assert run.epsilon == again
+
+
+def test_what_nine_in_ten_clients_reach_and_on_how_few_the_worst_was_tried(tiny, tmp_path):
+    from sightline.engine import build
+    from sightline.engine.evaluation import decile
+
+    experiment = tiny(**{"data.clients": 30, "rounds": 1})
+    row = sightline.run(experiment, out=tmp_path / "run").rounds[-1]
+    assert row["client_accuracy_worst"] <= row["client_accuracy_decile"] <= 1
+    sizes = {len(client.test.y) for client in build(experiment).federation.clients}
+    assert row["client_worst_examples"] in sizes
+    values = [place / 100 for place in range(100)]
+    assert sum(value >= decile(values) for value in values) == 90
+    assert decile(list(reversed(values))) == decile(values)

@@ -296,3 +296,14 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
     assert figures["Releases"] == str(done.summary["releases"])
     assert "Gaussian noise, z = 2, each client by a hidden coin of probability 0.5" in page.text.replace("\u00a0", " ")
     assert "server" in Run.read(tmp_path / "run").trusted
+
+
+def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_path: Path) -> None:
+    directory = quickstart(tmp_path / "run", rounds=2)
+    record = RunRecord.open(directory)
+    few = {"client_accuracy_worst": 0.0, "client_worst_examples": 3, "client_accuracy_decile": 0.75}
+    record.add_round(3, metrics(3, 3, {"public": 1.0}) | few)
+    record.close()
+    page = write_report(directory).read_text()
+    assert "nine in ten from 75.0 %, worst at 0.0 % (of 3 examples)" in page
+    assert "nine in ten <b>75.0 %</b>" in page

@@ -70,9 +70,8 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("rounds", str(summary["rounds_done"])),
         ("test accuracy", _percent(summary["test_accuracy"])),
-        ("clients' own test sets", f"mean {_percent(summary['client_accuracy_mean'])}, "
-                                   f"worst {_percent(summary['client_accuracy_worst'])}"),
-    ]  # fmt: skip
+        ("clients' own test sets", _clients(summary)),
+    ]
     if summary["unit"] == "none":
         lines.append(("privacy", "none: updates are published without noise"))
     else:
@@ -92,6 +91,15 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("note", note) for note in summary["notes"]]
     lines.append(("time", f"{summary['seconds']:.1f} s"))
     return lines
+
+
+def _clients(summary: dict[str, Any]) -> str:
+    """Mean, what nine in ten reach, and the worst with the number of examples that say so."""
+    words = [f"mean {_percent(summary['client_accuracy_mean'])}"]
+    if summary["client_accuracy_decile"] is not None:
+        words.append(f"nine in ten from {_percent(summary['client_accuracy_decile'])}")
+    of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
+    return ", ".join([*words, f"worst {_percent(summary['client_accuracy_worst'])}{of}"])
 
 
 def _clusters(found: dict[str, Any]) -> str:

@@ -65,12 +65,24 @@ def evaluated_kept(setting: Setting, kept: Mapping[int, Tensor], otherwise: Publ
 def _of_clients(setting: Setting, found: list[Evaluation]) -> Metrics:
     accuracies = [e.accuracy for e in found if e.examples]
     losses = [e.loss for e in found if e.examples]
+    worst = min(accuracies, default=math.nan)
     return {
         "client_accuracy_mean": _mean(accuracies),
-        "client_accuracy_worst": min(accuracies, default=math.nan),
+        "client_accuracy_decile": decile(accuracies),
+        "client_accuracy_worst": worst,
+        "client_worst_examples": max((e.examples for e in found if e.examples and e.accuracy == worst), default=0),
         "client_loss_mean": _mean(losses),
         **cluster_metrics(setting, found),
     }
+
+
+def decile(values: list[float]) -> float:
+    """The best value that nine in ten reach.
+
+    >>> decile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), decile([0.5])
+    (0.5, 0.5)
+    """
+    return sorted(values)[len(values) // 10] if values else math.nan
 
 
 def _mean(values: list[float]) -> float:

@@ -32,13 +32,15 @@ SECTION = Section("curves", "Over the rounds", content)
 
 
 def accuracy(run: Run) -> Chart | None:
-    """Test, mean client and worst client."""
+    """Test set, mean client, what nine in ten clients reach, and the worst."""
     names = {
         "test set": "test_accuracy",
         "mean client": "client_accuracy_mean",
+        "nine in ten": "client_accuracy_decile",
         "worst client": "client_accuracy_worst",
     }
-    lines = [Line(name, run.series(key)) for name, key in names.items()]
+    found = {name: run.series(key) for name, key in names.items()}
+    lines = [Line(name, values) for name, values in found.items() if any(value is not None for value in values)]
     return line_chart("accuracy", "Accuracy", _numbers(run), lines, x_axis=ROUNDS, y_axis=ACCURACY)
 
 

@@ -54,16 +54,26 @@ def _moment(created: str | None) -> str:
 def figures(run: Run) -> list[dict[str, str]]:
     """The numbers that a reader looks for first, each with its name and what it is of."""
     planned = run.fact("rounds_planned")
-    worst, loss = run.last("client_accuracy_worst"), run.last("test_loss")
+    loss = run.last("test_loss")
     found = [
         ("Test accuracy", percent(run.last("test_accuracy")), f"loss {number(loss)}" if loss is not None else ""),
         ("Epsilon", epsilon_words(run), _epsilon_note(run)),
         ("Protected", protected(run), _adjacency(run)),
-        ("Clients", count(run.fact("clients")), f"worst at {percent(worst)}" if worst is not None else ""),
+        ("Clients", count(run.fact("clients")), clients_note(run)),
         ("Rounds", count(run.rounds_done), f"of {count(planned)} planned" if planned else ""),
         ("Releases", count(len(run.ledger)), "written to the ledger"),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in found]
+
+
+def clients_note(run: Run) -> str:
+    """What nine in ten clients reach, and the worst with the number of examples that say so."""
+    worst, most = run.last("client_accuracy_worst"), run.last("client_accuracy_decile")
+    examples = run.last("client_worst_examples")
+    if worst is None:
+        return ""
+    of = f" (of {plural(int(examples), 'example')})" if examples else ""
+    return (f"nine in ten from {percent(most)}, " if most is not None else "") + f"worst at {percent(worst)}{of}"
 
 
 def epsilon_words(run: Run) -> str:

@@ -16,7 +16,8 @@ def summarised(run: Run) -> dict[str, Any]:
     Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
     """
     facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds")
-    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_worst")
+    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
+               "client_accuracy_worst", "client_worst_examples")  # fmt: skip
     summary: dict[str, Any] = finite(
         {
             "run_dir": str(run.directory),

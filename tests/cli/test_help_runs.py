@@ -1,0 +1,62 @@
+"""Every example in every help runs as it stands, in a folder where somebody has worked."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sightline.cli.main import outcome
+from tests.cli.test_help import ALL, lines
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted({line for command in ALL.values() for line in lines(command)})
+WAITING = ("sightline serve", "sightline flower site")
+"""These wait for somebody; tests of their own ask them."""
+LONG = ("sightline audit", "sightline sweep", "sightline run experiments", "sightline calibrate check-ins")
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """Examples and experiments, a few runs, a ledger, a membership file, sites."""
+    place = tmp_path_factory.mktemp("desk")
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        for name in ("examples", "experiments"):
+            Path(name).symlink_to(ROOT / name)
+        short = ["run", "examples/quickstart.toml", "--set", "rounds=2", "--json"]
+        for out in ("quickstart", "quickstart-2", "prox-sweep/a"):
+            assert outcome([*short, "--out", f"runs/{out}"]) == 0
+        assert outcome(["run", "examples/quickstart.toml", "--out", "runs/mine", "--json"]) == 0
+        assert outcome(["report", "runs/quickstart", "--ledger", "ledger.json"]) == 0
+        Path("groups.json").write_text(json.dumps({"workers": 3, "groups": [[0, 1], [1, 2]]}))
+        assert outcome(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
+        yield place
+    finally:
+        os.chdir(before)
+
+
+def words_of(line):
+    """The words of the command itself: what a shell would pipe or write on is not ours."""
+    return shlex.split(line.split(" | ")[0].split(" > ")[0].split(" >> ")[0])[1:]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=[pytest.mark.slow] if line.startswith(LONG) else []) for line in EXAMPLES if not line.startswith(WAITING)],
+)  # fmt: skip
+def test_it_runs(desk, monkeypatch, line):
+    monkeypatch.setenv("BROWSER", "true %s")
+    words = words_of(line)
+    if words[:2] == ["flower", "shards"]:
+        words[3] = "other-sites"
+    if words[:2] == ["flower", "export"]:
+        words[3] = f"app-{len(list(desk.glob('app*')))}"
+    assert outcome(words) == 0
+
+
+def test_what_waits_is_named_and_exists():
+    for start in WAITING:
+        assert any(line.startswith(start) for line in EXAMPLES)
