@@ -32,9 +32,7 @@ that send side by side take as long as the slowest (with `resources.delays = "su
 Accuracy asks for more devices; intervals do not get shorter than 20, because the noise is calibrated for 20 intervals
 and all 400 steps are to be done. Decisions depend neither on data nor on the model: the digits will do."""
 
-NOT_RUN = """The machine was too busy (load 10 to 20 on two cores) for these. The same command runs what is missing and
-writes this page anew; by the processor times of the runs that were made, all of them fit into fifteen minutes on two
-idle cores."""
+NOT_RUN = "The same command runs what is missing and writes this page anew."
 
 CONTROL_LOSES = """Not reproduced: control makes the whole run cheaper, not the way to the target. Two things differ
 from the paper. The noise has to cover the longest interval that may be chosen: a segment of 10
