@@ -68,8 +68,12 @@ class RunRecord:
         self._connection.close()
 
     def ledger(self) -> Ledger:
-        """The ledger of the run, its hash chain checked; what is appended to it is kept here."""
-        return Ledger(self.store.read(), store=self.store)
+        """The ledger of the run, its hash chain checked, whole in memory; what is appended to it is kept here."""
+        return Ledger(self.store.stream(), store=self.store)
+
+    def ledger_at_work(self) -> Ledger:
+        """The same for a run that goes on: what is long past stays on disk, so memory does not grow with rounds."""
+        return Ledger.stored(self.store)
 
     def remember(self, facts: Mapping[str, Any]) -> None:
         """Write facts about the run; a fact of the same name is replaced."""

@@ -6,46 +6,63 @@ that i is in the audience of r, or of a release that was computed from r through
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Protocol
 
 from sightline.events import Event, against_coalition, with_known_coins
+from sightline.ledger.marks import Marks
 from sightline.ledger.parties import NOBODY, Parties
 from sightline.ledger.release import Release
 
 Composition = Counter[Event]
 
 
-class ChainedReleases(Sequence[Release]):
+class Seen(Protocol):
+    """Releases as a view reads them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, id: int) -> Release: ...
+
+    def since(self, start: int) -> Iterable[Release]:
+        """The releases from number `start` on."""
+
+
+class ChainedReleases:
     """A ledger's releases followed by some that are not in it yet, without copying."""
 
-    def __init__(self, first: Sequence[Release], then: Sequence[Release]) -> None:
+    def __init__(self, first: Seen, then: Sequence[Release]) -> None:
         self._first, self._then = first, then
 
     def __len__(self) -> int:
         return len(self._first) + len(self._then)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, id: int) -> Release:
         start = len(self._first)
-        if isinstance(place, slice):
-            return self._then if place.start == start else list(self)[place]
-        return self._first[place] if place < start else self._then[place - start]
+        return self._first[id] if id < start else self._then[id - start]
+
+    def since(self, start: int) -> Iterable[Release]:
+        """The releases from number `start` on."""
+        return chain(self._first.since(start), self._then[max(0, start - len(self._first)) :])
 
 
 class View:
     """Everything that reaches one observer, or a coalition (the union of its members' views); grows with the ledger."""
 
-    def __init__(self, releases: Sequence[Release], observers: Parties) -> None:
+    def __init__(self, releases: Seen, observers: Parties) -> None:
         self._releases = releases
         self.observers = observers
-        self.reached: set[int] = set()
+        self.reached = Marks()
         self._read = 0
         self._charges: Counter[tuple[Parties, Event]] = Counter()
         self._joint: set[tuple[str, Parties, Event]] = set()
-        self._before: set[int] = set()  # what the view that this one previews had reached
+        self._before: View | None = None  # the view that this one previews
 
     def update(self) -> "View":
         """Take in the releases that were added since the last call."""
-        for release in self._releases[self._read :]:
+        if self._read == len(self._releases):
+            return self
+        for release in self._releases.since(self._read):
             if self.observers & release.audience:
                 self._reach(release)
         self._read = len(self._releases)
@@ -56,18 +73,23 @@ class View:
         future = View(ChainedReleases(self._releases, added), self.observers)
         future._read = self._read
         future._charges = self._charges.copy()
-        future._joint = self._joint.copy()
-        future._before = self.reached
+        future._before = self
         return future.update()
 
     def _reach(self, release: Release) -> None:
         waiting = [release]
         while waiting:
             found = waiting.pop()
-            if found.id not in self.reached and found.id not in self._before:
+            if not self._has(found.id):
                 self.reached.add(found.id)
                 self._charge(found)
                 waiting += [self._releases[earlier] for earlier in found.inputs]
+
+    def _has(self, id: int) -> bool:
+        return id in self.reached or (self._before is not None and id in self._before.reached)
+
+    def _knows(self, key: tuple[str, Parties, Event]) -> bool:
+        return key in self._joint or (self._before is not None and key in self._before._joint)
 
     def _charge(self, release: Release) -> None:
         known = bool(self.observers & release.coins_known_to)
@@ -75,9 +97,11 @@ class View:
         if len(self.observers) > 1:
             event = against_coalition(event, len(self.observers & release.subjects))
         key = (release.joint, release.subjects, event)
-        if release.subjects and not (release.joint and key in self._joint):
+        if not release.subjects or (release.joint and self._knows(key)):
+            return
+        if release.joint:
             self._joint.add(key)
-            self._charges[release.subjects, event] += 1
+        self._charges[release.subjects, event] += 1
 
     def composition(self, subject: str) -> Composition:
         """The events that `subject` has to answer for in this view, with their counts."""

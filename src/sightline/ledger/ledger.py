@@ -8,14 +8,19 @@ from typing import Protocol, TypeVar
 from sightline import accounting
 from sightline.accounting import Accountant
 from sightline.errors import Refused
-from sightline.events import scaled
+from sightline.events import Adjacency, Unit, scaled
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.overview import overview
 from sightline.ledger.parties import NOBODY, Parties, parties
 from sightline.ledger.release import Release
+from sightline.ledger.releases import Releases, StoredReleases
+from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
 
 Part = TypeVar("Part", bound=Hashable)
+
+PARTS = 4096
+"""So many parts of releases are known again when they come back; then it starts anew."""
 
 
 class Store(Protocol):
@@ -33,14 +38,26 @@ class Ledger:
     """
 
     def __init__(self, releases: Iterable[Release] = (), *, store: Store | None = None) -> None:
-        self._releases: list[Release] = []
+        self._releases = Releases()
         self._views: dict[Parties, View] = {}
+        self._kind: tuple[Unit, Adjacency] | None = None
         self._joint: dict[str, Release] = {}
         self._store = store
         self._parts: dict[Hashable, Hashable] = {}
         for release in releases:
-            self._admit([release])
-            self._releases.append(self._numbered(release, len(self._releases)))
+            self._take_in((self._numbered(release, len(self)),))
+
+    @classmethod
+    def stored(cls, store: SqliteStore) -> "Ledger":
+        """The ledger of a store, its hash chain checked. In memory are only the last releases, and counts of all.
+
+        For runs at work, however long. It reads from the store as long as it lives.
+        """
+        ledger = cls(store=store)
+        ledger._releases = StoredReleases(store)
+        for release in store.stream():
+            ledger._take_in((release,))
+        return ledger
 
     def __len__(self) -> int:
         return len(self._releases)
@@ -49,16 +66,27 @@ class Ledger:
         return iter(self._releases)
 
     def __getitem__(self, id: int) -> Release:
-        return self._releases[id]
+        release: Release = self._releases[id]
+        return release
 
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
         """Record releases, durably, before their values are used; returns them with their ids."""
-        self._admit(releases)
         numbered = tuple(self._numbered(release, len(self) + place) for place, release in enumerate(releases))
-        if self._store is not None:
-            self._store.append(numbered)
-        self._releases.extend(numbered)
+        self._take_in(numbered, self._store)
         return numbered
+
+    def _take_in(self, numbered: Sequence[Release], store: Store | None = None) -> None:
+        """Hold releases that fit, after the store has them."""
+        joint = self._check(numbered)
+        if store is not None:
+            store.append(numbered)
+        self._joint |= joint
+        self._kind = self._kind or next(((first.unit, first.adjacency) for first in numbered), None)
+        self._releases.add(numbered)
+        if self._releases.crowded:
+            for view in self._views.values():
+                view.update()
+            self._releases.let_go()
 
     def _numbered(self, release: Release, id: int) -> Release:
         """The release with its place; what it has in common with earlier ones is kept once, so that long runs fit."""
@@ -73,24 +101,23 @@ class Ledger:
         ).numbered(id)
 
     def _kept(self, part: Part) -> Part:
+        if len(self._parts) > PARTS:
+            self._parts.clear()
         return self._parts.setdefault(part, part)  # type: ignore[return-value]
 
-    def _admit(self, releases: Sequence[Release]) -> None:
+    def _check(self, releases: Sequence[Release]) -> dict[str, Release]:
+        """The last release of every joint name among them, when all may be in this ledger."""
         joint: dict[str, Release] = {}
         for release in releases:
-            self._check_unit(release)
+            check_kind(self._kind or (releases[0].unit, releases[0].adjacency), release)
             if release.joint:
                 check_joint(joint.get(release.joint) or self._joint.get(release.joint), release)
                 joint[release.joint] = release
-        self._joint |= joint
+        return joint
 
-    def _check_unit(self, release: Release) -> None:
-        first = self._releases[0] if self._releases else release
-        if (release.unit, release.adjacency) != (first.unit, first.adjacency):
-            raise Refused(
-                f"release={release.unit}/{release.adjacency}: this ledger is {first.unit}/{first.adjacency}; "
-                "events of different units or adjacencies do not add up, keep one ledger for each"
-            )
+    def knows(self, joint: str) -> bool:
+        """Whether a release of that joint name is in it."""
+        return joint in self._joint
 
     def view(self, observer: str | Iterable[str]) -> View:
         """What reaches an observer, or a coalition given as a set."""
@@ -174,6 +201,15 @@ class Ledger:
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
         return Ledger(replace(release, event=scaled(release.event, factor)) for release in self)
+
+
+def check_kind(kind: tuple[Unit, Adjacency], release: Release) -> None:
+    """A ledger has one unit and one adjacency."""
+    if (release.unit, release.adjacency) != kind:
+        raise Refused(
+            f"release={release.unit}/{release.adjacency}: this ledger is {kind[0]}/{kind[1]}; "
+            "events of different units or adjacencies do not add up, keep one ledger for each"
+        )
 
 
 def check_joint(before: Release | None, release: Release) -> None:

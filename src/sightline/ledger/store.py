@@ -3,15 +3,18 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sightline.errors import SightlineError, one_line
-from sightline.ledger.release import Release, release_from
+from sightline.ledger.release import Release, release_from, release_like
 
 GENESIS = "0" * 64
 """What stands before the first row of the chain."""
+
+LAST = 2**63 - 1
+"""No row has a number as large."""
 
 
 class LedgerDamaged(SightlineError):
@@ -87,14 +90,23 @@ class SqliteStore:
 
     def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
         """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
-        releases: list[Release] = []
-        rows = self._connection.execute("SELECT id, body, hash FROM release WHERE id >= ? ORDER BY id", (start,))
-        for id, body, claimed in rows:
+        return list(self.stream(start, head))
+
+    def stream(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
+        """Releases from number `start` up to `stop`, one by one, each after its link of the chain was checked."""
+        query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
+        for place, (id, body, claimed) in enumerate(self._connection.execute(query, (start, stop)), start):
             head = chained(head, str(body))
-            if id != start + len(releases) or head != claimed:
+            if id != place or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
-            releases.append(release_from(read_body(body, id), id))
-        return releases
+            yield release_of(body, id)
+
+    def release(self, id: int) -> Release:
+        """One release, after checking its link of the chain."""
+        found = next(self.stream(id, self.hash_of(id - 1), stop=id + 1), None)
+        if found is None:
+            raise LedgerDamaged(f"ledger row={id}: it was there and is gone; rows were cut")
+        return found
 
     def vouches_for(self, count: int, head: str) -> bool:
         """Whether the first `count` rows end in the hash `head`, as a checkpoint remembers it."""
@@ -117,6 +129,11 @@ def read_body(body: str, id: int) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise LedgerDamaged(f"ledger row={id}: holds no release; the file was not written by a run")
     return plain
+
+
+def release_of(body: str, id: int) -> Release:
+    """The release of a stored body."""
+    return release_like(body, id) or release_from(read_body(body, id), id)
 
 
 def chained(head: str, body: str) -> str:

@@ -130,7 +130,7 @@ class Site:
 
     def _claim(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
         """Write the claims to the site's ledger, unless they would exceed its budget or were written before a crash."""
-        if any(release.joint == name for release in ledger):
+        if ledger.knows(name):
             return
         policy = self.policy
         epsilon = ledger.worst_epsilon(self._observers(), policy.delta, planned=claims)
@@ -149,7 +149,7 @@ class Site:
         store = self._store()
         if not store.vouches_for(*self._shelf.charged()):
             raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
-        return Ledger(store.read(), store=store)
+        return Ledger.stored(store)
 
     def _store(self) -> SqliteStore:
         return SqliteStore(connect(self._state / BUDGET))
