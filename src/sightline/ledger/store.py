@@ -72,8 +72,9 @@ class SqliteStore:
         head = self.head()
         rows = []
         for release in releases:
-            head = chained(head, release.body())
-            rows.append((release.id, release.time, release.body(), head))
+            body = release.body()
+            head = chained(head, body)
+            rows.append((release.id, release.time, body, head))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._connection.executemany("INSERT INTO release VALUES (?, ?, ?, ?)", rows)
