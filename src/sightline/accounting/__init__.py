@@ -4,6 +4,7 @@ from sightline.accounting.accountant import Accountant, delta, epsilon, epsilon_
 from sightline.accounting.budget import Budget, Line, share
 from sightline.accounting.calibration import calibrate
 from sightline.accounting.canonical import Composition
+from sightline.accounting.headroom import Headroom
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import divergence
 from sightline.accounting.schemes import Scheme, balanced, check_ins, clustered, dropout, gaussian, poisson, split
@@ -12,6 +13,7 @@ __all__ = [
     "Accountant",
     "Budget",
     "Composition",
+    "Headroom",
     "Line",
     "Scheme",
     "balanced",

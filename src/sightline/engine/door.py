@@ -92,9 +92,10 @@ class Door:
         if privacy.stop_at_epsilon is None:
             return
         accountant = self._setting.accountant
+        room = self._ledger.room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
         for kind, lines in self._setting.topology.lines.items():
-            epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
-            if not epsilon <= privacy.stop_at_epsilon:
+            if not self._ledger.within(lines, room, planned=claims):
+                epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
                 raise BudgetExhausted(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"

@@ -69,7 +69,7 @@ class RunRecord:
 
     def ledger(self) -> Ledger:
         """The ledger of the run, its hash chain checked, whole in memory; what is appended to it is kept here."""
-        return Ledger(self.store.stream(), store=self.store)
+        return Ledger.whole(self.store)
 
     def ledger_at_work(self) -> Ledger:
         """The same for a run that goes on: what is long past stays on disk, so memory does not grow with rounds."""

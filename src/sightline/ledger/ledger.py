@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from sightline import accounting
-from sightline.accounting import Accountant
+from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused
 from sightline.events import Adjacency, Unit, scaled
 from sightline.ledger.flow import Composition, View
@@ -43,6 +43,7 @@ class Ledger:
         self._kind: tuple[Unit, Adjacency] | None = None
         self._joint: dict[str, Release] = {}
         self._store = store
+        self._rooms: dict[tuple[float, float, Accountant], Headroom] = {}
         self._parts: dict[Hashable, Hashable] = {}
         for release in releases:
             self._take_in((self._numbered(release, len(self)),))
@@ -53,8 +54,17 @@ class Ledger:
 
         For runs at work, however long. It reads from the store as long as it lives.
         """
+        return cls._read(store, StoredReleases(store))
+
+    @classmethod
+    def whole(cls, store: SqliteStore) -> "Ledger":
+        """The ledger of a store, its hash chain checked, all in memory: it can be read when the store is closed."""
+        return cls._read(store, Releases())
+
+    @classmethod
+    def _read(cls, store: SqliteStore, releases: Releases) -> "Ledger":
         ledger = cls(store=store)
-        ledger._releases = StoredReleases(store)
+        ledger._releases = releases
         for release in store.stream():
             ledger._take_in((release,))
         return ledger
@@ -156,11 +166,27 @@ class Ledger:
 
         With `planned`, what it would be if those releases were appended next.
         """
-        view = self.view(observer)
-        if planned:
-            view = view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
-        found = view.compositions(exempt)
+        found = self._with(planned, observer).compositions(exempt)
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
+
+    def _with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
+        view = self.view(observer)
+        if not planned:
+            return view
+        return view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
+
+    def within(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
+        """Whether every subject is within the budget along every line of sight, if `planned` were appended next."""
+        return all(
+            room.fits(dict(items))
+            for line in lines
+            for items in self._with(planned, line.observer).compositions(line.exempt)
+        )
+
+    def room(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> Headroom:
+        """What is known to be within a budget; what was worked out for earlier releases is kept."""
+        key = (limit, delta, accountant)
+        return self._rooms.setdefault(key, Headroom(limit, delta, accountant=accountant))
 
     def worst_of(
         self,
