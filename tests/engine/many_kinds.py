@@ -22,7 +22,7 @@ _CLUSTERS = {
 
 KINDS = {
     "star": {},
-    "fixed": {"sampling.clients": {"scheme": "fixed", "rate": 0.5}, "privacy.adjacency": "replace_one"},
+    "fixed": {"sampling.clients": {"scheme": "fixed", "rate": 0.5}, "privacy.adjacency": "replace"},
     "balanced": {"sampling.clients": {"scheme": "check_ins", "rate": 0.8, "epochs": 2}},
     "clients": {"privacy.where": "client"},
     "groups": {
