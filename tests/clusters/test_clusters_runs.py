@@ -9,7 +9,7 @@ import torch
 
 import sightline
 from sightline import accounting, engine
-from sightline.engine.plan import plan
+from sightline.engine.planning import plan
 from sightline.engine.round import LiveRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Exponential, Gaussian, Poisson, Repeat

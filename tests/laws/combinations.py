@@ -11,7 +11,7 @@ from typing import Any, get_args
 from sightline import algorithms, data, engine, topology
 from sightline.config import Privacy, SampleSampler, parse
 from sightline.data import Federation
-from sightline.engine.plan import plan
+from sightline.engine.planning import plan
 from sightline.engine.setting import Setting
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger

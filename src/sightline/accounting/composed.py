@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.signal import lfilter
 
 from sightline.accounting.law import Array
 from sightline.accounting.losses import UNIT, Cumulants, Losses, Sum
@@ -48,6 +47,8 @@ class Composed:
 
         Going down by a step h, the latter becomes e^-h times itself plus (1 - e^-h) times the former: nothing cancels.
         """
+        from scipy.signal import lfilter  # slow to load, and closed forms do without
+
         index = np.arange(len(self.tilted))
         sign = -1.0 if lower else 1.0
         tilted = np.maximum(np.maximum(self.tilted, 0.0) + sign * self.rounding, 0.0)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from sightline.report.bars import Bars, bar_chart
 from sightline.report.chart import Tick
@@ -26,7 +25,17 @@ class Spread:
 
     def at(self, level: float) -> int:
         """The quantile at a level."""
-        return self.each * int(stats.binom.ppf(level, self.trials, self.chance))
+        return self.each * int(self._law.ppf(level))
+
+    def chance_of(self, uses: int) -> float:
+        """How likely one member's coins fall for it so many times."""
+        return float(self._law.pmf(uses))
+
+    @property
+    def _law(self) -> Any:
+        from scipy import stats  # slow to load, and few pages need it
+
+        return stats.binom(self.trials, self.chance)
 
     @property
     def mean(self) -> float:
@@ -78,7 +87,7 @@ def _chart(coins: Spread, members: int, who: str, scheduled: bool) -> Bars | Non
     if not low < high <= low + MOST_BARS:
         return None
     uses = list(range(low, high + 1))
-    heights = [members * float(stats.binom.pmf(use, coins.trials, coins.chance)) for use in uses]
+    heights = [members * coins.chance_of(use) for use in uses]
     words = [f"{plural(use, 'use')}: {number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
     every = -(-len(uses) // 8)
     labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
