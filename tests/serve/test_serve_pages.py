@@ -411,7 +411,7 @@ def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
 
 def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
     from sightline.engine import build, calibrated
-    from sightline.engine.plan import plan
+    from sightline.engine.planning import plan
 
     changes = ["rounds=3", "privacy.noise_multiplier=1.5", "data.clients=40", "topology.subnets=4"]
     experiment = read(EXAMPLES / "hierarchy.toml", ["privacy.epsilon=none", *changes])

@@ -83,7 +83,7 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
         raise InvalidInput(f"release={id}: not a release ({type(error).__name__}: {error})") from None
 
 
-_NUMBERS = r"(?:0|[1-9]\d*)"
+_NUMBERS = r"(?:0|[1-9]\d{0,17})"
 _BODY = re.compile(
     rf'\{{"time":({_NUMBERS}),(.*),"inputs":\[((?:{_NUMBERS}(?:,{_NUMBERS})*)?)\],("coins_known_to":.*)\}}', re.DOTALL
 )

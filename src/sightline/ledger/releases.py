@@ -23,6 +23,9 @@ class Releases(Sequence[Release]):
     def __getitem__(self, place: Any) -> Any:
         return self._held[place]
 
+    def __iter__(self) -> Iterator[Release]:
+        return self.since(0)
+
     def since(self, start: int) -> Iterator[Release]:
         """The releases from number `start` on."""
         return iter(self._held[start:])
