@@ -37,7 +37,7 @@ class Headroom:
 
         >>> from sightline.events import Gaussian
         >>> room = Headroom(1.0, 1e-5)
-        >>> [room.fits({Gaussian(10.0): times}) for times in (1, 6, 7, 6)]
+        >>> [room.fits({Gaussian(10.0): times}) for times in (1, 7, 8, 7)]
         [True, True, False, True]
         """
         family = frozenset(events)
