@@ -7,6 +7,7 @@ from statistics import fmean
 from experiments.claims import table as claim_table
 from experiments.upcycled.claims import claims
 from experiments.upcycled.numbers import DATA, PAPER, TABLE_OF, Pairs, Row, by_part, gain, mean_of, shown, verdict
+from experiments.upcycled.pictures import drawn
 from experiments.upcycled.words import CELLS_BELOW, FOOT, HEAD, NOT_RUN, PRIVATE_HEAD
 
 TITLES = {
@@ -39,8 +40,7 @@ def write_page(rows: list[Row], path: Path) -> None:
         words += [PRIVATE_HEAD, *(private_table(part, parts[part]) for part in PRIVATE if part in parts)]
     if "table5" in parts or "published" in parts:
         words.append(times(parts.get("table5") or parts["published"]))
-    if "table1" in parts:
-        words.append(figure(parts["table1"], path.with_name("upcycled-loss.svg")))
+    words += ["## Loss over training, figure by figure", "Dashed: plain; solid: upcycled.", *drawn(parts, path.parent)]
     missing = [part for part in (*TITLES, *PRIVATE, "table5") if part not in parts]
     if missing:
         words.append("## Not run here\n\n" + ", ".join(f"`{part}`" for part in missing) + NOT_RUN)
@@ -140,26 +140,3 @@ def times(pairs: Pairs) -> str:
                 f"{ours[1] / ours[0]:.2f} |"
             )
     return "\n".join(lines)
-
-
-def figure(pairs: Pairs, path: Path) -> str:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "upcycled"
-    from matplotlib import pyplot
-
-    names = [name for name in ("iid", "syn00", "syn55", "syn11") if any(data == name for data, _ in pairs)]
-    canvas, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
-        for number, ((_, algorithm), pair) in enumerate((k, v) for k, v in pairs.items() if k[0] == name):
-            for up, style in ((False, "--"), (True, "-")):
-                curves = [run["curve"] for run in pair[up]]
-                losses = [fmean(curve[i][1] for curve in curves) for i in range(len(curves[0]))]
-                axis.plot([p[0] for p in curves[0]], losses, style, color=f"C{number}", label=algorithm if up else None)
-        axis.set(title=DATA[name], xlabel="rounds", ylabel="test loss", yscale="log")
-    axes[0][0].legend(fontsize=7)
-    canvas.tight_layout()
-    canvas.savefig(path, metadata={"Date": None})
-    pyplot.close(canvas)
-    return f"## Loss over rounds (figures 2 and 5)\n\nDashed: plain; solid: upcycled.\n\n![losses]({path.name})"

@@ -43,8 +43,8 @@ def test_the_noise_that_is_enough_costs_eight(claim):
         noise=option["noise"], parts=int(option["parts"]), rate=option["rate"], steps=int(option["steps"]),
         unsplit_noise=option["noise"],
     )  # fmt: skip
-    assert scheme.epsilon(delta=1e-5) == pytest.approx(8, abs=0.011)
-    assert f"ours {option['noise'] / 5000 * 1e4:.2f}e-4" in claim.here
+    assert 7.99 < scheme.epsilon(delta=1e-5) <= 8
+    assert f"ours {option['noise'] / 5000 * 1e4:.3f}e-4" in claim.here
 
 
 def test_every_cell_has_a_key_of_its_own():
