@@ -108,6 +108,7 @@ wheel-test: .venv/.ready ## build the wheel, install it into an empty environmen
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
 	cd .venv-wheel && bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
+	cd .venv-wheel && ../$(BIN)/mypy --strict --config-file= --python-executable bin/python ../tests/docs/typed.py
 
 constraints: .venv/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \

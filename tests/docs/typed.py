@@ -1,0 +1,10 @@
+"""What `make wheel-test` gives to mypy beside the installed package: a user's script, by its types alone."""
+
+import sightline
+
+run: sightline.Run = sightline.run("examples/quickstart.toml", overrides=["rounds=2"], progress=False)
+epsilon: float = run.ledger.epsilon("client-3", "public", delta=1e-3)
+scheme: sightline.accounting.Scheme = sightline.accounting.poisson(noise=1.0, rate=0.01, steps=1000).calibrated(
+    epsilon=4.0, delta=1e-5
+)
+wrong: str = run.epsilon  # type: ignore[assignment]
