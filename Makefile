@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow flower-test check format constraints bench bench-setup combinations docs docs-serve \
-  notebooks notebooks-test reproduce wheel-test clean
+  notebooks notebooks-test reproduce wheel-test fuzz clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,19 @@ test-slow: .venv/.ready   ## every test, the slow ones too
 
 flower-test: .venv-flower/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
 	FLWR_TELEMETRY_ENABLED=0 .venv-flower/bin/python -m pytest tests/flower
+
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(notdir $(wildcard tests/fuzz/corpus/*))
+
+.venv-fuzz/.ready: .venv/.ready tests/fuzz/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv-fuzz -r tests/fuzz/requirements.txt
+	@touch $@
+
+fuzz: .venv-fuzz/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SECONDS each; what breaks lies in .fuzz/
+	@for target in $(FUZZ_TARGETS); do echo "$$target"; \
+	  PYTHONPATH=.venv-fuzz:. $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) > .fuzz-$$target.log 2>&1 \
+	    || { tail -30 .fuzz-$$target.log; exit 1; }; \
+	  grep -E "number_of_executed_units" .fuzz-$$target.log; done
 
 browser:         ## install what the browser tests drive Chromium with (needs node and npm)
 	cd tests/serve && npm install --no-package-lock --no-audit --no-fund

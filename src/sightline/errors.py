@@ -53,13 +53,15 @@ HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Kinds of characters that a terminal obeys, or that change what is seen without being seen."""
 
 
-def printable(text: str, *, most: int = 0) -> str:
+def printable(text: str, *, most: int = 0, keep: bool = False) -> str:
     """The text on one line, at most so long, with every character spelt out that a terminal would obey or hide.
+
+    With `keep`, spaces stay as they are.
 
     >>> printable("red \\x1b[31m and\\n backwards \\u202e")
     'red \\\\x1b[31m and backwards \\\\u202e'
     """
-    words = " ".join(text.split())
+    words = text if keep else " ".join(text.split())
     shown = "".join(_spelt(one) if unicodedata.category(one) in HIDDEN else one for one in words)
     return shown[: most - 3] + "..." if most and len(shown) > most else shown
 

@@ -1,8 +1,11 @@
 """Experiment files as an enemy, or a tired person, would write them: a seeded mutator of texts."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+
+from tests.hostile.full import FULL
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -14,9 +17,19 @@ VALUES = (
 )  # fmt: skip
 
 
+@cache
 def corpus() -> list[str]:
-    """Every experiment file among the examples."""
-    return [path.read_text() for path in sorted(EXAMPLES.rglob("*.toml"))]
+    """Every experiment file among the examples, and those that give every setting."""
+    return [*(path.read_text() for path in sorted(EXAMPLES.rglob("*.toml"))), *FULL]
+
+
+def every_value(texts: Sequence[str]) -> Iterator[str]:
+    """Every line of every text with every strange value in its place."""
+    for text in texts:
+        lines = _lines(text)
+        for place in (place for place, line in enumerate(lines) if "=" in line):
+            for value in VALUES:
+                yield "\n".join([*lines[:place], lines[place].partition("=")[0] + "= " + value, *lines[place + 1 :]])
 
 
 def mutations(texts: list[str], count: int, seed: int) -> Iterator[str]:

@@ -23,8 +23,9 @@ from sightline.ledger import read_export
 from sightline.resources.table import read_table
 from sightline.topology.groups_file import read_schedule
 from sightline.topology.tree_file import read_tree
-from tests.hostile.mutate import corpus, mutations
-from tests.hostile.outcome import outcome
+from tests.hostile.full import FULL
+from tests.hostile.mutate import corpus, every_value, mutations
+from tests.hostile.outcome import building, outcome, reading
 
 HUGE = 10**400
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -63,6 +64,59 @@ def one_line_or_fine(call, *given, **named):
 def test_mutated_experiments_are_experiments_or_one_line(tmp_path):
     found = Counter(outcome(tmp_path / "x.toml", text) for text in mutations(corpus(), 400, seed=7))
     assert set(found) == {"experiment", "one line"}, found
+
+
+def test_mutated_experiments_can_be_planned_or_are_refused_in_one_line(tmp_path):
+    found = Counter()
+    for text in mutations(corpus(), 250, seed=11):
+        _, experiment = reading(tmp_path / "x.toml", text)
+        if experiment is not None:
+            found[building(experiment)] += 1
+    assert set(found) == {"planned", "refused"}, found
+
+
+@pytest.mark.slow
+def test_every_setting_with_every_strange_value(tmp_path):
+    """A few files that give all settings that have a word of their own, one value changed at a time."""
+    bad = []
+    for text in every_value(FULL):
+        what, experiment = reading(tmp_path / "x.toml", text)
+        made = "" if experiment is None else building(experiment)
+        if "crash" in what + made or made == "slow":
+            bad.append((what, made, text))
+    assert not bad, bad[0]
+
+
+def test_the_files_with_every_setting_are_planned(tmp_path):
+    for text in FULL:
+        what, experiment = reading(tmp_path / "x.toml", text)
+        assert (what, building(experiment)) == ("experiment", "planned")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "topology.structure=[]",
+        "topology.structure={a=1}",
+        "model.activation=[]",
+        "model.hidden=[9223372036854775807]",
+        "model.hidden=[2000000000, 2000000000]",
+        "resources.delays=[]",
+        "data.classes=9" + "9" * 400,
+        "data.features=1000000000",
+        "data.size_min=1000000000",
+    ],
+)
+def test_values_that_once_broke_the_building(words, tmp_path):
+    name = words.partition(".")[0]
+    text = FULL[2] if name == "topology" else FULL[0]
+    (tmp_path / "x.toml").write_text(text)
+    try:
+        experiment = read(tmp_path / "x.toml", [words])
+    except InvalidInput as error:
+        assert "\n" not in str(error)
+        return
+    assert building(experiment) == "refused"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class H2FDP:
         whole = isinstance(self.local_aggregation, int) and not isinstance(self.local_aggregation, bool)
         if not whole or self.local_aggregation < 1:
             invalid("algorithm.local_aggregation", self.local_aggregation, "is a whole number of steps >= 1", "e.g. 5")
-        if self.schedule not in SCHEDULES:
+        if str(self.schedule) not in SCHEDULES:
             law = "no such step size schedule"
             invalid("algorithm.schedule", self.schedule, law, did_you_mean(str(self.schedule), list(SCHEDULES)))
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.errors import printable
+
 if TYPE_CHECKING:
     from sightline.report.comparison import Comparison
 
@@ -46,7 +48,7 @@ def show(comparison: "Comparison", as_json: bool, figure: Path | None = None, **
         return
     print_table(comparison)
     for note in notes(comparison):
-        click.echo(f"note: {note}")
+        click.echo(f"note: {printable(note)}")
     if figure is not None:
         click.echo(f"figure  {figure}")
 
@@ -56,6 +58,7 @@ def print_table(comparison: "Comparison") -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from sightline.report.comparison_plain import table
 
@@ -66,7 +69,7 @@ def print_table(comparison: "Comparison") -> None:
     made = Table(box=SIMPLE, pad_edge=False)
     settings = header.index("Runs")
     for place, name in enumerate(header):
-        made.add_column(name, justify="left" if place < settings else "right", overflow="fold")
+        made.add_column(Text(printable(name)), justify="left" if place < settings else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(printable(cell)) for cell in row))
     console.print(made)

@@ -111,7 +111,7 @@ def show(answer: "Answer", found: dict[str, Any]) -> None:
         console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
     for name in ("out", "plot"):
         if name in found:
-            console.print(f"wrote {found[name]}")
+            console.print(f"wrote {found[name]}", markup=False)
 
 
 def _plain(value: float) -> float | None:

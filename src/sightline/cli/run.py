@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from sightline.errors import printable
+
 EXAMPLES = """
 \b
 Examples:
@@ -46,7 +48,7 @@ def command(
     else:
         _print_summary(summary)
     if summary["status"] == "stopped":
-        click.echo(f"sightline: {summary['status_reason']}", err=True)
+        click.echo(f"sightline: {printable(summary['status_reason'])}", err=True)
         return 3
     return 0
 
@@ -55,15 +57,16 @@ def _print_summary(summary: dict[str, Any]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
     for name, value in _lines(summary):
-        table.add_row(name, value)
+        table.add_row(Text(printable(name, keep=True)), Text(printable(value)))
     console.print(table)
-    console.print(f"report  {summary['report']}")
+    console.print(Text(f"report  {summary['report']}"))
 
 
 def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:

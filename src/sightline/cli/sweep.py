@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.errors import printable
+
 if TYPE_CHECKING:
     from sightline.sweep import Job, Swept
 
@@ -56,7 +58,7 @@ def conclude(planned: "list[Job]", swept: "Swept", out: Path, figure: Path | Non
 
     done = directories(swept, planned)
     for job, reason in swept.failed:
-        click.echo(f"sightline: failed: {job.name}: {reason}", err=True)
+        click.echo(f"sightline: failed: {printable(f'{job.name}: {reason}')}", err=True)
     if not done and not swept.interrupted:
         raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs could be done; the reasons stand above")
     if done or as_json:

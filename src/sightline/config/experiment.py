@@ -27,7 +27,7 @@ class Data(Section):
     beta: NonNegative = 1.0
     iid: bool = False
     features: Count = 60
-    classes: Annotated[int, Field(ge=2)] = 10
+    classes: Annotated[int, Field(ge=2, le=10**6)] = 10
     size_mean: float = 4.0
     size_sigma: NonNegative = 2.0
     size_min: Count = 50

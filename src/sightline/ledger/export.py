@@ -22,7 +22,7 @@ def read_export(path: Path | str) -> Ledger:
         plain = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         invalid("ledger", path, "no such file", "write one with sightline report RUN_DIR --ledger FILE.json")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         invalid("ledger", path, f"cannot be read as JSON ({type(error).__name__})")
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or not isinstance(plain.get("releases"), list):
         raise InvalidInput(f"ledger={path}: not a {SCHEMA} file")

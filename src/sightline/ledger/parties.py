@@ -10,6 +10,8 @@ from sightline.errors import invalid
 Parties = frozenset[str]
 NOBODY: Parties = frozenset()
 
+MOST = 10**7
+"""A set of more participants than these is a mistake, or made to fill the memory."""
 _RANGE = re.compile(r"(.+)-(\d+)\.\.(\d+)")
 
 
@@ -43,8 +45,8 @@ def read_parties(text: str) -> Parties:
             names.add(word)
             continue
         low, high = int(match[2]), int(match[3])
-        if not low <= high <= low + 10**8:
-            invalid("parties", word, "a range runs upwards over at most 100 million members")
+        if not low <= high < low + MOST - len(names):
+            invalid("parties", word, "ranges run upwards, over at most 10 million members together")
         names.update(f"{match[1]}-{number}" for number in range(low, high + 1))
     return frozenset(names)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from sightline.errors import InvalidInput
+from sightline.errors import InvalidInput, one_line
 from sightline.events import Adjacency, Event, Product, Unit, from_json, to_json
 from sightline.ledger.parties import NOBODY, Parties, read_parties, written
 
@@ -67,20 +67,26 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
     """The release that `Release.body` wrote; a malformed one is refused, not guessed."""
     try:
         return Release(
-            time=int(plain["time"]),
+            time=_whole(plain["time"]),
             source=str(plain["source"]),
             subjects=read_parties(plain["subjects"]),
             unit=Unit(plain["unit"]),
             adjacency=Adjacency(plain["adjacency"]),
             event=_event_read(json.dumps(plain["event"])),
             audience=read_parties(plain["audience"]),
-            inputs=tuple(int(number) for number in plain["inputs"]),
+            inputs=tuple(_whole(number) for number in plain["inputs"]),
             coins_known_to=read_parties(plain["coins_known_to"]),
             joint=str(plain["joint"]),
             what=str(plain["what"]),
         ).numbered(id)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(f"release={id}: not a release ({type(error).__name__}: {error})") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidInput(one_line("release", id, f"not a release ({type(error).__name__}: {error})"[:300])) from None
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError("rounds and releases are whole numbers from 0")
+    return number
 
 
 _NUMBERS = r"(?:0|[1-9]\d{0,17})"

@@ -45,9 +45,9 @@ def mlp(
 
 def nonlinearity(name: str) -> nn.Module:
     """The activation layer of that name."""
-    if name not in ACTIVATIONS:
+    if str(name) not in ACTIVATIONS:
         invalid("model.activation", name, "no such activation", did_you_mean(str(name), list(ACTIVATIONS)))
-    return ACTIVATIONS[name]()
+    return ACTIVATIONS[str(name)]()
 
 
 def widths(name: str, values: Sequence[int]) -> tuple[int, ...]:

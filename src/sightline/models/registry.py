@@ -1,6 +1,7 @@
 """Models by name, and the user's own as "package.module:factory"."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -16,6 +17,9 @@ from sightline.models.dense import linear, mlp
 from sightline.models.flat import FlatModel, layout_of, make
 from sightline.models.recurrent import bilstm
 from sightline.models.residual import resnet, resnet18, resnet101, wide_resnet_40_4
+
+TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)
+"""What torch says of a layer that nothing can hold."""
 
 Factory = Callable[..., nn.Module]
 
@@ -99,9 +103,11 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
     except SightlineError:
         raise
     except Exception as error:
+        cause = cause_of(error)
+        if isinstance(error, MemoryError | RuntimeError) and TOO_LARGE.search(str(error)):
+            invalid("model.name", name, f"does not fit into the memory ({cause})", "make it smaller")
         if not own:
             raise
-        cause = cause_of(error)
         invalid(
             "model.name", name, f"the factory failed ({cause})", "it is called with input_shape, classes and settings"
         )

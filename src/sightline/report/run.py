@@ -73,7 +73,7 @@ class Run:
     def unit(self) -> Unit:
         """What the guarantee protects; NONE where the run does not say."""
         given = self.fact("unit")
-        return Unit(given) if given in set(Unit) else Unit.NONE
+        return Unit(given) if given in list(Unit) else Unit.NONE
 
     @property
     def who(self) -> str:
@@ -90,7 +90,7 @@ class Run:
     def accountant(self) -> Accountant:
         """The accountant that the run used."""
         given = self.fact("accountant")
-        return Accountant(given) if given in set(Accountant) else Accountant.PLD
+        return Accountant(given) if given in list(Accountant) else Accountant.PLD
 
     @property
     def observers(self) -> dict[str, str]:

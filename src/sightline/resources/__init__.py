@@ -76,7 +76,7 @@ def _prices(model: str, settings: Mapping[str, Any], experiment: Experiment, par
 
 
 def _overlap(value: Any) -> Overlap:
-    if value not in set(Overlap):
+    if value not in list(Overlap):
         invalid("resources.delays", value, 'is "max" (side by side) or "sum" (one after the other)')
     return Overlap(value)
 

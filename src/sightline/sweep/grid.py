@@ -99,4 +99,4 @@ def folder_name(words: Sequence[str]) -> str:
     """
     full = ",".join(words) or "run"
     plain = re.sub(r"[^A-Za-z0-9._=,+-]", "_", full)[:120].lstrip(".")
-    return plain if plain == full else f"{plain}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    return plain if plain == full else f"{plain}-{hashlib.sha256(full.encode(errors='surrogatepass')).hexdigest()[:8]}"

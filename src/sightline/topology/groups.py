@@ -164,7 +164,7 @@ def _schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) 
         if labels is None:
             invalid("topology.structure", structure, "nobody's labels are known here", "give a membership file")
         return constant(clients, by_labels(labels(_share(settings)), _count(settings, "groups", 1)))
-    if structure not in STRUCTURES:
+    if str(structure) not in STRUCTURES:
         known = [*STRUCTURES, "labels"]
         invalid("topology.structure", structure, "no such structure", did_you_mean(str(structure), known))
     return constant(clients, STRUCTURES[str(structure)](clients, _count(settings, "groups", 1)))

@@ -3,6 +3,7 @@
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,6 +93,6 @@ def _header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], 
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, columns_first, dtype = read(stream)
-    except ValueError:
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
         broken(path, f'array "{name}" has no valid .npy header')
     return shape, columns_first, dtype

@@ -1,0 +1,216 @@
+"""The targets: each takes bytes and gives them to one reader. Fine, or one line, or it is a bug."""
+
+import contextlib
+import gzip
+import io
+import json
+import sqlite3
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from sightline.config import read, to_toml
+from sightline.data.formats import Field, read_arrays, read_csv, read_idx, read_npz
+from sightline.engine import RunRecord, checkpoint
+from sightline.engine.record import DATABASE
+from sightline.errors import SightlineError
+from sightline.ledger import SqliteStore, export, read_export
+from sightline.ledger.store import GENESIS, chained
+from sightline.resources.table import read_table
+from sightline.runtimes.answers import Expected, misdirected
+from sightline.runtimes.asking import Task
+from sightline.runtimes.letter import Letter
+from sightline.serve.guard import Guard
+from sightline.serve.message import Request
+from sightline.serve.server import ROUTES
+from sightline.serve.site import Site
+from sightline.topology.groups_file import read_schedule
+from sightline.topology.tree_file import read_tree
+
+Target = Callable[[bytes], None]
+TARGETS: dict[str, Target] = {}
+TOKEN = "fuzz"
+
+
+class Bug(Exception):
+    """A reader said more than one line, or took what it should not."""
+
+
+def target(function: Target) -> Target:
+    """Register a target under its name; mistakes that are told in one line are what is wanted."""
+
+    def guarded(content: bytes) -> None:
+        try:
+            function(content)
+        except SightlineError as error:
+            if "\n" in str(error) or len(str(error)) > 2000:
+                raise Bug(f"not one line: {error!r}") from error
+
+    TARGETS[function.__name__] = guarded
+    return guarded
+
+
+@cache
+def place() -> Path:
+    """A folder of this process; in memory where the machine has one there."""
+    shm = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="sightline-fuzz-", dir=shm if shm.is_dir() else None))
+
+
+def file(name: str, content: bytes) -> Path:
+    """The content as a file."""
+    path = place() / name
+    path.write_bytes(content)
+    return path
+
+
+@target
+def experiment(content: bytes) -> None:
+    """An experiment survives being written and read again."""
+    path = file("x.toml", content)
+    found = read(path)
+    path.write_text(to_toml(found), encoding="utf-8")
+    if read(path) != found:
+        raise Bug("written and read it is another")
+
+
+@target
+def exported(content: bytes) -> None:
+    """An exported ledger survives being exported and read again."""
+    path = file("ledger.json", content)
+    ledger = read_export(path)
+    path.write_text(json.dumps(export(ledger)), encoding="utf-8")
+    if list(read_export(path)) != list(ledger):
+        raise Bug("exported and read it is another")
+
+
+@target
+def rows(content: bytes) -> None:
+    """Rows of a ledger whose hashes are right, whatever they hold."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        store, head = SqliteStore(connection), GENESIS
+        for id, body in enumerate(content.decode("utf-8", "replace").split("\n")):
+            head = chained(head, body)
+            connection.execute("INSERT INTO release VALUES (?, 1, ?, ?)", (id, body, head))
+        store.read()
+
+
+@target
+def database(content: bytes) -> None:
+    """A run's database as it lies on the disk."""
+    file(DATABASE, content)
+    try:
+        with contextlib.closing(RunRecord.look(place())) as record:
+            _ = record.facts, record.rounds(), record.last_round()
+            record.ledger()
+            record.pages.rows(0, 10)
+    except sqlite3.Error:
+        return  # damage that SQLite itself reports
+
+
+@target
+def saved(content: bytes) -> None:
+    """A checkpoint."""
+    file(checkpoint.CHECKPOINT, content)
+    found = checkpoint.load_checkpoint(place())
+    if found is None or type(found.round) is not int:
+        raise Bug("a checkpoint without a round")
+
+
+@target
+def letter(content: bytes) -> None:
+    """A letter, as a question and as an answer."""
+    found = Letter.from_bytes(content)
+    asked = Letter({"question": "q", "client": 0, "round": 1})
+    misdirected(found, asked)
+    Expected(3).wrong_with(found, simulated=False)
+    Task.read(found, 0)
+
+
+def packed(content: bytes) -> bytes:
+    """As it is, or in a whole gzip: the first byte says which."""
+    return gzip.compress(content[1:], compresslevel=0, mtime=0) if content[:1] == b"z" else content
+
+
+@target
+def idx(content: bytes) -> None:
+    """Images and labels of MNIST."""
+    path = file("x.gz", packed(content))
+    with contextlib.suppress(SightlineError):
+        read_idx(path, item=())
+    read_idx(path, item=(2, 2))
+
+
+@target
+def table(content: bytes) -> None:
+    """A gzipped CSV."""
+    read_csv(file("x.csv.gz", packed(content)), ["text", "label"])
+
+
+def zipped(content: bytes) -> bytes:
+    """As it is, or as a member of a whole archive."""
+    if content[:1] != b"z":
+        return content
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("x.npy", content[1:])
+    return made.getvalue()
+
+
+@target
+def npz(content: bytes) -> None:
+    """NumPy archives, of others and of one's own."""
+    path = file("x.npz", zipped(content))
+    with contextlib.suppress(SightlineError):
+        read_npz(path, {"x": Field("uint8", (None, 2))})
+    for array in read_arrays(path, ["x"]).values():
+        if array.dtype.hasobject or not isinstance(array, np.ndarray):
+            raise Bug("an object came out of a file")
+
+
+@target
+def places(content: bytes) -> None:
+    """Memberships, trees and tables of costs."""
+    path = file("x.json", content)
+    for reader in (read_schedule, read_tree, lambda given: read_table({"file": str(given)}, clients=3)):
+        with contextlib.suppress(SightlineError):
+            reader(path)
+    read_table({"file": str(file("x.csv", content))}, clients=3)
+
+
+@cache
+def site() -> Site:
+    """Pages over a folder with nothing in it."""
+    folder = place() / "runs"
+    folder.mkdir(exist_ok=True)
+    return Site(folder, Guard(TOKEN), ROUTES)
+
+
+@target
+def request(content: bytes) -> None:
+    """A request to the local page, from somebody with the token: path and query, then headers line by line."""
+    first, *others = content.decode("latin-1").split("\n")
+    headers = dict(line.partition(":")[::2] for line in others)
+    try:
+        asked = Request.of(first, {"Host": "localhost", "Cookie": f"sightline={TOKEN}"} | headers)
+    except ValueError:
+        return  # the server answers 400
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        answer = site().answer(asked)
+    if answer.status >= 500:
+        raise Bug(said.getvalue())
+    json.dumps(dict(answer.headers))
+    for value in answer.headers.values():
+        value.encode("latin-1")
+        if "\n" in value or "\r" in value:
+            raise Bug("a header of two lines")
+
+
+def seeds(name: str) -> Iterator[bytes]:
+    """The seeds of a target, and what once broke it."""
+    for path in sorted((Path(__file__).parent / "corpus" / name).iterdir()):
+        yield path.read_bytes()
