@@ -22,7 +22,7 @@ class RDPCFL(Selecting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.points not in KINDS:
+        if str(self.points) not in KINDS:
             invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
 
 

@@ -225,6 +225,8 @@ def _start(experiment: Experiment, model: FlatModel, streams: Streams) -> Tensor
         return model.init(streams.rng(Purpose.INIT))
     path = Path(experiment.model.init)
     try:
+        if not path.is_file():
+            raise OSError("not a regular file") if path.exists() else FileNotFoundError(path)
         vector = model.join(load_file(path))
     except FileNotFoundError:
         invalid("model.init", path, "no such file", "give a .safetensors file of named tensors")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import InvalidInput, invalid
+from sightline.foreign import text_of
 from sightline.ledger.ledger import Ledger
 from sightline.ledger.release import release_from
 
@@ -19,7 +20,7 @@ def export(ledger: Ledger) -> dict[str, Any]:
 def read_export(path: Path | str) -> Ledger:
     """The ledger of an exported file; anything malformed is refused."""
     try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        plain = json.loads(text_of(path))
     except FileNotFoundError:
         invalid("ledger", path, "no such file", "write one with sightline report RUN_DIR --ledger FILE.json")
     except (OSError, ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import did_you_mean, invalid
+from sightline.foreign import text_of
 from sightline.resources.cost import Cost, Sending
 from sightline.topology import client_name
 
@@ -87,7 +88,7 @@ def read_table(given: Mapping[str, Any], *, clients: int) -> Table:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = text_of(path, encoding="utf-8-sig")
         rows = json.loads(text) if path.suffix.lower() == ".json" else list(csv.DictReader(text.splitlines()))
     except FileNotFoundError:
         invalid("resources.file", path, "no such file")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
+from sightline.foreign import text_of
 from sightline.topology.groups_schedule import Era, Schedule
 from sightline.topology.groups_structures import Group
 
@@ -19,7 +20,7 @@ EXAMPLE = 'e.g. {"workers": 3, "groups": [[0, 1], [1, 2]]}'
 def read_schedule(path: Path | str) -> Schedule:
     """The schedule of a membership file; anything malformed is refused in one line."""
     try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        plain = json.loads(text_of(path))
     except FileNotFoundError:
         invalid("membership", path, "no such file", EXAMPLE)
     except (OSError, ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
+from sightline.foreign import text_of
 from sightline.topology.tree import CLOUD, Node
 
 KEYS = ["name", "trusted", "devices", "servers"]
@@ -20,7 +21,7 @@ EXAMPLE = 'e.g. {"servers": [{"name": "edge-0", "trusted": true, "devices": [0, 
 def read_tree(path: Path | str) -> tuple[Node, ...]:
     """The servers directly below the cloud; anything malformed is refused in one line."""
     try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        plain = json.loads(text_of(path))
     except FileNotFoundError:
         invalid("topology.file", path, "no such file", EXAMPLE)
     except (OSError, ValueError, RecursionError) as error:
