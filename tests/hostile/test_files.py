@@ -16,6 +16,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sightline.cli import main
 from sightline.config import parse, read
 from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
@@ -26,6 +27,7 @@ from sightline.topology.tree_file import read_tree
 from tests.hostile.full import FULL
 from tests.hostile.mutate import corpus, every_value, mutations
 from tests.hostile.outcome import building, outcome, reading
+from tests.report.report_runs import quickstart
 
 HUGE = 10**400
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -255,3 +257,19 @@ def test_loading_runs_no_code(tmp_path):
     assert loaded(tmp_path) is None
     assert not (tmp_path / "code ran").exists()
     assert "pickle" not in sys.modules["sightline.engine.checkpoint"].__dict__
+
+
+def test_a_torn_database_is_one_line_at_the_command_line(tmp_path, capsys):
+    whole = (quickstart(tmp_path / "run", rounds=30) / "run.sqlite").read_bytes()
+    dice = random.Random(0)
+    told = 0
+    for _ in range(40):
+        bad = bytearray(whole)
+        place = dice.randrange(len(bad) - 600)
+        bad[place : place + dice.randint(1, 600)] = dice.randbytes(dice.randint(1, 600))
+        (tmp_path / "run" / "run.sqlite").write_bytes(bytes(bad))
+        code = main.outcome(["report", str(tmp_path / "run")])
+        said = capsys.readouterr().err
+        assert len(said.strip().splitlines()) == (code != 0), said
+        told += code != 0
+    assert told > 20

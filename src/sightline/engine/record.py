@@ -13,6 +13,7 @@ from typing import Any
 
 from sightline.errors import invalid
 from sightline.ledger import Ledger, Pages, SqliteStore, connect, connect_to_read
+from sightline.ledger.store import of_the_file
 
 DATABASE = "run.sqlite"
 
@@ -50,7 +51,7 @@ class RunRecord:
             invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
         try:
             return cls(connected(path), Path(directory))
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             invalid("run", directory, f"{DATABASE} cannot be read ({error})")
 
     @contextmanager
@@ -59,7 +60,7 @@ class RunRecord:
         try:
             yield
         except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
-            if isinstance(error, sqlite3.OperationalError) and "UTF-8" not in str(error):
+            if not of_the_file(error):
                 raise
             invalid("run", self.directory, f"{DATABASE} holds what no run writes ({type(error).__name__}: {error})")
 

@@ -95,12 +95,21 @@ class SqliteStore:
 
     def stream(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
         """Releases from number `start` up to `stop`, one by one, each after its link of the chain was checked."""
-        query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
-        for place, (id, body, claimed) in enumerate(self._connection.execute(query, (start, stop)), start):
+        for place, (id, body, claimed) in enumerate(self._rows(start, stop), start):
             head = chained(head, str(body))
             if id != place or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
             yield release_of(body, id)
+
+    def _rows(self, start: int, stop: int) -> Iterator[tuple[int, str, str]]:
+        """The rows as they lie; damage that the database itself finds is told, trouble of the disk passes as it is."""
+        query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
+        try:
+            yield from self._connection.execute(query, (start, stop))
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if not of_the_file(error):
+                raise
+            raise LedgerDamaged(one_line("ledger", "release", f"its table is damaged ({error})")) from None
 
     def release(self, id: int) -> Release:
         """One release, after checking its link of the chain."""
@@ -119,6 +128,11 @@ class SqliteStore:
             return GENESIS
         row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id,)).fetchone()
         return str(row[0]) if row else ""
+
+
+def of_the_file(error: Exception) -> bool:
+    """Whether a failure is of what the file holds, and not of the disk or of others who are at work in it."""
+    return not isinstance(error, sqlite3.OperationalError) or "UTF-8" in str(error) or "no such" in str(error)
 
 
 def read_body(body: str, id: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The site: one function per page, over one folder of runs."""
 
 import json
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class Site:
             return unless_known(request, self._routes[request.path](self, request))
         except NotThere:
             return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
+        except sqlite3.DatabaseError as error:
+            return self._problem(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
         except SightlineError as error:
             return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
