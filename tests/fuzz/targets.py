@@ -105,7 +105,7 @@ def database(content: bytes) -> None:
     file(DATABASE, content)
     with contextlib.closing(RunRecord.look(place())) as record:
         _ = record.facts, record.rounds(), record.last_round()
-        with contextlib.suppress(sqlite3.Error):  # one line at the command line and on a page
+        with contextlib.suppress(sqlite3.Error, MemoryError):  # one line at the command line and on a page
             record.pages.rows(0, 10)
         list(record.store.stream())
 

@@ -85,8 +85,8 @@ def outcome(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except SightlineError as error:
         return _say(str(error), error.exit_code)
-    except sqlite3.DatabaseError as error:
-        return _say(f"database={type(error).__name__}: the run's database cannot be read or written ({error})", 1)
+    except (sqlite3.DatabaseError, MemoryError) as error:
+        return _say(f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1)
     except click.UsageError as error:
         return _say(" ".join(error.format_message().split()) + _hint(error), 2)
     except click.exceptions.Exit as stop:

@@ -51,15 +51,15 @@ class RunRecord:
             invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
         try:
             return cls(connected(path), Path(directory))
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            invalid("run", directory, f"{DATABASE} cannot be read ({error})")
+        except (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError) as error:
+            invalid("run", directory, f"{DATABASE} cannot be read ({error or type(error).__name__})")
 
     @contextmanager
     def _as_written(self) -> Iterator[None]:
         """Say in one line that the database holds what no run writes; trouble of the disk passes as it is."""
         try:
             yield
-        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError, MemoryError) as error:
             if not of_the_file(error):
                 raise
             invalid("run", self.directory, f"{DATABASE} holds what no run writes ({type(error).__name__}: {error})")

@@ -106,7 +106,7 @@ class SqliteStore:
         query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
         try:
             yield from self._connection.execute(query, (start, stop))
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError) as error:
             if not of_the_file(error):
                 raise
             raise LedgerDamaged(one_line("ledger", "release", f"its table is damaged ({error})")) from None

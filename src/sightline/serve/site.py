@@ -56,7 +56,7 @@ class Site:
             return unless_known(request, self._routes[request.path](self, request))
         except NotThere:
             return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, MemoryError) as error:
             return self._problem(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
         except SightlineError as error:
             return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
