@@ -13,16 +13,21 @@ BUSY = 1.5
 
 
 def takes(exhibit: Exhibit, times: dict[str, Time]) -> str:
-    """How long the file and the whole took; both must have been measured."""
-    names = list(dict.fromkeys(units(exhibit.whole)))
-    if not {file_command(exhibit), *names} <= set(times):
+    """How long the file and the whole took, on cores that others may have used too."""
+    names, own = list(dict.fromkeys(units(exhibit.whole))), times.get(file_command(exhibit))
+    if own is None:
         return UNKNOWN
+    if not set(names) <= set(times):
+        return f"{told(own.wall)} on {own.cores} {_busy(own)}cores; the whole {UNKNOWN}"
     whole = reduce(add, (times[name] for name in names))
-    busy = "busy " if whole.load > BUSY * whole.cores else ""
     return (
-        f"{told(times[file_command(exhibit)].wall)}; the whole {told(whole.wall)} on {whole.cores} {busy}cores "
+        f"{told(own.wall)}; the whole {told(whole.wall)} on {whole.cores} {_busy(whole)}cores "
         f"({told(whole.processor)} of processor time)"
     )
+
+
+def _busy(time: Time) -> str:
+    return "busy " if time.load > BUSY * time.cores else ""
 
 
 def write_heads() -> None:
