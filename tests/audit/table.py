@@ -1,6 +1,8 @@
 """What the audits find, written to docs/auditing.md between two marks.
 
-python -m tests.audit.table      runs every audit and every break of `cases.py` and writes the tables
+python -m tests.audit.table                 runs every audit and every break of `cases.py` and writes the tables
+python -m tests.audit.table breaks          one of them: mechanisms, algorithms, breaks
+python -m tests.audit.table breaks "client: edge" "sample: parts"      some of its rows; the others stay as they are
 """
 
 import re
@@ -10,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from sightline import algorithms
-from tests.audit.cases import BREAKS, BROKEN, HONEST, KINDS, PROMISES, REASONS, TRIALS, audited, registry
+from tests.audit.cases import BREAKS, BROKEN, HONEST, KINDS, PROMISES, REASONS, audited, registry, runs_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
-BEGIN, END = "<!-- audited: begin -->", "<!-- audited: end -->"
-FEW = 100
 
 
 def named(case):
@@ -35,22 +35,15 @@ def found(audit):
     return [*cells, f"{down(one.lower)}, {one.upper:.2f}", str(one.details["canaries"])]
 
 
-def honest():
-    """One row for every mechanism, sampler, bound, arithmetic and view."""
-    yield "| what | observer about subject | repeated: bound, claim | counted runs | one run: bound, claim | canaries |"
-    yield "|---|---|---|---|---|---|"
-    for name, words in HONEST.items():
-        progress(name)
-        yield f"| {named(name)} | {' | '.join(found(audited(**words)))} |"
+def honest(row):
+    """A mechanism, sampler, bound, arithmetic or view."""
+    words = HONEST[row]
+    return found(audited(**{"trials": runs_of(words)} | words))
 
 
-def by_algorithm():
-    """Every algorithm with every promise: bound and claim, or refused."""
-    yield f"| algorithm | {' | '.join(PROMISES)} |"
-    yield "|---|" + "---|" * len(PROMISES)
-    for name in algorithms.REGISTRY:
-        progress(name)
-        yield f"| `{name}` | {' | '.join(cell(name, promise) for promise in PROMISES)} |"
+def by_algorithm(row):
+    """An algorithm with every promise: bound and claim, or refused."""
+    return [cell(row, promise) for promise in PROMISES]
 
 
 def cell(name, promise):
@@ -58,23 +51,19 @@ def cell(name, promise):
     words = registry().get((name, promise))
     if words is None:
         return "refused"
-    audit = audited(**words, trials=FEW, canaries=FEW)
+    audit = audited(**words, trials=runs_of(words), canaries=10)
     return f"{down(audit.findings[0].lower)}, {audit.findings[0].upper:.2f}"
 
 
 def algorithm_rows(page):
     """Algorithm -> its cells, as the page has them."""
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.split(BEGIN)[1], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", between(page, "algorithms"), re.MULTILINE)
     return {name: cells.split(" | ") for name, cells in rows}
 
 
-def broken():
-    """Every kind of release with every break: bound and claim."""
-    yield f"| what | {' | '.join(BREAKS)} |"
-    yield "|---|" + "---|" * len(BREAKS)
-    for kind in KINDS:
-        progress(kind)
-        yield f"| {kind} | {' | '.join(caught(how, kind) for how in BREAKS)} |"
+def broken(row):
+    """A kind of release with every break: bound and claim."""
+    return [caught(how, row) for how in BREAKS]
 
 
 def caught(how, kind):
@@ -88,32 +77,48 @@ def caught(how, kind):
     return f"{down(audit.findings[0].lower)} > {audit.findings[0].upper:.2f}" if audit.broken else "not caught"
 
 
-def progress(name):
-    """A line on stderr."""
-    print(name, file=sys.stderr, flush=True)
+METHODS = ["observer about subject", "repeated: bound, claim", "counted runs", "one run: bound, claim", "canaries"]
+TABLES = {
+    "mechanisms": (["what", *METHODS], HONEST, named, honest),
+    "algorithms": (["algorithm", *PROMISES], algorithms.REGISTRY, "`{}`".format, by_algorithm),
+    "breaks": (["what", *BREAKS], KINDS, named, broken),
+}
+"""Table -> its head, its rows, how they are named, and what makes the cells of one."""
 
 
-def written():
-    """The tables."""
-    lines = [
-        BEGIN, "",
-        f"Written by `python -m tests.audit.table`: two rounds, delta 0.05 unless the case says otherwise, confidence 0.95, {TRIALS} runs of each world.", "",
-        *honest(), "",
-        f"Algorithms, by repeated runs ({FEW} of each world): bound, claim. What is refused says why in [combinations.md](combinations.md).", "",
-        *by_algorithm(), "",
-        "Broken on purpose, at delta 0.1: bound > claim means caught.", "",
-        *broken(), "",
-        END,
-    ]  # fmt: skip
-    return "\n".join(lines)
+def marks(name):
+    """What stands before and after a table."""
+    return f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
 
 
-def main():
-    """Write the page."""
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + written() + rest.partition(END)[2])
+def between(page, name):
+    """A table as the page has it."""
+    begin, end = marks(name)
+    return page.partition(begin)[2].partition(end)[0]
+
+
+def lines(name, wanted):
+    """The lines of a table: rows that are wanted, and those that are not there yet, are made anew."""
+    head, rows, shown, cells = TABLES[name]
+    old = {line.split(" | ")[0].removeprefix("| "): line for line in between(PAGE.read_text(), name).splitlines()}
+    yield f"| {' | '.join(head)} |"
+    yield "|---|" + "---|" * (len(head) - 1)
+    for row in rows:
+        if wanted and row not in wanted and shown(row) in old:
+            yield old[shown(row)]
+        else:
+            print(row, file=sys.stderr, flush=True)
+            yield f"| {shown(row)} | {' | '.join(cells(row))} |"
+
+
+def main(names):
+    """Write all tables, or one, or some rows of it."""
+    for name in names[:1] or TABLES:
+        table = "\n".join(lines(name, names[1:]))
+        page, (begin, end) = PAGE.read_text(), marks(name)
+        before, _, rest = page.partition(begin)
+        PAGE.write_text(before + begin + table + end + rest.partition(end)[2])
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -227,6 +227,7 @@ def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage:
     place = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
     direct = any(key[1] != SHOWN for key in watch.seen)
+    gathered = _gathered(stage, slots)
     leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
     for (_, use, _, who), values in watch.seen.items():
         if use == SHOWN and direct:
@@ -234,8 +235,18 @@ def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage:
         if who in mine:
             sent[[place[slot] for slot in mine[who]]] += _evidence(values.numpy(), leaning)
         else:
-            said += _evidence(values.numpy(), leaning)
+            said += _evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
     return np.where(sent != 0, sent, said)
+
+
+def _gathered(stage: Stage, slots: list[int]) -> dict[str, NDArray[np.float64]]:
+    """Channel -> one for every canary of its members: what it says tells nothing of the others."""
+    topology = stage.setting.topology
+    found = dict[str, NDArray[np.float64]]()
+    for channel in (*topology.channels, *topology.gathers, topology.top):
+        own = {slot for client in channel.members for slot in stage.holders.get(client, ())}
+        found[channel.name] = np.array([float(slot in own) for slot in slots])
+    return found
 
 
 def _evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:

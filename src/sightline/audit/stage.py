@@ -149,7 +149,19 @@ def worst_sight(setting: Setting, ledger: Ledger, delta: float, pair: Pair) -> S
     ]
     if not any(sight.upper < float("inf") for sight in found):
         _nothing_claimed(setting)
-    return max(found, key=lambda sight: (sight.upper, -sight.subject))
+    worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
+    return worst if pair.subject is not None else _nearest(setting, ledger, worst)
+
+
+def _nearest(setting: Setting, ledger: Ledger, sight: Sight) -> Sight:
+    """The same sight of a subject of whom as much is claimed, and whom the observer meets in a channel of its own."""
+    same = ledger.composition(client_name(sight.subject), sight.observer)
+    own = [channel for channel in setting.topology.channels if sight.observer in channel.audience]
+    near = sorted({n for channel in own for n in channel.members if client_name(n) != sight.observer})
+    if sight.subject in near:
+        return sight
+    found = (n for n in near if ledger.composition(client_name(n), sight.observer) == same)
+    return replace(sight, subject=next(found, sight.subject))
 
 
 def _nothing_claimed(setting: Setting) -> NoReturn:
