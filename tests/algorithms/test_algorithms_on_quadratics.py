@@ -22,6 +22,7 @@ class Quadratics:
         self.optima = torch.randn(6, self.dimension, generator=generator)
         self.rate = setting.experiment.local.learning_rate
 
+    nodes = None
     steps = (5, 5, 5, 5, 5, 5)
 
     def close(self):

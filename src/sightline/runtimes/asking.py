@@ -106,7 +106,7 @@ class Task:
             return cls(
                 call=call,
                 client=client,
-                at=Occasion(int(words["round"]), int(words["use"]), int(words.get("part", 0))),
+                at=Occasion(_number(words["round"]), _number(words["use"]), _number(words.get("part", 0))),
                 start=tensor(arrays["start"]),
                 terms=unpacked(words["terms"], arrays, "terms"),
                 memory=_memory(words.get("memory"), arrays),
@@ -121,6 +121,13 @@ class Task:
             )
         except (KeyError, TypeError, ValueError) as error:
             invalid("question", type(error).__name__, f"is not one that this version asks ({error})")
+
+
+def _number(value: Any) -> int:
+    """A round, use or part: what a ledger can hold."""
+    if not 0 <= int(value) < 1 << 31:
+        raise ValueError("rounds, uses and parts count from 0")
+    return int(value)
 
 
 def _row(value: Any, place: int) -> Any:
