@@ -141,6 +141,11 @@ def test_any_input_is_an_experiment_or_one_line(given):
         assert "\n" not in str(error)
 
 
+def test_a_mistyped_key_is_told_before_the_one_that_is_missing_for_it():
+    with pytest.raises(InvalidInput, match=r'^rouns=3: unknown key; did you mean "rounds"\? \(and 1 more\)$'):
+        parse({"name": "x", "rouns": 3, "data": {"source": "digits", "clients": 10}})
+
+
 @given(st.data())
 def test_any_value_in_any_place_is_an_experiment_or_one_line(data):
     section = data.draw(st.sampled_from(["data", "local", "privacy", "sampling", "model", "topology", "algorithm"]))

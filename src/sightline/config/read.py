@@ -32,11 +32,11 @@ def read(path: Path | str, overrides: Iterable[str] = ()) -> Experiment:
 
 
 def parse(plain: dict[str, Any]) -> Experiment:
-    """The experiment of a plain dictionary; the first mistake becomes one line."""
+    """The experiment of a plain dictionary; the first mistake becomes one line, a mistyped key before a missing one."""
     try:
         return Experiment.model_validate(plain)
     except ValidationError as error:
-        mistakes = error.errors(include_url=False)
+        mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] == "missing")
         more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
         raise InvalidInput(_explain(mistakes[0]) + more) from None
 
