@@ -9,9 +9,9 @@ from sightline import engine
 from sightline.algorithms import control, control_search
 from sightline.config import parse
 from sightline.engine import loop
-from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput
 from tests.engine.conftest import TINY, changed
+from tests.engine.leftovers import left_behind
 
 CONTROL = {"energy": 1, "delay": 1, "accuracy": 1, "tau_max": 8}
 TREE = changed(
@@ -99,14 +99,6 @@ def test_any_algorithm_on_a_tree_can_be_controlled(tmp_path, algorithm):
     done = run(tmp_path / "run", algorithm={"name": algorithm, "control": CONTROL, **own})
     assert 24 <= sum(done.summary["control"]["tau"]) < 32
     assert done.epsilon <= 20.0
-
-
-def left_behind(path):
-    record = RunRecord.open(path)
-    rounds = [{key: value for key, value in row.items() if key != "seconds"} for row in record.rounds()]
-    bodies = [release.body() for release in record.ledger()]
-    record.close()
-    return (path / "model.safetensors").read_bytes(), bodies, rounds
 
 
 @pytest.mark.parametrize(

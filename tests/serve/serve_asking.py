@@ -1,8 +1,11 @@
-"""A site over a folder, asked without a socket."""
+"""A site over a folder, asked without a socket, and a server of it at work."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sightline.serve import Server
 from sightline.serve.guard import Guard
 from sightline.serve.message import Request, Response
 from sightline.serve.server import ROUTES
@@ -25,3 +28,14 @@ def asking(site: Site) -> Ask:
         return site.answer(Request.of(target, HOST | {"Cookie": f"sightline={TOKEN}"} | given))
 
     return ask
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[Server]:
+    """A server on a free port of this machine, until the end of the block."""
+    with Server(folder, host="127.0.0.1", port=0) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()

@@ -1,13 +1,12 @@
 """Who may ask: token, name, site, path. Everything else is a refusal that says nothing of the runs."""
 
 import http.client
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from serve_asking import HOST, TOKEN, Ask, asking, site_of
+from serve_asking import HOST, TOKEN, Ask, asking, at_work, site_of
 
 from sightline.errors import InvalidInput
 from sightline.serve import Server
@@ -136,12 +135,8 @@ def test_links_out_of_the_folder_are_not_listed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with Server(folder, host="127.0.0.1", port=0) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
+    with at_work(folder) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def test_a_real_connection_has_the_headers_and_lives_on(server: Server) -> None:

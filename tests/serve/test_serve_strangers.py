@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from serve_asking import TOKEN, Ask, asking, site_of
+from serve_asking import TOKEN, Ask, asking, at_work, site_of
 
 from sightline.engine.record import RunRecord
 from sightline.serve import Server
@@ -28,12 +28,8 @@ BEARER = "Authorization: Bearer {token}\r\n"
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(Server, "most_connections", 6)
     monkeypatch.setattr("sightline.serve.server.Handler.timeout", 1)
-    with Server(folder, host="127.0.0.1", port=0) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
+    with at_work(folder) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def line(server: Server) -> socket.socket:
