@@ -1,67 +1,89 @@
 # make demo | make test: all a fresh clone needs. The rest is for the people who work here.
 PYTHON ?= python3
-BIN := .venv/bin
+
+# an interpreter that is named has environments of its own: make test PYTHON=python3.13 lives in .venv-3.13
+version_of = $(shell "$(1)" -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null)
+ifneq ($(PYTHON),python3)
+SUFFIX := -$(or $(call version_of,$(PYTHON)),none)
+endif
+VENV := .venv$(SUFFIX)
+BIN := $(VENV)/bin
+FLOWER := .venv-flower$(SUFFIX)
+NOTEBOOKS := .venv-notebooks$(SUFFIX)
+DOCS := .venv-docs$(SUFFIX)
+WHEEL := .venv-wheel$(SUFFIX)
+FUZZ := .venv-fuzz$(SUFFIX)
+# an environment at $(1), unless it is there; a Python that is too old is told in one line before anything is made
+TOO_OLD := 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 3.10
+need_python = $(if $(filter $(TOO_OLD) none,$(or $(call version_of,$(1)),none)),$(error $(1) is \
+  $(if $(call version_of,$(1)),Python $(call version_of,$(1)),not a Python that runs) and Sightline needs 3.11 or newer; $(2)))
+make_venv = $(if $(wildcard $(1)/bin/python),$(call need_python,$(1)/bin/python,remove $(1)),$(call \
+  need_python,$(PYTHON),name one as in: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12))test -x $(1)/bin/python || \
+  "$(PYTHON)" -m venv $(1)
+
 # small matrices on few cores: threads inside numpy only get in each other's way
 export OPENBLAS_NUM_THREADS ?= 1
 # two cores: one thread per test worker, two workers
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow flower-test check format constraints bench bench-setup combinations docs docs-serve \
+.PHONY: help demo test test-slow flower-test browser check lint format constraints bench bench-setup combinations docs docs-serve \
   notebooks notebooks-test reproduce wheel-test fuzz clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.venv/.ready: constraints.txt pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing the pinned packages into .venv (once; a minute or two) ..."
+$(VENV)/.ready: constraints.txt pyproject.toml
+	@$(call make_venv,$(VENV))
+	@echo "Installing the pinned packages into $(VENV) (once; a minute or two) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: .venv/.ready   ## run the quickstart and print the path of its report
+demo: $(VENV)/.ready   ## run the quickstart and print the path of its report
 	@$(BIN)/sightline run examples/quickstart.toml
 
-test: .venv/.ready   ## the fast tests
+test: $(VENV)/.ready   ## the fast tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow"
 
-test-slow: .venv/.ready   ## every test, the slow ones too
+test-slow: $(VENV)/.ready   ## every test, the slow ones too
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
-.venv-flower/.ready: constraints-flower.txt pyproject.toml
-	@test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
-	@echo "Installing Flower and Ray into .venv-flower (once; a few minutes) ..."
-	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "torch==2.13.0"
-	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
+$(FLOWER)/.ready: constraints-flower.txt pyproject.toml
+	@$(call make_venv,$(FLOWER))
+	@echo "Installing Flower and Ray into $(FLOWER) (once; a few minutes) ..."
+	@$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "torch==2.13.0"
+	@$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
 	@touch $@
 
-flower-test: .venv-flower/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
-	FLWR_TELEMETRY_ENABLED=0 .venv-flower/bin/python -m pytest tests/flower
+flower-test: $(FLOWER)/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
+	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest tests/flower
 
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(notdir $(wildcard tests/fuzz/corpus/*))
 
-.venv-fuzz/.ready: .venv/.ready tests/fuzz/requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv-fuzz -r tests/fuzz/requirements.txt
+$(FUZZ)/.ready: $(VENV)/.ready tests/fuzz/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(FUZZ) -r tests/fuzz/requirements.txt
 	@touch $@
 
-fuzz: .venv-fuzz/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SECONDS each; what breaks lies in .fuzz/
+fuzz: $(FUZZ)/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SECONDS each; what breaks lies in .fuzz/
 	@for target in $(FUZZ_TARGETS); do echo "$$target"; \
-	  PYTHONPATH=.venv-fuzz:. $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) > .fuzz-$$target.log 2>&1 \
+	  PYTHONPATH=$(FUZZ):. $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) > .fuzz-$$target.log 2>&1 \
 	    || { tail -30 .fuzz-$$target.log; exit 1; }; \
 	  grep -E "number_of_executed_units" .fuzz-$$target.log; done
 
 browser:         ## install what the browser tests drive Chromium with (needs node and npm)
 	cd tests/serve && npm install --no-package-lock --no-audit --no-fund
 
-check: .venv/.ready  ## format, lint, types, then the fast tests
+check: lint      ## format, lint, types, then the fast tests
+	@$(MAKE) --no-print-directory test
+
+lint: $(VENV)/.ready ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	@$(MAKE) --no-print-directory test
 
-format: .venv/.ready ## format and fix what can be fixed
+format: $(VENV)/.ready ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -69,7 +91,7 @@ bench-setup: .bench/.ready ## install the peers that the benchmarks compare with
 
 .bench/.ready: $(wildcard benchmarks/peers/requirements-*.txt)
 	@for peer in pfl flwr pld; do \
-	  test -x .bench/$$peer/bin/python || $(PYTHON) -m venv .bench/$$peer; \
+	  test -x .bench/$$peer/bin/python || "$(PYTHON)" -m venv .bench/$$peer; \
 	  grep -q torch benchmarks/peers/requirements-$$peer.txt && \
 	    .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0; \
 	  .bench/$$peer/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -77,56 +99,56 @@ bench-setup: .bench/.ready ## install the peers that the benchmarks compare with
 	done
 	@touch $@
 
-bench: .venv/.ready  ## run the benchmarks (quiet machine, please); fails when a goal is missed
+bench: $(VENV)/.ready  ## run the benchmarks (quiet machine, please); fails when a goal is missed
 	$(BIN)/python -m benchmarks
 
-combinations: .venv/.ready ## ask every combination again and write docs/combinations.md
+combinations: $(VENV)/.ready ## ask every combination again and write docs/combinations.md
 	$(BIN)/python -m tests.laws.table
 
-notebooks: .venv/.ready  ## write docs/notebooks/ from docs/tutorials/
+notebooks: $(VENV)/.ready  ## write docs/notebooks/ from docs/tutorials/
 	$(BIN)/python docs/site/notebooks.py
 
-.venv-notebooks/.ready: constraints.txt docs/site/requirements-notebooks.txt pyproject.toml
-	@test -x .venv-notebooks/bin/python || $(PYTHON) -m venv .venv-notebooks
-	@echo "Installing Sightline and a kernel into .venv-notebooks (once; a minute or two) ..."
-	@.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	@.venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+$(NOTEBOOKS)/.ready: constraints.txt docs/site/requirements-notebooks.txt pyproject.toml
+	@$(call make_venv,$(NOTEBOOKS))
+	@echo "Installing Sightline and a kernel into $(NOTEBOOKS) (once; a minute or two) ..."
+	@$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
 	  -r docs/site/requirements-notebooks.txt
 	@touch $@
 
-notebooks-test: .venv-notebooks/.ready ## execute every notebook in a real kernel
-	PATH="$(CURDIR)/.venv-notebooks/bin:$$PATH" .venv-notebooks/bin/python tests/docs/execute_notebooks.py
+notebooks-test: $(NOTEBOOKS)/.ready ## execute every notebook in a real kernel
+	PATH="$(CURDIR)/$(NOTEBOOKS)/bin:$$PATH" $(NOTEBOOKS)/bin/python tests/docs/execute_notebooks.py
 
-docs: .venv-docs/.ready  ## build the docs site into site/
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+docs: $(DOCS)/.ready  ## build the docs site into site/
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
-reproduce: .venv/.ready ## run every experiment of the papers anew (about 90 minutes) and write docs/reproduction.md
+reproduce: $(VENV)/.ready ## run every experiment of the papers anew (about 90 minutes) and write docs/reproduction.md
 	$(BIN)/python -m experiments
 
-docs-serve: .venv-docs/.ready ## the docs site, rebuilt while you write
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
+docs-serve: $(DOCS)/.ready ## the docs site, rebuilt while you write
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
 
-.venv-docs/.ready: docs/requirements.txt
-	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+$(DOCS)/.ready: docs/requirements.txt
+	@$(call make_venv,$(DOCS))
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
 # a clone on the path would pass for the installed package, with pip too
 wheel-test: export PYTHONPATH :=
-wheel-test: .venv/.ready ## build the wheel, install it into an empty environment, run the quickstart there
-	rm -rf build dist .venv-wheel
+wheel-test: $(VENV)/.ready ## build the wheel, install it into an empty environment, run the quickstart there
+	rm -rf build dist $(WHEEL)
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
-	cd .venv-wheel && bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
-	cd .venv-wheel && ../$(BIN)/mypy --strict --config-file= --python-executable bin/python ../tests/docs/typed.py
+	$(call make_venv,$(WHEEL))
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
+	cd $(WHEEL) && bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
+	cd $(WHEEL) && ../$(BIN)/mypy --strict --config-file= --python-executable bin/python ../tests/docs/typed.py
 
-constraints: .venv/.ready ## write the installed versions back to constraints.txt
+constraints: $(VENV)/.ready ## write the installed versions back to constraints.txt
 	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \
 	   echo "torch==2.13.0"; $(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch=='; } > constraints.tmp
 	@mv constraints.tmp constraints.txt
 
 clean:           ## remove the virtual environments, what was built, and caches
-	rm -rf .venv .venv-docs .venv-flower .venv-notebooks .venv-wheel site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
