@@ -45,8 +45,8 @@ DROPOUT = {"algorithm": {"split": "dropout"}, "model": {"dropout": 0.5}}
 
 def mechanisms():
     """One file for every mechanism, sampler, bound, arithmetic and way of drawing that the registries have."""
-    for unit, where in MECHANISMS:
-        if unit != "none":
+    for mechanism, unit, where in MECHANISMS:
+        if unit != "none" and mechanism == "gaussian":
             samples = "poisson" if unit == "sample" else "shuffle"
             own = (H2FDP if unit == "sample" else TREE) if where == "edge" else {}
             yield f"{unit} at {where}", {"unit": unit, "where": where, "samples": samples, **own}

@@ -192,7 +192,8 @@ def test_nobody_who_was_not_drawn_hides_behind_coins(tiny):
 
 
 def test_mechanisms_are_exactly_the_known_ones():
-    assert set(MECHANISMS) == {(u, w) for u in ("client", "sample", "none") for w in ("server", "client", "edge")}
+    gaussian = {("gaussian", u, w) for u in ("client", "sample", "none") for w in ("server", "client", "edge")}
+    assert set(MECHANISMS) == gaussian | {(name, "sample", "client") for name in ("output", "objective")}
 
 
 @pytest.mark.parametrize("unit", ["client", "sample", "none"])

@@ -1,4 +1,4 @@
-"""Which mechanism an experiment file asks for: by the unit it protects and by where the noise is added."""
+"""Which mechanism an experiment file asks for: by its name, the unit it protects and where the noise is added."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,21 +43,6 @@ def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
     return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
 
 
-MECHANISMS: dict[tuple[str, str], Callable[[Experiment, Sequence[int]], Mechanism]] = {
-    ("client", "server"): lambda experiment, sizes: CentralMean(*_client_noise(experiment)),
-    ("client", "client"): lambda experiment, sizes: LocalMean(*_client_noise(experiment)),
-    ("sample", "client"): lambda experiment, sizes: SampleAtClient(_plans(experiment, sizes)),
-    ("sample", "server"): lambda experiment, sizes: SampleAtServer(
-        _plans(experiment, sizes), experiment.local.learning_rate
-    ),
-    ("client", "edge"): lambda experiment, sizes: ByTrust(*_client_noise(experiment)),
-    ("sample", "edge"): lambda experiment, sizes: SegmentSums(_plans(experiment, sizes)),
-    ("none", "edge"): lambda experiment, sizes: Open(),
-    ("none", "server"): lambda experiment, sizes: Open(),
-    ("none", "client"): lambda experiment, sizes: Open(),
-}
-
-
 def _output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
     privacy, local = experiment.privacy, experiment.local
     facts = Facts(
@@ -81,6 +66,28 @@ def _objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Ob
         gradient_tolerance=privacy.gradient_tolerance,
         noise_rate=privacy.noise_rate,
     )
+
+
+Build = Callable[[Experiment, Sequence[int], int], Mechanism]
+"""(experiment, every client's number of examples, classes) -> the mechanism, with unit noise."""
+
+MECHANISMS: dict[tuple[str, str, str], Build] = {
+    ("gaussian", "client", "server"): lambda experiment, sizes, classes: CentralMean(*_client_noise(experiment)),
+    ("gaussian", "client", "client"): lambda experiment, sizes, classes: LocalMean(*_client_noise(experiment)),
+    ("gaussian", "client", "edge"): lambda experiment, sizes, classes: ByTrust(*_client_noise(experiment)),
+    ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
+        _plans(experiment, sizes), experiment.local.learning_rate
+    ),
+    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(_plans(experiment, sizes)),
+    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_plans(experiment, sizes)),
+    ("output", "sample", "client"): _output,
+    ("objective", "sample", "client"): _objective,
+    ("gaussian", "none", "server"): lambda experiment, sizes, classes: Open(),
+    ("gaussian", "none", "client"): lambda experiment, sizes, classes: Open(),
+    ("gaussian", "none", "edge"): lambda experiment, sizes, classes: Open(),
+}
+"""(privacy.mechanism, unit, where) -> how it is built. Every law and every audit walks over these: a mechanism that is
+not here cannot be asked for, and one that is here without a law of its noise turns the tests red."""
 
 
 def needs_unit_features(experiment: Experiment) -> bool:
@@ -111,14 +118,11 @@ def in_parts(mechanism: Mechanism, splitter: Splitter) -> Mechanism:
 
 def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int) -> Mechanism:
     privacy = experiment.privacy
-    if privacy.mechanism == "output":
-        return _output(experiment, sizes, classes)
-    if privacy.mechanism == "objective":
-        return _objective(experiment, sizes, classes)
     tree = experiment.topology.kind == "tree"
     if privacy.place == "edge" and not tree:
         law = f"a {experiment.topology.kind} has no edge servers"
         refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
-    if tree and (privacy.unit, privacy.place) == ("client", "client"):
+    asked = (privacy.mechanism, privacy.unit, privacy.place)
+    if tree and asked == ("gaussian", "client", "client"):
         return ByTrust(*_client_noise(experiment))
-    return MECHANISMS[privacy.unit, privacy.place](experiment, sizes)
+    return MECHANISMS[asked](experiment, sizes, classes)
