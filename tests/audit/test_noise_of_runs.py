@@ -104,9 +104,9 @@ def test_the_noise_of_successive_steps_is_apart():
 class Drawn(list):
     """Every stream that was asked for: (name, key, generator, its state when it was new)."""
 
-    def secret(self):
-        """The names of the secret streams from which numbers were drawn, once for every generator that drew some."""
-        return [name for name, _, rng, new in self if name[0] in SECRET and place_of(rng) != new]
+    def of(self, purposes):
+        """The names of the streams from which numbers were drawn, once for every generator that drew some."""
+        return [name for name, _, rng, new in self if name[0] in purposes and place_of(rng) != new]
 
 
 def place_of(rng):
@@ -131,10 +131,16 @@ def drawn(monkeypatch):
 
 
 SECRET = {Purpose.NOISE, Purpose.SELECTION, Purpose.COHORT}
+ONCE = SECRET | {Purpose.BATCHES, Purpose.SCHEDULE, Purpose.ASSIGNMENT, Purpose.VIEWS, Purpose.STRAGGLERS}
 RUNS = [
     Combination(clients="poisson"),
     Combination(where="client", clients="poisson"),
     Combination(topology="groups", algorithm="dp_ogl_plus"),
+    Combination(topology="groups", algorithm="dp_ogl", clients="poisson"),
+    Combination(topology="groups", algorithm="dp_ogl", clients="balanced"),
+    Combination(topology="tree", where="edge", algorithm="h2fdp", clients="poisson"),
+    Combination(topology="tree", where="edge", clients="fixed"),
+    Combination(unit="sample", where="client", samples="balanced", split="yes"),
     Combination(topology="tree", where="edge", algorithm="h2fdp"),
     Combination(topology="clusters", algorithm="ifca", where="client"),
     Combination(split="yes"),
@@ -146,12 +152,14 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("c", RUNS, ids=lambda c: f"{c.algorithm}-{c.unit}-{c.where}-{c.mechanism}-{c.topology}")
-def test_no_stream_of_noise_is_drawn_twice_and_no_two_streams_share_a_key(c, drawn, tmp_path):
+@pytest.mark.parametrize(
+    "c", RUNS, ids=lambda c: f"{c.algorithm}-{c.unit}-{c.where}-{c.mechanism}-{c.topology}-{c.clients}"
+)
+def test_no_stream_is_drawn_twice_and_no_two_streams_share_a_key(c, drawn, tmp_path):
     run(c, tmp_path / "run")
-    noise = drawn.secret()
-    assert {purpose for purpose, *_ in noise} & {Purpose.NOISE, Purpose.SELECTION}
-    assert len(noise) == len(set(noise))
+    names = drawn.of(ONCE)
+    assert {purpose for purpose, *_ in names} & {Purpose.NOISE, Purpose.SELECTION}
+    assert len(names) == len(set(names))
     assert len({key for _, key, *_ in drawn}) == len({name for name, *_ in drawn})
 
 
@@ -180,7 +188,7 @@ def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(p
             path = directory if resume else engine.new_directory(setting.experiment, directory)
             with suppress(Crash):
                 engine.run(setting, path, Simulator, resume=resume)
-        return set(drawn.secret())
+        return set(drawn.of(SECRET))
 
     unbroken = names_of(tmp_path / "unbroken")
     before = names_of(tmp_path / "broken", crash=2)
