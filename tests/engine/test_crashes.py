@@ -1,9 +1,11 @@
 """Power cuts, full disks, unreadable checkpoints and lying clocks, for every kind of run: the same bits, or a reason.
 
-Runs are forked, so that a kill falls into the run and not into the loading of libraries.
+Runs are forked, so that a kill falls into the run and not into the loading of libraries. They die at a call of a Python
+function that was drawn, counted from a round that was drawn: a place in the run, which no machine is too fast for.
 """
 
 import multiprocessing
+import os
 import random
 import resource
 import signal
@@ -22,8 +24,36 @@ from tests.engine.many_kinds import KINDS, experiment
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 100
-KILLS = 12
+ROUNDS = 50
+KILLS = 8
+AT_ONCE = 5
+"""A run that is killed finishes fewer rounds than this before."""
+
+
+class Calls:
+    """How many Python functions were called since `count` began, up to a limit at which the process dies."""
+
+    def __init__(self, limit=None):
+        self.seen, self.limit = 0, limit
+
+    def count(self):
+        sys.setprofile(self._look)
+
+    def _look(self, frame, event, argument):
+        self.seen += event == "call"
+        if self.seen == self.limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def calls_of(asked, out):
+    """(calls before the first round is done, calls of the second round) of a run."""
+    calls, marks = Calls(), []
+    calls.count()
+    try:
+        sightline.run(asked, out=out, on_round=lambda row: marks.append(calls.seen))
+    finally:
+        sys.setprofile(None)
+    return marks[0], marks[1] - marks[0]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -35,13 +65,13 @@ def unbroken(request, tmp_path_factory):
     return asked, folder / "whole"
 
 
-def forked(asked, out, *, prepare=lambda: None):
+def forked(asked, out, *, prepare=lambda: None, on_round=lambda row: None):
     """A process that starts the run or goes on with it; 0 done, 7 stopped with a reason, which it writes down."""
 
     def work():
         prepare()
         try:
-            sightline.run(asked, out=out, resume=(out / DATABASE).exists())
+            sightline.run(asked, out=out, resume=(out / DATABASE).exists(), on_round=on_round)
         except SightlineError as error:
             out.with_name("reason").write_text(str(error))
             sys.exit(7)
@@ -51,23 +81,30 @@ def forked(asked, out, *, prepare=lambda: None):
     return process
 
 
+def killed(asked, out, rounds, call):
+    """Let a run die at that call of a function after so many more rounds."""
+    calls, left = Calls(call), iter(range(rounds - 1, -1, -1))
+    if rounds:
+        process = forked(asked, out, on_round=lambda row: None if next(left) else calls.count())
+    else:
+        process = forked(asked, out, prepare=calls.count)
+    process.join()
+    return process.exitcode
+
+
 def test_kill_nine_at_random_moments_of_every_kind_of_run(unbroken, tmp_path):
     asked, whole = unbroken
-    dice, kills, moments = random.Random(asked.name), 0, set()
-    for _ in range(10 * KILLS):
-        process = forked(asked, tmp_path / "broken")
-        process.join(dice.uniform(0.2, 2.0) if kills < KILLS else None)
-        if process.is_alive():
-            process.kill()
-            kills += 1
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL), (tmp_path / "reason").read_text()
-        if process.exitcode == 0:
-            break
+    to_the_first, of_a_round = calls_of(asked, tmp_path / "counted")
+    dice, moments = random.Random(asked.name), set()
+    for _ in range(KILLS):
+        rounds = dice.randrange(AT_ONCE)
+        call = dice.randrange(1, of_a_round if rounds else to_the_first)
+        assert killed(asked, tmp_path / "broken", rounds, call) == -signal.SIGKILL
         moments.add(rounds_of(tmp_path / "broken"))
-    assert process.exitcode == 0
-    assert kills >= 2
-    assert len(moments) >= 2, "it must have been killed in different places"
+    assert len(moments) > KILLS / 2, "it must have been killed in different places"
+    last = forked(asked, tmp_path / "broken")
+    last.join()
+    assert last.exitcode == 0, (tmp_path / "reason").read_text()
     assert left_behind(tmp_path / "broken") == left_behind(whole)
 
 
@@ -102,12 +139,7 @@ def test_a_full_disk_stops_every_kind_of_run_with_a_reason(unbroken, tmp_path):
 
 def test_an_unreadable_checkpoint_stops_every_kind_of_run_and_nothing_is_lost(unbroken, tmp_path):
     asked, whole = unbroken
-    process = forked(asked, tmp_path / "broken")
-    while not (tmp_path / "broken" / checkpoint.CHECKPOINT).exists():
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.kill()
-    process.join()
+    assert killed(asked, tmp_path / "broken", rounds=2, call=1) == -signal.SIGKILL
     path, dice = tmp_path / "broken" / checkpoint.CHECKPOINT, random.Random(0)
     good = path.read_bytes()
     with closing(RunRecord.open(tmp_path / "broken")) as record:

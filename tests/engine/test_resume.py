@@ -1,13 +1,10 @@
 """Interrupted anywhere and resumed, a run ends with the bits and the ledger of an unbroken one."""
 
 import fcntl
-import os
-import random
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,6 +15,7 @@ from sightline.engine import checkpoint, directory, loop
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
 from tests.engine.leftovers import left_behind
+from tests.interrupts import stopped_after
 
 KINDS = {
     "central": {},
@@ -223,25 +221,18 @@ def test_a_budget_below_one_round_releases_nothing(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_nine_at_random_moments(tiny, tmp_path):
-    experiment = tiny(rounds=600)
+def test_kill_nine_of_one_command_after_another(tiny, tmp_path):
+    experiment = tiny(rounds=12)
     (tmp_path / "tiny.toml").write_text(to_toml(experiment))
     sightline.run(experiment, out=tmp_path / "whole")
-    command = [sys.executable, "-m", "sightline", "run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "broken")]
-    dice = random.Random(0)
-    kills = 0
-    for attempt in range(40):
-        resume = ["--resume"] if (tmp_path / "broken" / "run.sqlite").exists() else []
-        process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(dice.uniform(1.5, 4.0))
-        if process.poll() is None and attempt < 12:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        _, error = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -9, error
-    assert kills >= 3
+    words = ["run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "broken")]
+    for rounds in (1, 4, 3):
+        process = stopped_after(rounds, [*words, "--resume"] if (tmp_path / "broken").exists() else words)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    done = subprocess.run([sys.executable, "-m", "sightline", *words, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
 
 
