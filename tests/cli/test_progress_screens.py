@@ -4,15 +4,19 @@ import fcntl
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import sys
 import termios
-import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+import sightline
+from sightline.cli.main import outcome
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.toml")
@@ -26,32 +30,71 @@ def environment(**changes):
     return kept | {"TERM": "xterm-256color", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | changes
 
 
-def on_a_terminal(words, *, columns=100, keys="", **changes):
-    """What a command writes to a terminal of so many columns; keys are typed once it has asked for them."""
+def terminal(columns):
+    """Both ends of a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    return ours, theirs
+
+
+def everything(ours):
+    """What is written to a terminal until nobody has it open any more."""
+    found = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            part = b""
+        if not part:
+            os.close(ours)
+            return found.decode()
+        found += part
+
+
+def on_a_terminal(words, *, columns=100, keys="", **changes):
+    """What a process writes to a terminal; keys are typed for it."""
+    ours, theirs = terminal(columns)
     child = subprocess.Popen(
         words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**changes), start_new_session=True, cwd=ROOT
     )
     os.close(theirs)
-    if keys:
-        os.write(ours, keys.encode())
-    found, ends = b"", time.monotonic() + 300
-    while time.monotonic() < ends:
-        ready, _, _ = select.select([ours], [], [], 0.5)
-        try:
-            found += os.read(ours, 65536) if ready else b""
-        except OSError:  # the other side is closed
-            break
-        if not ready and child.poll() is not None:
-            break
-    child.wait(timeout=60)
-    os.close(ours)
-    return found.decode()
+    os.write(ours, keys.encode())
+    text = everything(ours)
+    child.wait()
+    return text
+
+
+@contextmanager
+def standing_in(theirs):
+    """A terminal in the place of the standard files: its width is asked of them."""
+    kept = [os.dup(file) for file in range(3)]
+    for file in range(3):
+        os.dup2(theirs, file)
+    try:
+        with open(theirs, "w") as screen, redirect_stdout(screen), redirect_stderr(screen):
+            yield
+    finally:
+        for file, before in enumerate(kept):
+            os.dup2(before, file)
+            os.close(before)
+
+
+def shown(work, *, columns=100, **changes):
+    """What some work in this process writes to a terminal."""
+    ours, theirs = terminal(columns)
+    with ThreadPoolExecutor(1) as reader, mock.patch.dict(os.environ, environment(**changes), clear=True):
+        text = reader.submit(everything, ours)
+        with standing_in(theirs):
+            work()
+        return text.result()
 
 
 def run(out):
-    return [sys.executable, "-m", "sightline", "run", QUICKSTART, "--set", "rounds=12", "--out", str(out)]
+    return ["run", QUICKSTART, "--set", "rounds=12", "--out", str(out)]
+
+
+def ran(out):
+    assert outcome(run(out)) == 0
 
 
 def screens(text):
@@ -60,7 +103,7 @@ def screens(text):
 
 
 def test_a_terminal_gets_a_bar_with_colours(tmp_path):
-    text = on_a_terminal(run(tmp_path / "run"))
+    text = on_a_terminal([sys.executable, "-m", "sightline", *run(tmp_path / "run")])
     assert "━" in text
     assert COLOUR.search(text)
     assert any("12/12" in line and "epsilon 8.0" in line for line in screens(text))
@@ -68,19 +111,19 @@ def test_a_terminal_gets_a_bar_with_colours(tmp_path):
 
 
 def test_no_color_leaves_the_bar_and_takes_the_colours(tmp_path):
-    text = on_a_terminal(run(tmp_path / "run"), NO_COLOR="1")
+    text = shown(lambda: ran(tmp_path / "run"), NO_COLOR="1")
     assert "12/12" in text
     assert not re.search(r"\x1b\[(?:[0-9;]*;)?[349][0-7](?:;[0-9;]*)?m", text)
 
 
 def test_a_dumb_terminal_gets_plain_lines(tmp_path):
-    text = on_a_terminal(run(tmp_path / "run"), TERM="dumb")
+    text = shown(lambda: ran(tmp_path / "run"), TERM="dumb")
     assert len(PLAIN.findall(text)) == 12
     assert "\x1b" not in text
 
 
 def test_a_narrow_terminal_gets_the_words_on_one_line(tmp_path):
-    text = on_a_terminal(run(tmp_path / "run"), columns=44)
+    text = shown(lambda: ran(tmp_path / "run"), columns=44)
     bars = [line for line in screens(text) if "/12" in line]
     assert bars
     assert max(map(len, bars)) <= 44
@@ -89,32 +132,31 @@ def test_a_narrow_terminal_gets_the_words_on_one_line(tmp_path):
 
 def test_a_pipe_gets_plain_lines_whatever_is_said_of_colours(tmp_path):
     forced = environment(FORCE_COLOR="1")
-    done = subprocess.run(run(tmp_path / "run"), capture_output=True, text=True, env=forced, cwd=ROOT)
+    words = [sys.executable, "-m", "sightline", *run(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, env=forced, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert len(PLAIN.findall(done.stderr)) == 12
     assert not CONTROL.search(done.stderr)
     assert "\r" not in done.stderr
 
 
-PROGRAM = "import sightline; sightline.run({file!r}, overrides=['rounds=12'], out={out!r}{more})"
+def by_python(out, **more):
+    sightline.run(QUICKSTART, overrides=["rounds=12"], out=out, **more)
 
 
-@pytest.mark.parametrize(("more", "lines"), [("", 0), (", progress=True", 12)])
-def test_a_script_is_quiet_unless_it_asks(tmp_path, more, lines):
-    program = PROGRAM.format(file=QUICKSTART, out=str(tmp_path / "run"), more=more)
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(), cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    assert len(PLAIN.findall(done.stderr)) == lines
-    assert bool(done.stderr) == bool(lines)
+@pytest.mark.parametrize(("more", "lines"), [({}, 0), ({"progress": True}, 12)])
+def test_a_script_is_quiet_unless_it_asks(tmp_path, capfd, more, lines):
+    by_python(tmp_path / "run", **more)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert len(PLAIN.findall(said.err)) == lines
+    assert bool(said.err) == bool(lines)
 
 
-def test_python_on_a_terminal_shows_a_bar_unless_told_not_to(tmp_path):
-    for more, there in (("", True), (", progress=False", False)):
-        program = PROGRAM.format(file=QUICKSTART, out=str(tmp_path / f"run{there}"), more=more)
-        text = on_a_terminal([sys.executable, "-c", program])
-        assert ("12/12" in text) is there, text
+@pytest.mark.parametrize(("more", "there"), [({}, True), ({"progress": False}, False)])
+def test_python_on_a_terminal_shows_a_bar_unless_told_not_to(tmp_path, more, there):
+    text = shown(lambda: by_python(tmp_path / "run", **more))
+    assert ("12/12" in text) is there, text
 
 
 def test_bash_completes_what_is_typed():

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes, exit codes, one line on stderr, nothing left behind."""
+"""The command line as a person meets it: exit codes, one line on stderr, nothing left behind."""
 
 import json
 import os
@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import command
+
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.toml")
 SHORT = ["--set", "rounds=2"]
 
 
-def sightline(*words, cwd, **environment):
+def started(*words, cwd, **environment):
+    """A real process."""
     return subprocess.run(
         [sys.executable, "-m", "sightline", *words],
         cwd=cwd,
@@ -25,7 +28,7 @@ def sightline(*words, cwd, **environment):
 
 
 def test_run_prints_a_summary_and_the_report(tmp_path):
-    done = sightline("run", QUICKSTART, *SHORT, cwd=tmp_path)
+    done = started("run", QUICKSTART, *SHORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("test accuracy", "epsilon", "trusted", "server", "report.html"):
         assert word in done.stdout
@@ -34,7 +37,7 @@ def test_run_prints_a_summary_and_the_report(tmp_path):
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path):
-    done = sightline("run", QUICKSTART, *SHORT, "--json", "--seed", "3", "--out", "here", cwd=tmp_path)
+    done = command("run", QUICKSTART, *SHORT, "--json", "--seed", "3", "--out", "here", cwd=tmp_path)
     summary = json.loads(done.stdout)
     assert summary["run_dir"] == "here"
     assert summary["rounds_done"] == 2
@@ -43,11 +46,11 @@ def test_json_is_one_object_and_nothing_else(tmp_path):
 
 def test_resume_goes_on_and_the_budget_has_its_own_exit_code(tmp_path):
     words = ("run", QUICKSTART, *SHORT, "--set", "privacy.noise_multiplier=1.0", "--set", "privacy.stop_at_epsilon=2.5")
-    first = sightline(*words, "--json", cwd=tmp_path)
+    first = command(*words, "--json", cwd=tmp_path)
     assert first.returncode == 3
     assert "stop_at_epsilon=2.5" in first.stderr
     assert json.loads(first.stdout)["epsilon"] <= 2.5
-    again = sightline(*words, "--resume", "--json", cwd=tmp_path)
+    again = command(*words, "--resume", "--json", cwd=tmp_path)
     assert again.returncode == 3
     assert json.loads(again.stdout)["epsilon"] == json.loads(first.stdout)["epsilon"]
 
@@ -77,12 +80,22 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "part"), MISTAKES)
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, words, part):
-    done = sightline(*words, cwd=tmp_path, SIGHTLINE_DATA=str(tmp_path / "nothing"))
+    done = command(*words, cwd=tmp_path, SIGHTLINE_DATA=str(tmp_path / "nothing"))
+    one_line(done, part)
+    assert list(tmp_path.iterdir()) == []
+
+
+def one_line(done, part):
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
     assert part in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_bad_input_ends_the_process_with_its_code(tmp_path):
+    words, part = MISTAKES[1]
+    one_line(started(*words, cwd=tmp_path), part)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,7 +115,7 @@ def test_a_users_own_model_and_data(tmp_path):
         'rounds = 2\n[data]\nsource = "mine:shards"\nclients = 4\npartition = "natural"\nclasses = 2\n'
         '[model]\nname = "mine:model"\nwidth = 5\n'
     )
-    done = sightline("run", "mine.toml", "--json", cwd=tmp_path)
+    done = command("run", "mine.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["unit"] == "none"
 
@@ -120,8 +133,8 @@ sys.exit(", ".join(name for name in "{heavy}".split() if name in sys.modules) or
     assert "run" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "report", "datasets"])
-def test_every_command_explains_itself(command, tmp_path):
-    done = sightline(command, "--help", cwd=tmp_path)
+@pytest.mark.parametrize("name", ["run", "report", "datasets"])
+def test_every_command_explains_itself(name, tmp_path):
+    done = command(name, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "--json" in done.stdout

@@ -1,4 +1,4 @@
-"""Every tutorial runs as it stands: its Python as one program, its shell lines one after the other."""
+"""Every tutorial runs as it stands: its shell lines one after the other, its Python as one program."""
 
 import os
 import re
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import program, shell
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -19,6 +21,14 @@ def code(page: Path, kind: str) -> str:
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_it_runs(page: Path, tmp_path: Path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shell(code(page, "bash"), tmp_path)
+    program(code(page, "python"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_it_runs_in_a_shell(page: Path, tmp_path: Path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in (["bash", "-ec", code(page, "bash")], [sys.executable, "-c", code(page, "python")]):

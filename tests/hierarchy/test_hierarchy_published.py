@@ -1,8 +1,6 @@
 """Proposition 3.1 is a calculator with a notice, and what it prints is not enough."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from sightline import accounting
 from sightline.accounting.published_h2fdp import as_published_noise
 from sightline.errors import InvalidInput
 from sightline.mechanisms import segment_rate
+from tests.commands import command
 
 
 def test_the_printed_noise_costs_more_than_it_says():
@@ -31,8 +30,7 @@ def test_a_segments_rate_by_counting():
 
 def test_the_command_prints_both_with_the_notice():
     words = "calibrate h2fdp --rate 0.05 --segment 5 --steps 100 --epsilon 2 --delta 1e-5 --json"
-    done = subprocess.run([sys.executable, "-m", "sightline", *words.split()], capture_output=True, text=True)
-    answer = json.loads(done.stdout)
+    answer = json.loads(command(*words.split()).stdout)
     assert answer["epsilon"] <= 2 < answer["as_published_costs"]
     assert "not a guarantee" in answer["notice"]
 

@@ -1,12 +1,11 @@
 """The README and the docs are run, not only read."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import program, shell
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,23 +17,20 @@ def blocks(kind, path=ROOT / "README.md"):
 
 @pytest.fixture
 def playground(tmp_path):
-    """A folder that looks like a clone, with the sightline of these tests first on the path."""
+    """A folder that looks like a clone."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"cwd": tmp_path, "env": {**os.environ, "PATH": path}}
+    return tmp_path
 
 
 def test_every_shell_block_of_the_readme_runs(playground):
     for block in blocks("bash"):
         lines = [line for line in block.splitlines() if not line.startswith(("make ", "git ", "#"))]
-        done = subprocess.run(["bash", "-ec", "\n".join(lines)], **playground, capture_output=True, text=True)
-        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        shell("\n".join(lines), playground)
 
 
 def test_every_python_block_of_the_readme_runs(playground):
     for block in blocks("python"):
-        done = subprocess.run([sys.executable, "-c", block], **playground, capture_output=True, text=True)
-        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        program(block, playground)
 
 
 def test_every_toml_block_of_the_readme_is_an_experiment():

@@ -1,8 +1,6 @@
 """Energy and delay of whole runs: against a loop over devices, on every topology, resumed, and in the report."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ import sightline
 from sightline.config import parse, to_toml
 from sightline.engine import loop
 from sightline.engine.record import RunRecord
+from tests.commands import command
 from tests.engine.conftest import TINY, changed
 
 WIRELESS = {"model": "wireless"}
@@ -103,8 +102,7 @@ def test_a_resumed_run_counts_the_same_costs(tmp_path, monkeypatch):
 
 def test_the_report_and_the_command_line_tell_the_costs(tmp_path):
     (tmp_path / "star.toml").write_text(to_toml(parse(STAR)))
-    command = [sys.executable, "-m", "sightline", "run", "star.toml", "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = command("run", "star.toml", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert " J, " in done.stdout
     record = RunRecord.open(tmp_path / "run")
@@ -114,8 +112,7 @@ def test_the_report_and_the_command_line_tell_the_costs(tmp_path):
     for words in ("Energy and delay", "Energy of a round", "Delay of a round", "Accuracy for the energy spent"):
         assert words in page
     assert f"{total:.3g}"[:4] in page
-    bad = subprocess.run([*command[:4], "star.toml", "--json", "--set", "resources.model=teleport"], cwd=tmp_path,
-                         capture_output=True, text=True)  # fmt: skip
+    bad = command("run", "star.toml", "--json", "--set", "resources.model=teleport", cwd=tmp_path)
     assert bad.returncode == 2
     assert bad.stderr.startswith("sightline: resources.model=teleport")
     assert len(bad.stderr.splitlines()) == 1
