@@ -1,5 +1,6 @@
 """Commands that only read runs or do sums load no torch: they answer at once, and also where torch cannot be loaded."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,23 +14,25 @@ from tests.engine.many_kinds import experiment
 
 HEAVY = ("torch", "matplotlib", "sklearn", "flwr")
 CALLED = f"""
-import sys
-from sightline.cli.main import outcome
-code = outcome(sys.argv[1:])
-print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
-sys.exit(code)
-"""
-SERVED = f"""
-import sys
+import json, sys
 from pathlib import Path
+from sightline.cli.main import outcome
 from tests.serve.serve_asking import asking, site_of
-ask = asking(site_of(Path(sys.argv[1])))
-for page in sys.argv[2:]:
-    answer = ask(page)
-    if answer.status != 200:
-        sys.exit(f"{{page}}: {{answer.status}} {{answer.body[:300]}}")
-print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
+
+def loaded():
+    return [name for name in {HEAVY!r} if name in sys.modules]
+
+def visited(folder, *pages):
+    ask = asking(site_of(Path(folder)))
+    return max(ask(page).status for page in pages) - 200
+
+found = dict()
+for words in json.loads(sys.argv[1]):
+    code = visited(*words[1:]) if words[0] == "visit" else outcome(words)
+    found[" ".join(words)] = [code, loaded()]
+print("found:" + json.dumps(found), file=sys.stderr)
 """
+"""Calls commands one after another, those that may load nothing; what is loaded after each is the first one's doing."""
 
 ROOT = Path(__file__).parents[2]
 SCHEME = ["poisson", "--rate", "0.01", "--steps", "100", "--delta", "1e-5"]
@@ -42,7 +45,10 @@ COMMANDS = [
     ["experiments", "--folder", str(ROOT / "experiments")],
     ["datasets"],
     ["completion", "bash"],
-]
+    ["visit", "runs", "/", "/api/runs", "/calculator", "/run?run=star", "/api/run?run=star", "/api/ledger?run=star",
+     "/api/sight?run=star", "/report.html?run=star"],
+]  # fmt: skip
+"""The last asks a server over the runs for its pages."""
 
 
 @pytest.fixture(scope="module")
@@ -54,37 +60,30 @@ def folder(tmp_path_factory):
     return place
 
 
-def loaded(program, arguments, folder):
-    """The heavy packages that a program has loaded when it is done."""
+def called(commands, folder):
+    """{command: [exit code, the heavy packages that are loaded after it]}, all in one process."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", CALLED, json.dumps(commands)],
         cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stderr.splitlines()[-1].removeprefix("loaded:").split()
+    return json.loads(done.stderr.rpartition("found:")[2])
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_nothing_heavy_is_loaded(arguments, folder):
-    assert loaded(CALLED, arguments, folder) == []
-
-
-def test_a_server_over_runs_needs_no_torch(folder):
-    of_runs = ("/run", "/api/run", "/api/ledger", "/api/sight", "/report.html")
-    pages = ["/", "/api/runs", "/calculator", *(f"{page}?run=star" for page in of_runs)]
-    assert loaded(SERVED, ["runs", *pages], folder) == []
-
-
-def test_what_trains_does_load_torch(folder):
-    """So that the tests above would see it."""
+def test_nothing_heavy_is_loaded_and_what_trains_does_load_torch(folder):
+    """The last is there so that this test would see it."""
     (folder / "one.toml").write_text(to_toml(experiment("star", rounds=1)))
-    assert "torch" in loaded(CALLED, ["run", "one.toml", "--out", "trained"], folder)
+    found = called([*COMMANDS, ["run", "one.toml", "--out", "trained"]], folder)
+    *light, trained = found.values()
+    assert light == [[0, []]] * len(COMMANDS), found
+    assert trained[0] == 0
+    assert "torch" in trained[1]
 
 
 @pytest.mark.slow
 def test_a_sweep_trains_elsewhere(folder):
     (folder / "one.toml").write_text(to_toml(experiment("star", rounds=1)))
     words = ["sweep", "one.toml", "--over", "privacy.clip_norm=0.5,1.0", "--workers", "1", "--out", "swept"]
-    assert loaded(CALLED, words, folder) == []
+    assert list(called([words], folder).values()) == [[0, []]]
     assert len(list((folder / "swept").glob("*/report.html"))) == 2
