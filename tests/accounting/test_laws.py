@@ -169,7 +169,7 @@ def test_more_steps_and_higher_rates_and_smaller_deltas_cost_more(noise, rate, t
 
 
 @settings(max_examples=12, deadline=None)
-@given(noises, st.integers(1, 40), st.integers(1, 12), deltas)
+@given(noises, st.integers(1, 20), st.integers(1, 6), deltas)
 def test_more_parts_and_longer_blocks_cost_less(noise, parts, uses, delta):
     def split(d):
         return accounting.epsilon({Poisson(0.3, Split(d, Gaussian(noise))): 50}, delta)
