@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
-from sightline.cli.compare import command
+from sightline.cli.compare import command, lay_out
 from sightline.cli.main import outcome
 from sightline.report import Run
 from sightline.report.comparison import Spread, compared
@@ -48,6 +48,53 @@ def test_seeds_are_one_group_and_only_what_differs_is_a_column(folder: Path) -> 
     comparison = compared([folder])
     assert comparison.differs == ("algorithm.name",)
     assert [(group.label, len(group.runs)) for group in comparison.groups] == [("fedavg", 3), ("fedprox", 3)]
+
+
+def test_every_value_stands_under_its_own_heading(tmp_path: Path) -> None:
+    """The file names rounds before the algorithm; by the alphabet it would be the other way round."""
+    for rounds, algorithm in ((2, "fedavg"), (3, "fedavg"), (2, "fedprox"), (3, "fedprox")):
+        made(tmp_path / f"{rounds}", algorithm, seed=0, rounds=rounds)
+    comparison = compared([tmp_path])
+    header, rows = table(comparison)
+    assert header[:3] == ["rounds", "algorithm.name", "Runs"]
+    assert sorted(row[:2] for row in rows) == [["2", "fedavg"], ["2", "fedprox"], ["3", "fedavg"], ["3", "fedprox"]]
+    for group in comparison.groups:
+        assert group.settings["rounds"] == len(group.runs[0].rounds)
+        assert group.label == f"rounds {group.settings['rounds']}, {group.settings['algorithm.name']}"
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_a_table_keeps_within_the_terminal_and_cuts_nothing(width: int) -> None:
+    header = [
+        "rounds",
+        "algorithm.name",
+        "privacy.noise_multiplier",
+        "Runs",
+        "Test accuracy",
+        "Time",
+        "Sent by clients",
+    ]
+    row = ["200", "dp_ogl_plus", "1.125", "12", "90.0 ± 1.2 %", "12 min 3 s ± 2 min 3 s", "8.00 MB ± 0"]
+    lines = lay_out(header, [row, ["3", *row[1:]]], left=3, width=width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(text.count(cell) == 2 for cell in row[1:] if len(cell) > 2)
+    assert all(word in text for word in "rounds algorithm name privacy noise multiplier Runs accuracy Sent".split())
+    assert len(lay_out(header, [row], left=3, width=None)) == 3
+
+
+def test_a_cell_that_is_wider_than_the_terminal_is_folded() -> None:
+    lines = lay_out(["model.hidden", "Runs"], [["[" + "64, " * 40 + "10]", "1"]], left=1, width=80)
+    assert max(map(len, lines)) <= 80
+    assert "".join("".join(lines).split()).count("64,") == 40
+
+
+def test_a_file_with_a_date_in_it_is_compared(tmp_path: Path) -> None:
+    for day in (1, 2):
+        directory = made(tmp_path / f"{day}", "fedavg", seed=0)
+        (directory / "config.toml").write_text(f"born = 2026-01-0{day}\n")
+    told = json.loads(CliRunner().invoke(command, [str(tmp_path), "--json"]).stdout)
+    assert [group["settings"] for group in told["groups"]] == [{"born": "2026-01-01"}, {"born": "2026-01-02"}]
 
 
 def test_mean_and_spread_are_numpys_and_epsilon_is_the_largest(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """`sightline compare`: runs side by side, with mean and spread over seeds."""
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,22 +57,113 @@ def show(comparison: "Comparison", as_json: bool, figure: Path | None = None, **
 
 
 def print_table(comparison: "Comparison") -> None:
-    """The table, as wide as the terminal; in a file as wide as it needs to be."""
-    from rich.box import SIMPLE
+    """The table: within the width of a terminal, in a file as wide as it needs to be."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from sightline.report.comparison_plain import table
 
     header, rows = table(comparison)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(console.width, 24 * len(header)))
-    made = Table(box=SIMPLE, pad_edge=False)
-    settings = header.index("Runs")
-    for place, name in enumerate(header):
-        made.add_column(Text(printable(name)), justify="left" if place < settings else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(made)
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+    left = header.index("Runs")
+    for line in lay_out(cells[0], cells[1:], left=left, width=console.width if console.is_terminal else None):
+        click.echo(line)
+
+
+def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int | None) -> list[str]:
+    """A table as lines of text, the first `left` columns set to the left; nothing in it is ever cut off.
+
+    Where it is wider than `width`, long headings are broken; where that does not do, the columns are set below each
+    other in blocks whose rows are numbered.
+
+    >>> print("\\n".join(lay_out(["privacy.epsilon", "Runs"], [["2", "4"]], left=1, width=14)))
+    privacy.
+    epsilon   Runs
+    --------------
+    2            4
+    """
+    columns = [_Column(name, [row[place] for row in rows], place < left) for place, name in enumerate(header)]
+    if width is None or _width(columns) <= width:
+        return _drawn(columns)
+    columns = [column.broken() for column in columns]
+    if _width(columns) <= width:
+        return _drawn(columns)
+    number = _Column("", [str(place) for place in range(1, len(rows) + 1)], False)
+    room = max(1, width - number.width - len(GAP))
+    blocks: list[list[_Column]] = [[]]
+    for column in (column.folded(room) for column in columns):
+        if blocks[-1] and _width([*blocks[-1], column]) > room:
+            blocks.append([])
+        blocks[-1].append(column)
+    lines = [line for block in blocks for line in (*_drawn([number, *block]), "")]
+    return lines[:-1]
+
+
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A heading and its cells; each may take several lines."""
+
+    heading: str
+    cells: list[str]
+    left: bool
+
+    @property
+    def width(self) -> int:
+        return max(_cell_width(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
+
+    def broken(self) -> "_Column":
+        """The heading on several lines, broken at spaces, dots and underscores, no wider than it has to be."""
+        pieces = [piece for piece in re.findall(r"[^ ._]*[._]?", self.heading) if piece]
+        most = max(max(map(_cell_width, pieces), default=0), *(_cell_width(cell) for cell in self.cells), 1)
+        lines = [""]
+        for piece in pieces:
+            space = "" if not lines[-1] or lines[-1][-1] in "._" else " "
+            if lines[-1] and _cell_width(lines[-1] + space + piece) > most:
+                lines.append(piece)
+            else:
+                lines[-1] += space + piece
+        return replace(self, heading="\n".join(lines))
+
+    def folded(self, most: int) -> "_Column":
+        """With no line longer than that."""
+        from rich.cells import chop_cells
+
+        def fold(text: str) -> str:
+            return "\n".join(part for line in text.split("\n") for part in (chop_cells(line, most) or [""]))
+
+        return replace(self, heading=fold(self.heading), cells=[fold(cell) for cell in self.cells])
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
+
+
+def _drawn(columns: Sequence[_Column]) -> list[str]:
+    rows = zip(*(column.cells for column in columns), strict=True)
+    body = [line for row in rows for line in _lines(columns, row)]
+    return [*_lines(columns, [column.heading for column in columns], bottom=True), "-" * _width(columns), *body]
+
+
+def _lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:
+    """One row of the table: cells of several lines start at its top, headings end at its bottom."""
+    split = [text.split("\n") for text in texts]
+    high = max(len(lines) for lines in split)
+    padded = [[""] * (high - len(s)) + s if bottom else s + [""] * (high - len(s)) for s in split]
+    return [
+        GAP.join(_pad(text, column) for text, column in zip(line, columns, strict=True)).rstrip()
+        for line in zip(*padded, strict=True)
+    ]
+
+
+def _pad(text: str, column: _Column) -> str:
+    space = " " * (column.width - _cell_width(text))
+    return text + space if column.left else space + text
+
+
+def _cell_width(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)

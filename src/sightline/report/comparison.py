@@ -114,10 +114,11 @@ def grouped(runs: Sequence[Run]) -> Comparison:
     settings = [flat(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name not in IGNORED)
     differs = tuple(name for name in names if len({_key(one.get(name)) for one in settings}) > 1)
-    found: dict[str, list[Run]] = {}
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run, one in zip(runs, settings, strict=True):
-        found.setdefault(_key({name: one.get(name) for name in differs}), []).append(run)
-    return Comparison(differs, tuple(Group(json.loads(key), tuple(some)) for key, some in found.items()))
+        own = {name: one.get(name) for name in differs}
+        found.setdefault(_key(own), (own, []))[1].append(run)
+    return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in found.values()))
 
 
 def each_by_itself(runs: Sequence[Run], titles: Sequence[str]) -> Comparison:
@@ -134,7 +135,7 @@ def flat(run: Run) -> dict[str, Any]:
     """The settings of a run under dotted names; none where its file is missing or broken."""
     try:
         return dict(_flattened(tomllib.loads(run.settings)))
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, nested too deep, or too long a number
         return {}
 
 
@@ -143,7 +144,7 @@ def _flattened(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
         if isinstance(value, dict):
             yield from _flattened(value, f"{before}{name}.")
         else:
-            yield f"{before}{name}", value
+            yield f"{before}{name}", json.loads(_key(value))  # a date, which no run writes, becomes its text
 
 
 def _key(value: Any) -> str:

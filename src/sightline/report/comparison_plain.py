@@ -1,6 +1,6 @@
 """A comparison as plain values (`--json`) and as rows of words (tables on screen and on pages)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -72,12 +72,12 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
     header = [*settings, *(COLUMNS[name][0] for name in there)]
-    return header, [_row(group, named, there) for group in comparison.groups]
+    return header, [_row(group, () if named else comparison.differs, there) for group in comparison.groups]
 
 
-def _row(group: Group, named: bool, there: list[str]) -> list[str]:
-    settings = [said(value) for value in group.settings.values()]
-    cells = [group.title] if named else [*settings, count(len(group.runs))]
+def _row(group: Group, differs: Sequence[str], there: list[str]) -> list[str]:
+    settings = [said(group.settings[name]) for name in differs]
+    cells = [group.title] if group.title else [*settings, count(len(group.runs))]
     measures = [group.measures[name] for name in there]
     shown = [NONE if some is None else COLUMNS[name][1](some) for name, some in zip(there, measures, strict=True)]
     return [*cells, *shown]
