@@ -34,7 +34,7 @@ def asking(site: Site) -> Ask:
 def at_work(folder: Path) -> Iterator[Server]:
     """A server on a free port of this machine, until the end of the block."""
     with Server(folder, host="127.0.0.1", port=0) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield running
         running.shutdown()

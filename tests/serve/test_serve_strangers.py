@@ -8,16 +8,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from serve_asking import TOKEN, Ask, asking, at_work, site_of
 
+from sightline.cli.main import outcome
 from sightline.engine.record import RunRecord
 from sightline.serve import Server
-from sightline.serve.message import SECURITY
+from sightline.serve.message import SECURITY, Request, Response
 from sightline.serve.server import ROUTES
 from tests.report.report_runs import FACTS, quickstart, write
 
@@ -27,7 +29,7 @@ BEARER = "Authorization: Bearer {token}\r\n"
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(Server, "most_connections", 6)
-    monkeypatch.setattr("sightline.serve.server.Handler.timeout", 1)
+    monkeypatch.setattr("sightline.serve.server.Handler.request_seconds", 1)
     with at_work(folder) as running:
         yield running
 
@@ -158,6 +160,71 @@ def test_slow_and_silent_callers_are_hung_up_on_and_many_do_not_make_threads_wit
     assert status(said) == 200
 
 
+def asks(server: Server, owner: http.client.HTTPConnection) -> int:
+    """The owner asks, and keeps the connection."""
+    owner.request("GET", "/api/runs", headers={"Authorization": f"Bearer {server.token}"})
+    answer = owner.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_a_crowd_that_drips_does_not_lock_the_owner_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However patient the server is: who is waited for longest makes room, those without the token first."""
+    monkeypatch.setattr("sightline.serve.server.Handler.request_seconds", 600)
+    with (
+        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as owner,
+        ExitStack() as crowd,
+    ):
+        assert asks(server, owner) == 200
+        kept = owner.sock
+        for _ in range(3):
+            for _ in range(6):
+                crowd.enter_context(line(server)).sendall(b"GET /?q=")
+            newcomer = raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")
+            assert status(newcomer) == 200
+        assert asks(server, owner) == 200
+        assert owner.sock is kept
+
+
+def test_a_request_that_drips_ends_by_the_clock(server: Server) -> None:
+    """A byte at a time, each long before any read would give up."""
+    with line(server) as one:
+        one.settimeout(0.05)
+        assert any(hung_up(one, bytes([byte])) for byte in b"GET /?q=" + b"x" * 300)
+
+
+def hung_up(one: socket.socket, more: bytes) -> bool:
+    """Whether the server ended the connection instead of taking more."""
+    try:
+        one.sendall(more)
+        return one.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_an_answer_under_way_is_not_broken_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    answer = server.site.answer
+
+    def slowly(request: Request) -> Response:
+        begun.set()
+        go_on.wait(60)
+        return answer(request)
+
+    monkeypatch.setattr(server.site, "answer", slowly)
+    with line(server) as one, ExitStack() as crowd:
+        one.sendall(("GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n").format(token=server.token).encode())
+        begun.wait(60)
+        monkeypatch.setattr(server.site, "answer", answer)
+        for _ in range(20):
+            crowd.enter_context(line(server)).sendall(b"GET")
+        assert status(raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")) == 200
+        go_on.set()
+        assert status(one.recv(1 << 16)) == 200
+
+
 HOSTILE = ["", "x" * 5000, "9" * 5000, "-1", "1e400", "nan", "\0", "\u202e\ud7ff", "%s%n", "' OR 1=1 --", "{{7*7}}",
            "${x}", "../" * 50, "client-0..99999999999", "[" * 3000, "<svg onload=alert(1)>"]  # fmt: skip
 NAMES = ("run", "q", "start", "round", "subject", "observer", "by", "against", "scheme", "noise", "steps", "delta",
@@ -210,8 +277,82 @@ def test_a_run_that_was_made_to_do_harm_hides_no_other(tmp_path: Path, harm: str
         assert answer.status == 200
         assert b"good" in answer.body
         assert b"<b>small" not in answer.body
-    for path in ("/run", "/ledger", "/sight", "/api/run", "/compare"):
-        assert ask(f"{path}?run=bad&run=good").status in (200, 400, 404, 500)
+    for path in (*OF_A_RUN, "/compare", "/api/compare"):
+        assert ask(f"{path}?run=bad&run=good").status in (200, 400), path
+
+
+OF_A_RUN = ("/run", "/report.html", "/sight", "/pair", "/ledger", "/api/run", "/api/sight", "/api/ledger")
+
+
+def made_a_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def set_fact(name: str, value: str) -> Callable[[Path], None]:
+    return lambda run: broken(run, f"UPDATE fact SET value = '{value}' WHERE name = '{name}'")
+
+
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "sizes that are a word": set_fact("sizes", '"x"'),
+    "sizes that are a number": set_fact("sizes", "-1"),
+    "observers in a list": set_fact("observers", "[1]"),
+    "a unit of another kind": set_fact("unit", "[1]"),
+    "trusted is true": set_fact("trusted", "true"),
+    "versions in a list": set_fact("versions", "[1]"),
+    "a target in words": set_fact("target_epsilon", '"x"'),
+    "epsilon is one number": lambda run: broken(run, """UPDATE round SET body = '{"epsilon": 5}'"""),
+    "accuracy in words": lambda run: broken(run, """UPDATE round SET body = '{"test_accuracy": "x"}'"""),
+    "half a database": lambda run: (run / "run.sqlite").write_bytes((run / "run.sqlite").read_bytes()[:5000]),
+    "an empty database": lambda run: (run / "run.sqlite").write_bytes(b""),
+    "the database is a folder": lambda run: made_a_folder(run / "run.sqlite"),
+    "the log is a folder": lambda run: made_a_folder(run / "run.sqlite-wal"),
+    "the settings are a folder": lambda run: made_a_folder(run / "config.toml"),
+    "the settings are bytes": lambda run: (run / "config.toml").write_bytes(bytes(range(256))),
+    "the settings nest": lambda run: (run / "config.toml").write_text("a = " + "[" * 5000),
+    "no settings": lambda run: (run / "config.toml").unlink(),
+    "a model that is a folder": lambda run: made_a_folder(run / "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_run_has_a_clear_page(tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]) -> None:
+    DAMAGED[damage](quickstart(tmp_path / "bad", rounds=2))
+    ask = asking(site_of(tmp_path))
+    assert ask("/").status == 200
+    for path in (*OF_A_RUN, "/compare", "/api/compare"):
+        answer = ask(f"{path}?run=bad")
+        assert answer.status in (200, 400), path
+        if answer.status == 400 and not path.startswith("/api/"):
+            assert b"This cannot be shown" in answer.body
+            assert b"run.sqlite" in answer.body or b"no run of this version writes" in answer.body
+            assert b'href="/"' in answer.body
+        if answer.status == 400 and path.startswith("/api/"):
+            assert json.loads(answer.body)["error"]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGED if "folder" not in name or "settings" in name])
+def test_a_damaged_run_is_one_line_on_the_terminal(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGED[damage](quickstart(tmp_path / "bad", rounds=2))
+    for command in ("report", "compare"):
+        code = outcome([command, str(tmp_path / "bad")])
+        said = capsys.readouterr().err
+        assert code in (0, 2)
+        assert said.count("\n") == (1 if code else 0)
+        assert "Traceback" not in said
+
+
+def test_the_list_names_what_it_cannot_read(tmp_path: Path) -> None:
+    quickstart(tmp_path / "good", rounds=1)
+    (quickstart(tmp_path / "sweep" / "half & half", rounds=1) / "run.sqlite").write_bytes(b"x" * 5000)
+    ask = asking(site_of(tmp_path))
+    assert b'Cannot be read: <a href="/run?run=sweep%2Fhalf+%26+half">sweep/half &amp; half</a>.' in ask("/").body
+    told = ask("/run?run=sweep%2Fhalf+%26+half")
+    assert told.status == 400
+    assert b"file is not a database" in told.body
 
 
 def test_half_a_database_hides_no_other(tmp_path: Path) -> None:

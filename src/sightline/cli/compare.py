@@ -33,11 +33,13 @@ def command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
     """Set runs side by side: the settings that differ, accuracy, epsilon, time, traffic and energy."""
     from sightline.report.comparison import compared
     from sightline.report.comparison_page import draw
+    from sightline.report.run import checked_records
 
-    comparison = compared(runs)
-    if figure is not None:
-        draw(comparison, figure)
-    show(comparison, as_json, figure)
+    with checked_records(", ".join(map(str, runs))):
+        comparison = compared(runs)
+        if figure is not None:
+            draw(comparison, figure)
+        show(comparison, as_json, figure)
 
 
 def show(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:

@@ -27,13 +27,16 @@ Examples:
 def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
     """Write report.html of the run in RUN_DIR anew, from its own records."""
     from sightline.report import Run, write_page
+    from sightline.report.run import checked_records
 
-    run = Run.read(run_dir)
+    with checked_records(run_dir):
+        run = Run.read(run_dir)
+        told = summary(run, ledger_file)
+        page = write_page(run)
     if ledger_file is not None:
         export_ledger(run, ledger_file)
-    page = write_page(run)
     if as_json:
-        click.echo(json.dumps(summary(run, ledger_file), allow_nan=False))
+        click.echo(json.dumps(told, allow_nan=False))
     else:
         click.echo(str(page))
         if ledger_file is not None:

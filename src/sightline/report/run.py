@@ -1,15 +1,20 @@
 """A run as the report reads it: facts, rounds and ledger of one run directory, gathered once."""
 
 import math
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from sightline import accounting
 from sightline.accounting import Accountant
 from sightline.engine.record import RunRecord
+from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger, read_parties
 from sightline.topology import Line
@@ -19,8 +24,28 @@ SETTINGS = "config.toml"
 CLASSES = 12
 """More different compositions than these against one observer are not accounted again for a page."""
 
+STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, TemplateError)
+"""What facts of other kinds than a run writes lead to."""
+
+UNLIKE_A_RUN = "hold what no run of this version writes: they were damaged, edited or written by another version"
+
 Composed = frozenset[tuple[Event, int]]
 """What one subject has to answer for: events with their counts, as `View.compositions` names it."""
+
+
+def located(error: Exception) -> str:
+    """An error and the line of our own code where it came up, for whoever looks for the reason."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {printable(str(error), most=200)}; {Path(last.filename).name}, line {last.lineno}"
+
+
+@contextmanager
+def checked_records(place: object) -> Iterator[None]:
+    """Say in one line that a page cannot be made of these records, whatever in them is not as runs write it."""
+    try:
+        yield
+    except STRANGE as error:
+        invalid("run", place, f"its records {UNLIKE_A_RUN} ({located(error)})")
 
 
 @dataclass(frozen=True, eq=False)

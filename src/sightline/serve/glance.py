@@ -11,9 +11,7 @@ from typing import Any
 
 from sightline.engine.record import DATABASE, RunRecord, finite
 from sightline.errors import SightlineError
-
-STRANGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""What facts of other kinds than a run writes lead to."""
+from sightline.report.run import STRANGE
 
 Signature = tuple[tuple[int, int], ...]
 
@@ -100,10 +98,15 @@ class Glances:
 def glanced(id: str, directory: Path) -> Glance | None:
     """Read a glance; None of a run that has not begun, is being written, or is damaged in whatever way."""
     try:
-        with closing(RunRecord.look(directory)) as record:
-            return _read(id, directory, record)
+        return read_glance(id, directory)
     except (SightlineError, OSError, sqlite3.Error, *STRANGE):
         return None
+
+
+def read_glance(id: str, directory: Path) -> Glance:
+    """Read a glance; whatever is wrong with the run raises."""
+    with closing(RunRecord.look(directory)) as record:
+        return _read(id, directory, record)
 
 
 def _read(id: str, directory: Path, record: RunRecord) -> Glance:

@@ -13,6 +13,8 @@ from sightline.serve.message import Request, Response, page
 
 HEAD = '<!doctype html><meta charset="utf-8"><title>Sightline</title><link rel="icon" href="data:,">'
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+REFUSALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
+"""What strangers are answered, and nobody else."""
 
 
 @dataclass(frozen=True)

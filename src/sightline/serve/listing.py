@@ -9,11 +9,13 @@ from sightline.serve.message import Request, Response, plain
 from sightline.serve.site import Site
 
 STATUSES = ("running", "finished", "stopped")
+NAMED = 12
+"""So many runs that cannot be read are named; more are counted."""
 
 
 def page(site: Site, request: Request) -> Response:
     """The list of runs."""
-    found = site.runs()
+    found, unreadable = site.runs()
     chosen = filtered(found, request)
     return site.draw(
         request,
@@ -25,6 +27,8 @@ def page(site: Site, request: Request) -> Response:
         if len(chosen) < len(found)
         else plural(len(found), "run"),
         any=bool(found),
+        unreadable=unreadable[:NAMED],
+        more_unreadable=max(0, len(unreadable) - NAMED),
         q=request.one("q"),
         selects=[
             ("status", "Status", STATUSES, request.one("status")),
@@ -37,7 +41,7 @@ def page(site: Site, request: Request) -> Response:
 
 def api(site: Site, request: Request) -> Response:
     """The same, as JSON."""
-    return plain({"runs": [one.plain() for one in filtered(site.runs(), request)]})
+    return plain({"runs": [one.plain() for one in filtered(site.runs()[0], request)]})
 
 
 def filtered(found: Iterable[Glance], request: Request) -> list[Glance]:

@@ -1,12 +1,12 @@
 """The server: sockets and threads around `Site.answer`, from the standard library."""
 
+import io
 import secrets
 import socket
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import BoundedSemaphore
 from typing import Any
 
 from sightline.errors import invalid
@@ -21,7 +21,8 @@ from sightline.serve import (
     running,
     timeline,
 )
-from sightline.serve.guard import HEAD, LOCAL, Guard, names_of
+from sightline.serve.connections import Places, TimedReader
+from sightline.serve.guard import HEAD, LOCAL, REFUSALS, Guard, names_of
 from sightline.serve.message import SECURITY, Request, Response, page
 from sightline.serve.site import Page, Site
 
@@ -53,11 +54,11 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
     most_connections = 128
-    """Beyond these a caller is hung up on: strangers cannot make threads without end."""
+    """Beyond these a caller that is waited for is hung up on, see `Places`: strangers make no threads without end."""
 
     def __init__(self, folder: Path, *, host: str, port: int, names: tuple[str, ...] = ()) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.token, self._free = secrets.token_urlsafe(24), BoundedSemaphore(self.most_connections)
+        self.token, self.places = secrets.token_urlsafe(24), Places(self.most_connections)
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -79,8 +80,8 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, while there are threads."""
-        if self._free.acquire(blocking=False):
+        """A thread for the connection, where there is a place."""
+        if self.places.take(request):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -90,7 +91,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self.places.leave(request)
 
     @property
     def url(self) -> str:
@@ -112,15 +113,41 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "Sightline"
     sys_version = ""
-    timeout = 30
+    request_seconds = 10.0
+    """For a whole request, line and headers, however its bytes come in."""
+    idle_seconds = 30.0
+    """For the next request to begin."""
+    send_seconds = 30.0
+    """For a whole answer to be taken."""
+
+    def setup(self) -> None:
+        """Read by the clock; the rest as always."""
+        super().setup()
+        self.rfile.close()
+        self._reader, self._first_byte = TimedReader(self.connection), self.request_seconds
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """One request, all of it in its time; the first is to begin at once."""
+        self._reader.await_request(first_byte=self._first_byte, whole=self.request_seconds)
+        self._first_byte = self.idle_seconds
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer."""
-        self._send(self._answered())
+        self._answer(body=True)
 
     def do_HEAD(self) -> None:
         """Answer without the body."""
-        self._send(self._answered(), body=False)
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        if not self.server.places.begin_answer(self.connection):
+            self.close_connection = True
+            return
+        response = self._answered()
+        self._send(response, body=body)
+        self.server.places.end_answer(self.connection, known=response.status not in REFUSALS)
 
     def _answered(self) -> Response:
         if "content-length" in self.headers or "transfer-encoding" in self.headers:
@@ -130,6 +157,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise ValueError("one Host, no more and no less")
             return self.server.site.answer(Request.of(self.path, dict(self.headers.items())))
         except ValueError:
+            self.close_connection = True
             return page(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -139,6 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(page(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
 
     def _send(self, response: Response, *, body: bool = True) -> None:
+        self.connection.settimeout(self.send_seconds)
         self.request_version = self.protocol_version  # to a request of any version, an answer with headers
         self.send_response(response.status)
         headers = {"Cache-Control": "private, no-cache", "Content-Type": response.kind, **SECURITY, **response.headers}

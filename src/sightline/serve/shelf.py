@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from sightline.engine import CONFIG
 from sightline.engine.record import DATABASE
+from sightline.errors import invalid
 from sightline.report.folder import runs_below
 
 READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
@@ -43,8 +44,11 @@ class Shelf:
         directory = self.folder.joinpath(*parts)
         try:
             inside = [(directory / name).resolve().is_relative_to(self._real) for name in READ]
-            if not (directory / DATABASE).is_file() or not all(inside):
+            there = (directory / DATABASE).is_file()
+            if not all(inside) or not (there or (directory / DATABASE).is_dir()):
                 raise NotThere(id)
         except (OSError, RuntimeError, ValueError):  # too long a name, links that go in circles, half a character
             raise NotThere(id) from None
+        if not there:
+            invalid("run", id, f"{DATABASE} in it is a folder, where a run has a file", "restore it from a copy")
         return directory

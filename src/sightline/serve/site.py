@@ -15,7 +15,8 @@ from jinja2 import Environment
 
 from sightline.errors import SightlineError
 from sightline.report.page import asset, environment
-from sightline.serve.glance import Glance, Glances
+from sightline.report.run import UNLIKE_A_RUN, located
+from sightline.serve.glance import Glance, Glances, read_glance
 from sightline.serve.guard import Guard
 from sightline.serve.live import Live
 from sightline.serve.message import Request, Response, page, unless_known
@@ -60,7 +61,13 @@ class Site:
             return self._problem(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
         except SightlineError as error:
             return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
-        except Exception:
+        except Exception as error:
+            if "run" in request.query:
+                return self._problem(
+                    request,
+                    HTTPStatus.BAD_REQUEST,
+                    f"Its records {UNLIKE_A_RUN} ({located(error)}). Other runs are not touched by it.",
+                )
             traceback.print_exc(file=sys.stderr)
             return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
 
@@ -70,29 +77,35 @@ class Site:
         drawn = self.templates.get_template(name)
         return page(drawn.render(template=template, title=title, path=request.path, content=content))
 
-    def runs(self) -> list[Glance]:
-        """Every run that can be read, the newest first."""
-        found = [self._glanced(id) for id in self.shelf.ids()]
-        return sorted((one for one in found if one), key=lambda one: (one.created, one.run), reverse=True)
+    def runs(self) -> tuple[list[Glance], list[str]]:
+        """Every run that can be read, the newest first, and the names of those that cannot.
+
+        A run that leads out of the folder is passed over, and hides no other.
+        """
+        found: list[Glance] = []
+        unreadable: list[str] = []
+        for id in self.shelf.ids():
+            try:
+                glance = self.glances.of(id, self.shelf.directory(id))
+            except (NotThere, SightlineError):
+                continue
+            if glance is None:
+                unreadable.append(id)
+            else:
+                found.append(glance)
+        return sorted(found, key=lambda one: (one.created, one.run), reverse=True), unreadable
 
     def glance(self, id: str) -> Glance:
-        """One run at a glance."""
-        glance = self.glances.of(id, self.shelf.directory(id))
-        if glance is None:
-            raise NotThere(id)
-        return glance
-
-    def _glanced(self, id: str) -> Glance | None:
-        """The same for the list: a run that leads out of the folder is passed over, and hides no other."""
-        try:
-            return self.glances.of(id, self.shelf.directory(id))
-        except NotThere:
-            return None
+        """One run at a glance; what is wrong with a run that cannot be read is raised."""
+        directory = self.shelf.directory(id)
+        return self.glances.of(id, directory) or read_glance(id, directory)
 
     def _problem(self, request: Request, status: HTTPStatus, words: str) -> Response:
+        words = words.encode(errors="replace").decode()
         if request.path.startswith("/api/"):
             return Response(status, json.dumps({"error": words}).encode(), "application/json")
-        drawn = self.draw(request, "problem.html", "Sightline", words=words)
+        title = "Not here" if status is HTTPStatus.NOT_FOUND else "This cannot be shown"
+        drawn = self.draw(request, "problem.html", title, heading=title, words=words)
         return Response(status, drawn.body, drawn.kind)
 
 
