@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sightline import algorithms
 from sightline.audit import audit
+from sightline.audit.audit import DROWNED
 from sightline.config import parse
 from sightline.mechanisms.choose import MECHANISMS
 from sightline.mechanisms.output_sensitivity import Bound
@@ -29,7 +30,7 @@ def audited(
         file[section] = {key: value for key, value in (file[section] | keys).items() if value is not None}
     return audit(
         parse(file), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=seed,
-        observer=observer, subject=subject,
+        observer=observer, subject=subject, delta_of_canaries=min(delta, DROWNED / canaries),
     )  # fmt: skip
 
 

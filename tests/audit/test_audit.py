@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline.audit import audit
+from sightline.audit.audit import DROWNED
 from sightline.cli.main import outcome, sightline
 from sightline.config import parse, to_toml
 from sightline.errors import InvalidInput
@@ -31,8 +32,9 @@ def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENC
     for section, keys in (changes or {}).items():
         plainly[section] |= keys
     return audit(
-        parse(plainly), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=1
-    )
+        parse(plainly), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=1,
+        delta_of_canaries=min(delta, DROWNED / canaries),
+    )  # fmt: skip
 
 
 HONEST = {
@@ -155,6 +157,25 @@ def test_the_command(file):
     told = json.loads(done.stdout)
     assert {"epsilon_lower", "epsilon_upper", "confidence", "refuted", "findings"} <= set(told)
     assert told["epsilon_lower"] <= told["epsilon_upper"]
+
+
+@pytest.mark.parametrize("words", [(), ("--delta", "0.01")])
+def test_the_headline_and_every_line_below_it_speak_of_one_delta(file, words, capsys):
+    """Forty canaries at the file's delta would drown the bound of one run: then all is said at a smaller one."""
+    asked = ("audit", str(file), "--set", "privacy.delta=0.01", "--trials", "20", "--canaries", "40", *words)
+    assert outcome([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["delta"] == (0.01 if words else 0.03 / 40)
+    assert {(one["delta"], one["epsilon_upper"]) for one in told["findings"]} == {
+        (told["delta"], told["epsilon_upper"])
+    }
+    assert told["epsilon_lower"] == max(one["epsilon_lower"] for one in told["findings"])
+    assert told["file_delta"] == 0.01
+    assert (told["file_epsilon"] < told["epsilon_upper"]) == (not words)
+    assert outcome(list(asked)) == 0
+    said = capsys.readouterr().out
+    assert said.count("delta = 0.01") == 1
+    assert ("at the file's delta = 0.01" in said) == (not words)
 
 
 @pytest.mark.parametrize("wrong", [{"trials": 3}, {"canaries": 1}, {"rounds": -1}, {"delta": 1.5}])

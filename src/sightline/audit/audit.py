@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sightline import engine
 from sightline.audit.attack import Marks, Runs, fitted
 from sightline.audit.bounds import one_run_lower, two_worlds_lower
-from sightline.audit.stage import Pair, Progress, Stage, for_many, for_one
+from sightline.audit.stage import Pair, Progress, Stage, for_many, for_one, worst_sight
 from sightline.audit.watch import SHOWN, Key, Reading, Watch
 from sightline.config import Experiment
 from sightline.engine.setting import Setting
@@ -19,6 +19,8 @@ from sightline.topology import client_name
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+DROWNED = 0.03
+"""canaries x delta beyond which a bound of one run at 95% says nothing: it pays for every canary with delta."""
 NORMAL_MEDIAN = 0.6745
 """Of the absolute value of a standard normal number."""
 OTHERS = 3
@@ -77,10 +79,13 @@ class Audit:
 
 def audit(
     experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
-    delta: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
-    subject: str | None = None, progress: Progress = lambda done, all: None,
+    delta: float | None = None, delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0,
+    observer: str | None = None, subject: str | None = None, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
+
+    Both bounds are at `delta`: by default the file's, or 0.03 / canaries where that is smaller, because the bound of
+    one run pays for every canary with delta. `delta_of_canaries` states that bound at another one.
 
     Guarantees: the bounds hold with `confidence` over the audit's own coins; the runs are the engine's own rounds with
     the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
@@ -88,7 +93,8 @@ def audit(
     check(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
     return audited(
         engine.calibrated(engine.build(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
-        confidence=confidence, seed=seed, observer=observer, subject=subject, progress=progress,
+        delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer, subject=subject,
+        progress=progress,
     )  # fmt: skip
 
 
@@ -105,27 +111,37 @@ def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None
 
 def audited(
     setting: Setting, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
-    confidence: float = 0.95, seed: int = 0, observer: str | None = None,
+    delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
     subject: str | None = None, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """`audit` of a setting whose noise is calibrated already."""
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
-    at = privacy.delta if delta is None else delta
+    at = min(privacy.delta, DROWNED / canaries) if delta is None else delta
     pair = Pair(observer, subject)
     each = 1 - (1 - confidence) / 2
     one = for_one(setting, rounds=count, delta=at, pair=pair)
-    many = for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
+    there = at if delta_of_canaries is None else delta_of_canaries
+    many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
     findings = (
         repeated(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     )
     facts = {
-        "delta": at, "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
+        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed(setting, one, privacy.delta),
+        "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
         "trials": trials, "seed": seed,
     }  # fmt: skip
     return Audit(findings, confidence, facts)
+
+
+def _claimed(setting: Setting, stage: Stage, delta: float) -> float:
+    """What the file claims at its own delta of the pair that is attacked, for the rounds that are."""
+    if delta == stage.sight.delta:
+        return stage.sight.upper
+    pair = Pair(stage.sight.observer, client_name(stage.sight.subject))
+    return worst_sight(setting, engine.plan(setting, rounds=stage.rounds), delta, pair).upper
 
 
 def secret_of(seed: int, number: int, world: int) -> Streams:

@@ -29,10 +29,6 @@ from sightline.topology import Line, client_name
 STILL = 1e-3
 """The learning rate of audited steps over the clip norm: the model stays where canaries are loudest."""
 
-DROWNED = 0.03
-"""canaries x delta beyond which a bound of one run at 95% says nothing."""
-
-
 Events = frozenset[tuple[Event, int]]
 
 
@@ -216,11 +212,7 @@ def for_one(setting: Setting, *, rounds: int, delta: float, pair: Pair = ANY) ->
 
 
 def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float, pair: Pair = ANY) -> Stage:
-    """The stage with many canaries, all of whom the observer sees as it sees the subject.
-
-    The bound of one run pays for every canary with delta, so it is stated at a smaller one where that would drown it.
-    """
-    delta = min(delta, DROWNED / canaries)
+    """The stage with many canaries, all of whom the observer sees as it sees the subject."""
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
         setting = _enlarged(setting, canaries)
     ledger = engine.plan(setting, rounds=rounds)

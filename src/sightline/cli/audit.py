@@ -18,6 +18,8 @@ Examples:
 Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
 """
 
+METHODS = {"repeated": "by repeated runs", "canaries": "by canaries in one run"}
+
 
 @click.command("audit", epilog=EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
@@ -25,7 +27,9 @@ Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md
 @click.option("--trials", type=int, default=1000, show_default=True, help="Runs with the subject, and as many without.")
 @click.option("--canaries", type=int, default=1000, show_default=True, help="Canaries of the one run, at most.")
 @click.option("--rounds", type=int, help="Rounds to audit (default: the file's, at most 10); both numbers are of them.")
-@click.option("--delta", type=float, help="The delta of both numbers (default: the file's).")
+@click.option(
+    "--delta", type=float, help="The delta of every number (default: the file's, or 0.03 / canaries if smaller)."
+)
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own coins.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
@@ -67,13 +71,13 @@ def _show(told: dict[str, Any]) -> None:
         f"rounds, delta = {told['delta']:g}"
     )
     click.echo(f"epsilon >= {_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
-    click.echo(f"epsilon <= {claimed}  as claimed")
+    other = f" (at the file's delta = {told['file_delta']:g}: {upper(told['file_epsilon'], digits=4)})"
+    click.echo(f"epsilon <= {claimed}  as claimed" + (other if told["file_delta"] != told["delta"] else ""))
     for one in told["findings"]:
-        told_so = {name: value for name, value in one.items() if not name.startswith("epsilon")}
-        rest = ", ".join(
-            f"{name} {value:g}" if name == "delta" else f"{name} {value}" for name, value in told_so.items()
-        )
-        click.echo(f"  {_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}: {rest}")
+        told_so = {name: value for name, value in one.items() if not name.startswith(("epsilon", "delta", "method"))}
+        rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told_so.items())
+        bounds = f"{_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}"
+        click.echo(f"  {bounds}  {METHODS.get(one['method'], one['method'])}: {rest}")
     if "plot" in told:
         click.echo(f"wrote {told['plot']}")
     click.echo(verdict(told))
