@@ -82,7 +82,7 @@ class Run:
 
 
 def run(
-    file: Path | str | Experiment,
+    file: Path | str | Mapping[str, Any] | Experiment,
     *,
     overrides: Iterable[str] = (),
     out: Path | str | None = None,
@@ -93,7 +93,7 @@ def run(
     progress: bool | None = None,
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> Run:
-    """Run an experiment file (or an `Experiment`) and return its results.
+    """Run an experiment and return its results: a TOML file, its tables as a dictionary, or an `Experiment`.
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
     where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at

@@ -30,7 +30,7 @@ def started(*words, cwd, **environment):
 def test_run_prints_a_summary_and_the_report(tmp_path):
     done = started("run", QUICKSTART, *SHORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for word in ("test accuracy", "epsilon", "trusted", "server", "report.html"):
+    for word in ("test accuracy", "10th percentile", "epsilon", "trusted", "server", "report.html"):
         assert word in done.stdout
     assert "round 2/2" in done.stderr
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
@@ -49,7 +49,10 @@ def test_resume_goes_on_and_the_budget_has_its_own_exit_code(tmp_path):
     first = command(*words, "--json", cwd=tmp_path)
     assert first.returncode == 3
     assert "stop_at_epsilon=2.5" in first.stderr
-    assert json.loads(first.stdout)["epsilon"] <= 2.5
+    told = json.loads(first.stdout)
+    assert told["epsilon"] <= 2.5
+    assert "stop_at_epsilon=2.5" in told["stopped"]
+    assert "stop_at_epsilon=2.5" in (tmp_path / told["report"]).read_text()
     again = command(*words, "--resume", "--json", cwd=tmp_path)
     assert again.returncode == 3
     assert json.loads(again.stdout)["epsilon"] == json.loads(first.stdout)["epsilon"]
@@ -118,6 +121,28 @@ def test_a_users_own_model_and_data(tmp_path):
     done = command("run", "mine.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["unit"] == "none"
+
+
+def test_slow_clipping_is_said_on_the_terminal_and_in_json(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Odd(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.flatten(1)) * 0.5\n"
+        "def model(input_shape, classes):\n"
+        "    return Odd(64, classes)\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'rounds = 1\n[data]\nclients = 2\n[model]\nname = "mine:model"\n[local]\nsteps = 1\nbatch_size = 4\n'
+        '[privacy]\nunit = "sample"\nwhere = "client"\nnoise_multiplier = 2.0\ndelta = 1e-4\n'
+        '[sampling.samples]\nscheme = "poisson"\n'
+    )
+    shown = command("run", "mine.toml", "--out", "run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    (note,) = json.loads(command("report", "run", "--json", cwd=tmp_path).stdout)["notes"]
+    assert "per-example gradients" in note
+    assert f"note {note}" in " ".join(shown.stdout.split())
+    assert note in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_help_is_quick_to_load_nothing_heavy():

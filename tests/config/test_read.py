@@ -1,9 +1,11 @@
 import tomllib
 
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sightline
 from sightline.config import Experiment, parse, read, to_toml
 from sightline.errors import InvalidInput
 
@@ -116,6 +118,24 @@ def test_a_missing_file_points_to_an_example(tmp_path):
         read(tmp_path / "nowhere.toml")
     with pytest.raises(InvalidInput, match="cannot be read"):
         read(tmp_path)
+
+
+def test_a_dictionary_is_an_experiment_too(tmp_path):
+    tables = {"rounds": 2, "data": {"clients": 4}, "privacy": {"unit": "client", "epsilon": 8.0, "delta": 1e-3}}
+    file = tmp_path / "same.toml"
+    file.write_text(tomli_w.dumps(tables))
+    words = ["privacy.noise_multiplier=2.0", "seed=5"]
+    assert read(tables, words) == read(file, words)
+    assert tables["privacy"] == {"unit": "client", "epsilon": 8.0, "delta": 1e-3}
+    run = sightline.run(tables, overrides=words, out=tmp_path / "run")
+    assert run.summary["rounds_done"] == 2
+    again = sightline.run(read(tables, words), out=tmp_path / "again")
+    assert again.ledger.epsilon("client-0", "public", 1e-3) == run.ledger.epsilon("client-0", "public", 1e-3)
+    with pytest.raises(InvalidInput, match='did you mean "clients"'):
+        sightline.run({"data": {"client": 4}})
+    for odd in (5, None, [("rounds", 2)]):
+        with pytest.raises(InvalidInput, match="give a TOML file, a dict or an Experiment"):
+            sightline.run(odd)
 
 
 def test_a_minimal_file_has_sensible_defaults():

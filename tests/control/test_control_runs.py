@@ -7,6 +7,7 @@ import pytest
 import sightline
 from sightline import engine
 from sightline.algorithms import control, control_search
+from sightline.cli.run import summary_lines
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.errors import InvalidInput
@@ -41,6 +42,17 @@ def test_all_planned_steps_are_done_in_no_more_intervals_than_planned(tmp_path):
         assert done.rounds[-1]["test_accuracy"] is not None
         assert done.epsilon <= 20.0
         assert "finished" in done.summary["status"]
+
+
+def test_an_early_end_says_why(tmp_path):
+    done = run(tmp_path / "dear", **DEAR)
+    rounds = done.summary["rounds_done"]
+    assert rounds < 6
+    reason = f"algorithm.control chose longer intervals: all 24 planned local steps were done in {rounds} of 6 rounds"
+    assert done.summary["stopped"] == reason
+    assert done.summary["status"] == "finished"
+    assert reason in done.report.read_text()
+    assert ("ended early", reason) in summary_lines(done.summary)
 
 
 def test_dear_energy_is_saved(tmp_path):

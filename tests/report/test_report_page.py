@@ -305,5 +305,5 @@ def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_p
     record.add_round(3, metrics(3, 3, {"public": 1.0}) | few)
     record.close()
     page = write_report(directory).read_text()
-    assert "nine in ten from 75.0 %, worst at 0.0 % (of 3 examples)" in page
-    assert "nine in ten <b>75.0 %</b>" in page
+    assert "10th percentile 75.0 %, worst 0.0 % (of 3 examples)" in page
+    assert "10th percentile <b>75.0 %</b>" in page

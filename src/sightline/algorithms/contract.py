@@ -259,5 +259,7 @@ class Algorithm:
     """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
     finished: Callable[[State], bool] = never
     """Whether there is nothing left to do before the rounds are over."""
+    ending: str = ""
+    """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""
     kept: str = ""
     """The memory that is each client's own model: what clients are judged by, private, never published."""

@@ -74,6 +74,7 @@ def controlled(base: Algorithm, control: Control, experiment: Experiment) -> Alg
         base,
         round=round_,
         finished=lambda state: Progress.read(state, first).steps_done >= total,
+        ending=f"algorithm.control chose longer intervals: all {total} planned local steps were done",
         says=" ".join(filter(None, (base.says, SAYS))),
     )
 

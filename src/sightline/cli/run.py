@@ -63,15 +63,17 @@ def _print_summary(summary: dict[str, Any]) -> None:
     table = Table(box=SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in _lines(summary):
+    for name, value in summary_lines(summary):
         table.add_row(Text(printable(name, keep=True)), Text(printable(value)))
     console.print(table)
     console.print(Text(f"report  {summary['report']}"))
 
 
-def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and words of every line that `sightline run` ends with."""
     lines = [
         ("rounds", str(summary["rounds_done"])),
+        *([("ended early", summary["stopped"])] if summary["stopped"] else []),
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("clients' own test sets", _clients(summary)),
     ]
@@ -97,10 +99,10 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _clients(summary: dict[str, Any]) -> str:
-    """Mean, what nine in ten reach, and the worst with the number of examples that say so."""
+    """Mean, 10th percentile, and the worst with the number of examples that say so."""
     words = [f"mean {_percent(summary['client_accuracy_mean'])}"]
     if summary["client_accuracy_decile"] is not None:
-        words.append(f"nine in ten from {_percent(summary['client_accuracy_decile'])}")
+        words.append(f"10th percentile {_percent(summary['client_accuracy_decile'])}")
     of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
     return ", ".join([*words, f"worst {_percent(summary['client_accuracy_worst'])}{of}"])
 

@@ -1,7 +1,9 @@
 """Files and `--set` words in, an `Experiment` out; and back to a file that says every key."""
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,11 +15,27 @@ from sightline.config.experiment import Experiment
 from sightline.errors import InvalidInput, did_you_mean, invalid, one_line
 
 
-def read(path: Path | str, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a TOML file, with `--set` words such as `privacy.epsilon=8` applied on top."""
-    path = Path(path)
+def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file, or of its tables as a dictionary, with words such as `privacy.epsilon=8` on top.
+
+    >>> read({"name": "mine", "rounds": 3, "privacy": {"epsilon": 8.0}}, ["rounds=4"]).rounds
+    4
+    """
+    if isinstance(source, Mapping):
+        plain = deepcopy(dict(source))
+    elif isinstance(source, str | PathLike):
+        plain = _tables(Path(source))
+    else:
+        invalid("experiment", source, f"a {type(source).__name__} is none", "give a TOML file, a dict or an Experiment")
+    for word in overrides:
+        _apply(plain, word)
+    return parse(plain)
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
     try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         invalid("file", path, "no such file", "examples/quickstart.toml is one to start from")
     except (OSError, UnicodeDecodeError) as error:
@@ -26,9 +44,6 @@ def read(path: Path | str, overrides: Iterable[str] = ()) -> Experiment:
         invalid("file", path, f"is not TOML: {' '.join(str(error).split())}", "strings need quotes")
     except (ValueError, RecursionError) as error:
         invalid("file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or too long a number)")
-    for word in overrides:
-        _apply(plain, word)
-    return parse(plain)
 
 
 def parse(plain: dict[str, Any]) -> Experiment:

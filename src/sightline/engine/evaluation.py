@@ -77,7 +77,7 @@ def _of_clients(setting: Setting, found: list[Evaluation]) -> Metrics:
 
 
 def decile(values: list[float]) -> float:
-    """The best value that nine in ten reach.
+    """The 10th percentile: the largest value below which no more than a tenth lie.
 
     >>> decile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), decile([0.5])
     (0.5, 0.5)

@@ -67,11 +67,16 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         },
         "load": load_of(setting),
         **seen_by(setting),
-        "notes": list(setting.topology.notes),
+        "notes": notes_of(setting),
         "trusted": list(setting.topology.trusted),
         "guarantee": guarantee(setting),
         "caveats": caveats(setting),
     }
+
+
+def notes_of(setting: Setting) -> list[str]:
+    """What whoever started the run should know at its end: of its topology, and why it was slow."""
+    return [*setting.topology.notes, *_speed_notes(setting)]
 
 
 def _speed_notes(setting: Setting) -> list[str]:

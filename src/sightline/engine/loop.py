@@ -24,7 +24,7 @@ from sightline.engine.directory import (
 )
 from sightline.engine.door import SeenBefore
 from sightline.engine.evaluation import evaluated, evaluated_kept
-from sightline.engine.facts import facts_of, seen_by
+from sightline.engine.facts import facts_of, notes_of, seen_by
 from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
@@ -88,16 +88,17 @@ class Run:
         if not self.record.facts.get("created"):
             self.record.remember({"created": datetime.now(UTC).isoformat(timespec="seconds")})
         self.record.remember(facts_of(self.setting) | {"status": "running", "status_reason": ""})
-        reason = None
-        for number in range(done + 1, self.setting.experiment.rounds + 1):
+        reason, ending, rounds = None, "", self.setting.experiment.rounds
+        for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):
+                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds"
                 break
             try:
                 state = self._round(state, number)
             except BudgetExhausted as stop:
                 reason = str(stop)
                 break
-        self._finish(state, reason)
+        self._finish(state, reason, ending)
         return reason
 
     def _where_it_stands(self) -> tuple[State, int]:
@@ -172,7 +173,7 @@ class Run:
             for kind, lines in self.setting.topology.lines.items()
         }
 
-    def _finish(self, state: State, reason: str | None) -> None:
+    def _finish(self, state: State, reason: str | None, ending: str) -> None:
         models = self.setting.algorithm.models(state, self.setting.clients)
         if isinstance(models, Public):
             tensors = self.setting.model.split(models.value)
@@ -187,10 +188,10 @@ class Run:
         asked = self.setting.experiment.topology.settings.get("count")
         rows = self.record.rounds() if found is not None else []
         told = cluster_notes(found, rows, self.ledger, asked if isinstance(asked, int) else None)
-        self.record.remember(cluster_facts(self.setting, state) | {"notes": [*self.setting.topology.notes, *told]})
+        self.record.remember(cluster_facts(self.setting, state) | {"notes": [*notes_of(self.setting), *told]})
         status = "stopped" if reason else "finished"
         seconds = self.record.total("seconds")
-        self.record.remember({"status": status, "status_reason": reason or "", "seconds": seconds})
+        self.record.remember({"status": status, "status_reason": reason or ending, "seconds": seconds})
 
 
 def accounted_at(number: int) -> bool:

@@ -32,11 +32,11 @@ SECTION = Section("curves", "Over the rounds", content)
 
 
 def accuracy(run: Run) -> Chart | None:
-    """Test set, mean client, what nine in ten clients reach, and the worst."""
+    """Test set, mean client, 10th percentile of the clients, and the worst."""
     names = {
         "test set": "test_accuracy",
         "mean client": "client_accuracy_mean",
-        "nine in ten": "client_accuracy_decile",
+        "10th percentile": "client_accuracy_decile",
         "worst client": "client_accuracy_worst",
     }
     found = {name: run.series(key) for name, key in names.items()}

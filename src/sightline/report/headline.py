@@ -67,13 +67,13 @@ def figures(run: Run) -> list[dict[str, str]]:
 
 
 def clients_note(run: Run) -> str:
-    """What nine in ten clients reach, and the worst with the number of examples that say so."""
+    """The 10th percentile of the clients, and the worst with the number of examples that say so."""
     worst, most = run.last("client_accuracy_worst"), run.last("client_accuracy_decile")
     examples = run.last("client_worst_examples")
     if worst is None:
         return ""
     of = f" (of {plural(int(examples), 'example')})" if examples else ""
-    return (f"nine in ten from {percent(most)}, " if most is not None else "") + f"worst at {percent(worst)}{of}"
+    return (f"10th percentile {percent(most)}, " if most is not None else "") + f"worst {percent(worst)}{of}"
 
 
 def epsilon_words(run: Run) -> str:

@@ -28,6 +28,7 @@ def summarised(run: Run) -> dict[str, Any]:
             "observers": run.spent,
             "trusted": run.trusted,
             **{name: run.fact(name) for name in facts},
+            "stopped": run.fact("status_reason") or None,
             "notes": run.fact("notes", []),
             "releases": len(run.ledger),
             "rejected_updates": int(run.total("rejected")),
