@@ -11,7 +11,7 @@ from sightline.training.noise import gaussian_steps
 
 
 def load(module: nn.Module, vector: Tensor) -> nn.Module:
-    torch.nn.utils.vector_to_parameters(vector.clone(), module.parameters())
+    torch.nn.utils.vector_to_parameters(vector.clone(), [p for p in module.parameters() if p.requires_grad])
     return module
 
 

@@ -112,6 +112,9 @@ def chains():
         "kinks": nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(72, 5), nn.Tanh(), nn.ReLU(), nn.Linear(5, 3)),
         "phases": nn.Sequential(nn.Conv2d(2, 4, 4, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)),
         "odd_stride": nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
+        "normed": nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        ),
         "wide": nn.Sequential(nn.Conv2d(2, 40, 6), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)),
         "gram": nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 300, 4), nn.Flatten(), nn.Linear(300, 3)),
     }
@@ -119,7 +122,7 @@ def chains():
 
 EXPECTED = {
     "strided": ChainWorker, "kinks": ChainWorker, "phases": ChainWorker, "odd_stride": ChainWorker, "wide": ChainWorker,
-    "gram": ChainWorker, "Net": HookedWorker, "Layered": HookedWorker, "Unused": HookedWorker, "InPlace": Worker,
+    "gram": ChainWorker, "normed": HookedWorker, "Net": Worker, "Layered": Worker, "Unused": Worker, "InPlace": Worker,
     "Twice": Worker, "Tied": Worker, "Outside": Worker, "Mean": Worker, "Grouped": Worker,
     "Dilated": Worker, "doubled": Worker, "frozen": Worker,
 }  # fmt: skip

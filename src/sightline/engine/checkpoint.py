@@ -57,8 +57,9 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         for name, shelf in checkpoint.memories.items()
         for client, value in shelf.values.items()
     }
-    tensors = {name: value.value for name, value in checkpoint.state.items()}
-    save_tensors(directory / CHECKPOINT, tensors | kept, {"sightline": json.dumps(words)}, mode=OWNER_ONLY)
+    tensors = {name: value.value for name, value in checkpoint.state.items()} | kept
+    whole = {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+    save_tensors(directory / CHECKPOINT, whole, {"sightline": json.dumps(words)}, mode=OWNER_ONLY)
 
 
 def _kept(memory: str, client: int) -> str:
@@ -104,7 +105,7 @@ def save_tensors(
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-    whole = {name: tensor.detach().to(torch.float32).contiguous().clone() for name, tensor in tensors.items()}
+    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     save_file(whole, temporary, metadata)
     replace_durably(temporary, path)
 

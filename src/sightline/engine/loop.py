@@ -176,13 +176,13 @@ class Run:
     def _finish(self, state: State, reason: str | None, ending: str) -> None:
         models = self.setting.algorithm.models(state, self.setting.clients)
         if isinstance(models, Public):
-            tensors = self.setting.model.split(models.value)
+            tensors = self.setting.model.named_tensors(models.value.float())
         else:
             tensors = {
                 f"{client_name(client)}/{name}": tensor
                 for client, model in models.items()
-                for name, tensor in self.setting.model.split(model.value).items()
-            }
+                for name, tensor in self.setting.model.split(model.value.float()).items()
+            } | dict(self.setting.model.constants)
         save_tensors(self.directory / MODEL, tensors)
         found = self.setting.algorithm.found(state)
         asked = self.setting.experiment.topology.settings.get("count")

@@ -141,13 +141,12 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
     _refuse_schedules_of_changing_members(experiment, place)
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
-    model = _model(experiment, federation)
+    model, start = _start(experiment, _model(experiment, federation), streams)
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
         experiment, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
     )
     _refuse_unused_factors(place, mechanism)
-    start = _start(experiment, model, streams)
     setting = Setting(
         experiment,
         federation,
@@ -220,18 +219,19 @@ def _model(experiment: Experiment, federation: Federation) -> FlatModel:
     return model
 
 
-def _start(experiment: Experiment, model: FlatModel, streams: Streams) -> Tensor:
+def _start(experiment: Experiment, model: FlatModel, streams: Streams) -> tuple[FlatModel, Tensor]:
+    """The vector that training starts from; a file may also hold the model's frozen tensors and buffers."""
     if experiment.model.init is None:
-        return model.init(streams.rng(Purpose.INIT))
+        return model, model.init(streams.rng(Purpose.INIT))
     path = Path(experiment.model.init)
     try:
         if not path.is_file():
             raise OSError("not a regular file") if path.exists() else FileNotFoundError(path)
-        vector = model.join(load_file(path))
+        model, vector = model.load(load_file(path))
     except FileNotFoundError:
         invalid("model.init", path, "no such file", "give a .safetensors file of named tensors")
     except (OSError, SafetensorError) as error:
         invalid("model.init", path, f"is not a safetensors file ({type(error).__name__})")
-    if not torch.isfinite(vector).all():
+    if not all(torch.isfinite(tensor).all() for tensor in (vector, *model.constants.values())):
         invalid("model.init", path, "holds numbers that are not finite")
-    return vector
+    return model, vector

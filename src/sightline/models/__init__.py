@@ -1,8 +1,8 @@
 """Torch modules by name, each as one contiguous float32 vector."""
 
-from sightline.models.flat import FlatModel, Slot, bind
-from sightline.models.mixing import mixing_layer, refuse_mixing_layers
-from sightline.models.registry import MODELS, build, probe_inputs
+from sightline.models.flat import FlatModel, Slot, bind, probe_inputs
+from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
+from sightline.models.registry import MODELS, build
 from sightline.models.splitting import split_model
 from sightline.models.submodel import Partitions, Splitting, Submodel, unsplit_mask
 
@@ -19,5 +19,6 @@ __all__ = [
     "probe_inputs",
     "refuse_mixing_layers",
     "split_model",
+    "unknown_part",
     "unsplit_mask",
 ]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import refuse
-from sightline.models.flat import FlatModel
-from sightline.models.registry import probe_inputs
+from sightline.models.flat import FlatModel, probe_inputs
 
 DROPOUT = nn.modules.dropout._DropoutNd
 KEEP_ZERO = (

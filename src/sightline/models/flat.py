@@ -1,7 +1,8 @@
 """A model as one contiguous float32 vector: where each tensor stands, how it starts, how it becomes a module."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -36,6 +37,9 @@ class Slot:
 class FlatModel:
     """A classifier whose parameters are one float32 vector of length d.
 
+    The vector holds what is trained. Frozen parameters (`requires_grad=False`) and buffers are `constants`: they are in
+    every module, and never in what is clipped, noised or sent.
+
     Guarantees: `split` and `join` are inverse to each other; `init` is a function of the generator alone; no method
     changes torch's global random state.
 
@@ -53,6 +57,7 @@ class FlatModel:
     factory: Callable[[], nn.Module] = field(repr=False)
     vocabulary: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -84,8 +89,39 @@ class FlatModel:
         return torch.cat([tensors[slot.name].detach().reshape(-1).float() for slot in self.layout])
 
     def module(self) -> nn.Module:
-        """A new torch module of this architecture; its constant buffers are the same every time."""
-        return make(self.factory, seed=0)
+        """A new torch module of this architecture; its frozen tensors and buffers are the same every time."""
+        module = make(self.factory, seed=0)
+        for name, tensor in constants_of(module).items():
+            if name in self.constants:
+                tensor.copy_(self.constants[name])
+        return module
+
+    def named_tensors(self, vector: Tensor) -> dict[str, Tensor]:
+        """Everything that `load_state_dict` of the module asks for: trained and frozen tensors, buffers, tied ones."""
+        trained, module = self.split(vector), self.module()
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        kept = {name: one for name, one in module.state_dict(keep_vars=True).items() if isinstance(one, Tensor)}
+        beside = {
+            name: trained[names[id(one)]] if names.get(id(one)) in trained else one.detach()
+            for name, one in kept.items()
+            if name not in trained
+        }
+        return trained | beside
+
+    def load(self, tensors: Mapping[str, Tensor]) -> tuple["FlatModel", Tensor]:
+        """The model with these frozen tensors and buffers, and the vector of the others: `named_tensors` backwards.
+
+        Constants that are not among the tensors stay as the factory made them.
+        """
+        known = {name for name in self.named_tensors(torch.zeros(self.parameters)) if name not in self.constants}
+        trained = {slot.name for slot in self.layout}
+        others = {name for name in tensors if name in self.constants or (name in known and name not in trained)}
+        vector = self.join({name: tensor for name, tensor in tensors.items() if name not in others})
+        constants = {name: tensors.get(name, old).to(old.dtype) for name, old in self.constants.items()}
+        for name, old in self.constants.items():
+            if constants[name].shape != old.shape:
+                invalid(name, tuple(constants[name].shape), f"this tensor of {self.name} has shape {tuple(old.shape)}")
+        return replace(self, constants=constants), vector
 
     def check(self, vector: Tensor) -> None:
         """Raise unless the last axis of `vector` has length d."""
@@ -110,14 +146,27 @@ def without_running_statistics(module: nn.Module) -> nn.Module:
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """The parameters of a module as one float32 vector, in the order of `named_parameters`."""
-    return torch.cat([parameter.detach().reshape(-1).float() for parameter in module.parameters()])
+    """The trained parameters of a module as one float32 vector, in the order of `named_parameters`."""
+    return torch.cat([parameter.detach().reshape(-1).float() for _, parameter in trained_parameters(module)])
+
+
+def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The named parameters that are not frozen: what travels."""
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+
+
+def constants_of(module: nn.Module) -> dict[str, Tensor]:
+    """The frozen parameters and the buffers of a module by name, as they lie in it."""
+    frozen = (
+        (name, parameter.detach()) for name, parameter in module.named_parameters() if not parameter.requires_grad
+    )
+    return dict(chain(frozen, module.named_buffers()))
 
 
 def layout_of(module: nn.Module) -> tuple[Slot, ...]:
-    """Where each parameter of a module stands in its flat vector."""
+    """Where each trained parameter of a module stands in its flat vector."""
     slots: list[Slot] = []
-    for name, parameter in module.named_parameters():
+    for name, parameter in trained_parameters(module):
         slots.append(Slot(name, tuple(parameter.shape), slots[-1].stop if slots else 0))
     return tuple(slots)
 
@@ -129,3 +178,12 @@ def bind(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient:
         parameter = parameters[slot.name]
         parameter.data = weights[slot.start : slot.stop].view(slot.shape)
         parameter.grad = None if gradient is None else gradient[slot.start : slot.stop].view(slot.shape)
+
+
+def probe_inputs(model: FlatModel, batch: int, *, seed: int = 0) -> Tensor:
+    """A batch of the model's input type and shape, different in every number, the same every time for a seed."""
+    size = (batch, *model.input_shape)
+    generator = torch.Generator().manual_seed(seed)
+    if model.kind is Kind.TEXT:
+        return torch.randint(max(model.vocabulary, 1), size, generator=generator)
+    return torch.randn(size, generator=generator)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.models.dropout_graph import DROPOUT, chained, traced
 from sightline.models.flat import FlatModel, layout_of
+from sightline.models.mixing import ours
 
 
 class Stage:
@@ -18,6 +19,7 @@ class Stage:
     mask: Tensor
 
 
+@ours
 class HeldDropout(nn.Module):
     """Dropout whose mask is given: every node is doubled or dropped."""
 
@@ -31,6 +33,7 @@ class HeldDropout(nn.Module):
         return x * (2 * mask).view(*mask.shape, *([1] * (x.dim() - 2)))
 
 
+@ours
 class Masked(nn.Sequential):
     """The chain with its masks as further inputs: (x, m) in one row per example, so that they are never parted."""
 
@@ -52,7 +55,8 @@ def masked_model(model: FlatModel, nodes: int) -> FlatModel:
     """The model whose examples carry their masks."""
     factory = partial(masked_module, model.factory, model.input_shape, model)
     size = prod(model.input_shape) + nodes
-    return FlatModel(f"{model.name} with masks", (size,), model.classes, Kind.VECTOR, layout_of(factory()), factory)
+    name, layout = f"{model.name} with masks", layout_of(factory())
+    return FlatModel(name, (size,), model.classes, Kind.VECTOR, layout, factory, constants=model.constants)
 
 
 def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], model: FlatModel) -> nn.Module:

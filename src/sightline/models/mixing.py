@@ -1,10 +1,90 @@
-"""Layers through which one example's value reaches another's gradient: no per-example clipping bounds those."""
+"""Which modules treat every example apart: layers that never do, and layers and chains of which it is known.
+
+Per-example clipping bounds an example by its own gradient only where no other example's value reaches it. Layers that
+mix examples are refused. Of layers in `KNOWN`, of chains of them and of Sightline's own networks it is known that they
+do not; any other module is somebody's code, which may do anything with a batch, and is never given one where a
+guarantee rests on it.
+"""
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as module_room
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sightline.errors import refuse
+
+Condition = Callable[[Any], bool]
+
+ALWAYS: tuple[type[nn.Module], ...] = (
+    nn.Sequential, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
+    nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish,
+    nn.Hardsigmoid, nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+)  # fmt: skip
+"""They work on one row of the first axis after the other, whatever their settings."""
+
+KNOWN: dict[type[nn.Module], Condition] = {
+    **dict.fromkeys(ALWAYS, lambda layer: True),
+    nn.Flatten: lambda layer: layer.start_dim >= 1,
+    nn.Unflatten: lambda layer: isinstance(layer.dim, int) and layer.dim >= 1,
+    nn.Softmax: lambda layer: layer.dim in (1, -1),
+    nn.LogSoftmax: lambda layer: layer.dim in (1, -1),
+    nn.LSTM: lambda layer: layer.batch_first,
+    # max_norm writes into the weights that it looks up; scale_grad_by_freq counts tokens over the whole batch
+    nn.Embedding: lambda layer: layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse,
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), lambda l: not l.track_running_stats),  # noqa: E741
+}
+"""Layers that treat examples apart, under a condition on their settings where one is needed."""
+
+OURS: set[type[nn.Module]] = set()
+"""Sightline's own networks, see `ours`."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def ours(kind: type[nn.Module]) -> type[nn.Module]:
+    """Mark a network of Sightline's own: its forward treats examples apart when the layers in it do."""
+    OURS.add(kind)
+    return kind
+
+
+def unknown_part(module: nn.Module) -> str | None:
+    """The name and type of the first part of which it is not known that it treats examples apart, or None.
+
+    Guarantees: None only when every part is of exactly a known type (a subclass may do something else), has no hook, no
+    function of its own in the place of a method, and settings under which its type is known.
+
+    >>> unknown_part(nn.Sequential(nn.Linear(2, 3), nn.Flatten(0)))
+    '1 (Flatten)'
+    """
+    for name, layer in module.named_modules():
+        if not _is_known(layer):
+            return f"{name or 'model'} ({type(layer).__name__})"
+    return "a hook on all modules" if _hooks_on_all() else None
+
+
+def _is_known(layer: nn.Module) -> bool:
+    kind = type(layer)
+    condition = KNOWN.get(kind)
+    if kind not in OURS and (condition is None or not condition(layer)):
+        return False
+    if any(getattr(layer, hooks, None) for hooks in HOOKS):
+        return False
+    plain = all(type(tensor) is nn.Parameter for tensor in layer.parameters(recurse=False))
+    replaced = any(isinstance(value, FunctionType | MethodType) for value in vars(layer).values())
+    patched = getattr(kind.forward, "__module__", None) != kind.__module__
+    return plain and not replaced and not patched
+
+
+def _hooks_on_all() -> bool:
+    return any(getattr(module_room, f"_global{name}", None) for name in HOOKS)
 
 
 def mixing_layer(module: nn.Module) -> str | None:
@@ -28,8 +108,8 @@ def mixes(layer: nn.Module) -> bool:
 def refuse_mixing_layers(module: nn.Module) -> None:
     """Raise `Refused` when a layer mixes examples: the sensitivity of a sum of clipped gradients would not be C.
 
-    Guarantees: catches torch's batch normalisation (also synchronised and lazy) and running statistics. Mixing that a
-    module does by hand is caught by the trainers, which differentiate every example alone.
+    Guarantees: catches torch's batch normalisation (also synchronised and lazy) and running statistics. What a module
+    does by hand reaches no other example, because a module that is not known is differentiated one example at a time.
     """
     layer = mixing_layer(module)
     if layer is not None:

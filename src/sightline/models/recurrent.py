@@ -5,8 +5,10 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.errors import invalid
 from sightline.models.dense import positive
+from sightline.models.mixing import ours
 
 
+@ours
 class BiLSTM(nn.Module):
     """Embedding, LSTM in both directions, mean over the words (token 0 is padding), output layer."""
 

@@ -14,9 +14,11 @@ from sightline.data.federation import Kind
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.models.convolutional import cnn, cnn_3x3, cnn_mcmahan, cnn_small
 from sightline.models.dense import linear, mlp
-from sightline.models.flat import FlatModel, layout_of, make
+from sightline.models.flat import FlatModel, constants_of, layout_of, make, probe_inputs, trained_parameters
+from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.recurrent import bilstm
 from sightline.models.residual import resnet, resnet18, resnet101, wide_resnet_40_4
+from sightline.models.state import refuse_memory, same_numbers
 
 TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)
 """What torch says of a layer that nothing can hold."""
@@ -53,7 +55,10 @@ def build(
     facts = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind, "vocabulary": vocabulary}
     ready = partial(factory, **arguments_for(name, factory, facts, settings))
     module = first_module(name, ready, own=":" in name)
-    model = FlatModel(name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings))
+    constants = same_constants(name, module, ready)
+    model = FlatModel(
+        name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings), constants
+    )
     check_module(name, module, model)
     return model
 
@@ -116,6 +121,17 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
     return module
 
 
+def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The module's frozen tensors and buffers, when the factory makes the same every time: they do not travel."""
+    found = {word: tensor.clone() for word, tensor in constants_of(module).items()}
+    again = constants_of(make(ready, seed=0)) if found else {}
+    for word, tensor in found.items():
+        if word not in again or not same_numbers(tensor, again[word]):
+            law = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"
+            invalid("model.name", name, law, "draw it from torch's generator, or read it from a file")
+    return found
+
+
 def cause_of(error: Exception) -> str:
     """The type and first words of an error in the user's code, on one line."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
@@ -125,25 +141,26 @@ def cause_of(error: Exception) -> str:
 def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
     """Raise unless the module has trainable float32 parameters and gives one logit per class and example."""
     if not model.layout:
-        invalid("model.name", name, "the module has no parameters", "give it at least one layer")
-    for word, parameter in module.named_parameters():
+        law = "all parameters are frozen" if model.constants else "the module has no parameters"
+        invalid("model.name", name, law, "give it at least one layer to train")
+    for word, parameter in trained_parameters(module):
         if parameter.dtype != torch.float32:
             invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
+    for batch in (2, 3) if mixing_layer(module) is not None else (1, 2, 3):
+        check_output(name, module, model, batch)
+    if unknown_part(module) is not None:
+        refuse_memory(model)
+
+
+def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> None:
+    """Raise unless the module gives (batch, classes): a layer that took the batch for channels would not."""
     try:
         with torch.no_grad():
-            output = module.eval()(probe_inputs(model, 2))
+            output = module.eval()(probe_inputs(model, batch))
     except Exception as error:
-        cause = cause_of(error)
-        invalid("model.name", name, f"fails on a batch of shape {(2, *model.input_shape)} ({cause})", "fix its forward")
-    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if shape != (2, model.classes):
-        invalid("model.name", name, f"gives {shape} for 2 examples", f"return logits of shape (batch, {model.classes})")
-
-
-def probe_inputs(model: FlatModel, batch: int) -> Tensor:
-    """A batch of the model's input type and shape, different in every number, the same every time."""
-    size = (batch, *model.input_shape)
-    generator = torch.Generator().manual_seed(0)
-    if model.kind is Kind.TEXT:
-        return torch.randint(max(model.vocabulary, 1), size, generator=generator)
-    return torch.randn(size, generator=generator)
+        cause, shape = cause_of(error), (batch, *model.input_shape)
+        invalid("model.name", name, f"fails on a batch of shape {shape} ({cause})", "fix its forward")
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != (batch, model.classes):
+        law = f"gives {found} for {batch} example{'s' if batch > 1 else ''}"
+        invalid("model.name", name, law, f"return logits of shape (batch, {model.classes})")

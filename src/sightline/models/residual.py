@@ -14,6 +14,7 @@ from sightline.data.federation import Kind
 from sightline.errors import invalid
 from sightline.models.convolutional import image_channels
 from sightline.models.dense import positive, widths
+from sightline.models.mixing import ours
 
 
 def norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -26,6 +27,7 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
+@ours
 class Block(nn.Module):
     """Two 3x3 convolutions and the input added to them (He et al. 2015, figure 2)."""
 
@@ -43,6 +45,7 @@ class Block(nn.Module):
         return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
+@ours
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions and the input added to them (He et al. 2015, figure 5)."""
 
@@ -62,6 +65,7 @@ class Bottleneck(nn.Module):
         return functional.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
 
 
+@ours
 class WideBlock(nn.Module):
     """Norm before convolution, twice, and the input added (Zagoruyko and Komodakis 2016)."""
 
@@ -89,6 +93,7 @@ def shortcut(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
     return nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs, groups))
 
 
+@ours
 class ResNet(nn.Module):
     """Stem, residual blocks, mean over the image, output layer."""
 

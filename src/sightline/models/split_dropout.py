@@ -22,6 +22,7 @@ from sightline.errors import invalid, refuse
 from sightline.models.dropout_graph import DROPOUT, Touch, check_layer, repeated_tensors, touched_by, traced
 from sightline.models.flat import FlatModel
 from sightline.models.masked import masked_model
+from sightline.models.mixing import unknown_part
 from sightline.models.submodel import Inputs, Submodel
 
 
@@ -83,6 +84,10 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
     if type(module) is not nn.Sequential or model.kind is Kind.TEXT:
         law = "which weights touch dropped nodes is read off a torch.nn.Sequential of vectors or images"
         refuse("model.name", model.name, law, "use mlp with dropout = 0.5, or remove algorithm.split")
+    strange = unknown_part(module)
+    if strange is not None:
+        law = f"what {strange} does with a dropped node is not known, and the proof needs that it stays silent"
+        refuse("model.name", model.name, law, "use torch's own layers, or remove algorithm.split")
     layers = traced(model, module)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     dropouts = [place for place, layer in enumerate(layers) if isinstance(layer.module, DROPOUT)]
@@ -95,5 +100,6 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
         touches += touched_by(layers, place, nodes, names)
         nodes += layers[place].output[0]
     shared = repeated_tensors(module)
-    own = tuple(touch for touch in touches if touch.tensor not in shared)
+    trained = {slot.name for slot in model.layout}  # frozen tensors have no gradient under any mask
+    own = tuple(touch for touch in touches if touch.tensor in trained - shared)
     return DropoutSplitting(model, masked_model(model, nodes), nodes, own)

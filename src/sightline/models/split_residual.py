@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import did_you_mean, invalid
-from sightline.models.flat import FlatModel, layout_of
-from sightline.models.registry import probe_inputs
+from sightline.models.flat import FlatModel, constants_of, layout_of, probe_inputs
 from sightline.models.submodel import Submodel
 
 
@@ -59,12 +58,13 @@ def without_blocks(factory: Callable[[], nn.Module], left_out: frozenset[str]) -
 def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
     """The submodel without these blocks."""
     factory = partial(without_blocks, model.factory, left_out)
-    layout = layout_of(factory())
+    module = factory()
+    layout, kept = layout_of(module), constants_of(module)
     where = {slot.name: slot for slot in model.layout}
     positions = torch.cat([torch.arange(where[slot.name].start, where[slot.name].stop) for slot in layout])
     small = FlatModel(
         f"{model.name} without {len(left_out)} blocks", model.input_shape, model.classes, model.kind, layout, factory,
-        model.vocabulary, model.settings,
+        model.vocabulary, model.settings, {name: model.constants[name] for name in kept},
     )  # fmt: skip
     return Submodel(small, positions)
 

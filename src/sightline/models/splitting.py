@@ -30,6 +30,9 @@ def split_model(model: FlatModel, settings: Split, *, rng: np.random.Generator) 
     if layers is None:
         law = "parts are known of fully connected chains and of networks with a chain of `blocks`"
         invalid("model.name", model.name, law, "use mlp or a residual network, or remove algorithm.split")
+    if model.constants:
+        law = f"{next(iter(model.constants))!r} is frozen, and units are dealt to parts with all their weights"
+        invalid("model.name", model.name, law, "train all of it, or remove algorithm.split")
     return _dense(model, settings, layers, rng)
 
 

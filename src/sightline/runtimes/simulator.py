@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.engine.setting import Setting
+from sightline.events import Unit
 from sightline.mechanisms import (
     WHOLE_BATCH,
     Allotment,
@@ -44,6 +45,7 @@ class Simulator:
         self._public, self._secret = public, secret
         self._schedules = Schedules(secret)
         self._stragglers = local.stragglers
+        self._apart = setting.unit is Unit.SAMPLE  # one example changes a count of right answers by one
         full = setting.experiment.samples_scheme == "full"
         self._work = LocalWork(
             learning_rate=local.learning_rate,
@@ -237,7 +239,7 @@ class Simulator:
         """Every member's own count for every model."""
         for client in cohort:
             shard = self._shards[client]
-            found = [evaluate(self._model, model, shard) for model in models]
+            found = [evaluate(self._model, model, shard, apart=self._apart) for model in models]
             yield client, [round(one.accuracy * one.examples) for one in found]
 
     def _rngs(

@@ -37,8 +37,8 @@ class ChainWorker(Worker):
         image = self.model.kind is Kind.IMAGE and not isinstance(self.layers[0], Flatten)
         return as_channels_last(tensor) if image else tensor
 
-    def logits(self, x: Tensor) -> Tensor:
-        """The logits of a batch."""
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """The logits of a batch; a chain treats every example apart anyway."""
         for layer in self.layers:
             x = layer.forward(x)
         return x
@@ -98,7 +98,7 @@ def as_channels_last(x: Tensor) -> Tensor:
 
 def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor) -> list[Layer] | None:
     """The hand-written layers of a module that is a chain of known ones, else None."""
-    if type(module) is not nn.Sequential:
+    if type(module) is not nn.Sequential or not all(parameter.requires_grad for parameter in module.parameters()):
         return None
     slots = {slot.name: slot for slot in layout}
     layers: list[Layer] = []

@@ -7,14 +7,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from sightline.models.flat import FlatModel, flatten
-from sightline.models.mixing import mixing_layer
-from sightline.models.registry import probe_inputs
+from sightline.models.flat import FlatModel, flatten, probe_inputs
+from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.training.chain import ChainWorker, chain_of
 from sightline.training.clipping import clipped_rows
 from sightline.training.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
 from sightline.training.dense_stack import DenseSlots, DenseStack, dense_slots
-from sightline.training.examples import one_by_one
+from sightline.training.examples import one_by_one, vectorised
 from sightline.training.hooked import HookedWorker, Unbookable
 from sightline.training.stacked import Builder
 from sightline.training.worker import Worker
@@ -49,8 +48,15 @@ def worker_for(model: FlatModel) -> Worker:
 
 def clipping_note(model: FlatModel) -> str | None:
     """What a user should know when private training of this model takes the slow path; None when it does not."""
-    if type(worker_for(model)) is not Worker:
+    worker = worker_for(model)
+    if type(worker) is not Worker:
         return None
+    if worker.strange is not None:
+        how = "side by side" if worker.own_rows() is vectorised else "one after the other, which is slow"
+        return (
+            f"{model.name}: what {worker.strange} does with a batch is not known, so every example is differentiated "
+            f"alone, {how}; a torch.nn.Sequential of torch's own layers is clipped faster"
+        )
     return (
         f"{model.name}: per-example gradients are computed without book-keeping, which is several times slower; "
         "it knows Linear, Conv2d, GroupNorm, LayerNorm, Embedding and LSTM layers that are each used once"
@@ -103,10 +109,14 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
 
 
 def choose(model: FlatModel) -> Worker:
-    """A chain of hand-written layers, else books on autograd, else autograd alone: the first that passes the probe."""
+    """A chain of hand-written layers, else books on autograd, else autograd alone: the first that passes the probe.
+
+    A module of the user's own is never given a batch where a clip must bound its examples: no probe can show that it
+    treats them apart in training and at every size.
+    """
     module = model.module()
     nothing = torch.empty(model.parameters)
-    if mixing_layer(module) is None:
+    if mixing_layer(module) is None and unknown_part(module) is None:
         chained = chain_of(module, model.layout, nothing, nothing) is not None
         for worker in (ChainWorker(model) if chained else None, None if chained else hooked(model)):
             if worker is not None and agrees(worker):

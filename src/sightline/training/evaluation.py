@@ -30,9 +30,9 @@ class Evaluation:
     examples: int
 
 
-def evaluate(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH) -> Evaluation:
-    """Loss and accuracy of one model on one shard."""
-    losses, right = outcomes(model, vector, shard, batch=batch)
+def evaluate(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False) -> Evaluation:
+    """Loss and accuracy of one model on one shard; `apart`: whatever the model is, no example changes another's."""
+    losses, right = outcomes(model, vector, shard, batch=batch, apart=apart)
     return summary(losses, right)
 
 
@@ -77,7 +77,9 @@ def evaluate_stacked(
     return [found[client] for client in range(len(shards))]
 
 
-def outcomes(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int) -> tuple[Tensor, Tensor]:
+def outcomes(
+    model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
+) -> tuple[Tensor, Tensor]:
     """Every example's cross entropy, and whether the largest logit is the label's."""
     model.check(vector)
     if batch < 1:
@@ -87,7 +89,7 @@ def outcomes(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int) -> t
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
     losses, right = torch.empty(len(shard)), torch.empty(len(shard))
     for some in chunks(len(shard), batch):
-        logits = worker.logits(x[some])
+        logits = worker.logits(x[some], apart=apart)
         losses[some] = functional.cross_entropy(logits, y[some], reduction="none")
         right[some] = (logits.argmax(1) == y[some]).float()
     return losses, right

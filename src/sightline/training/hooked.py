@@ -49,7 +49,7 @@ class HookedWorker(Worker):
                 layer.inplace = False
             words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
             if any(full(name, word) not in gradient for word in words):
-                raise Unbookable(f"layer {name} shares a parameter with another")
+                raise Unbookable(f"layer {name} shares a parameter with another, or has a frozen one")
             own = {word: gradient[full(name, word)] for word in words}
             if isinstance(layer, UnrolledLSTM):
                 taken += self.attach_recurrent(name, layer, gradient)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind
-from sightline.models.mixing import refuse_mixing_layers
+from sightline.models.mixing import refuse_mixing_layers, unknown_part
+from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
 from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart
-from sightline.training.examples import Rows, choose_rows
+from sightline.training.examples import Rows, choose_rows, logits_apart, one_by_one
 
 DROPOUT = nn.modules.dropout._DropoutNd
 
@@ -27,6 +28,9 @@ class Worker:
 
     `weights` and `gradient` are (d,) vectors; the module's parameters are views into them, so that one fused operation
     on the vector moves the whole model.
+
+    A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
+    example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -34,8 +38,13 @@ class Worker:
         self.module = model.module()
         self.weights = torch.zeros(model.parameters)
         self.gradient = torch.zeros(model.parameters)
-        bind(self.module, model.layout, self.weights, self.gradient)
+        self.strange = unknown_part(self.module)
+        self.state: ModuleState | None = None
         self.dropout = any(isinstance(layer, DROPOUT) and layer.p > 0 for layer in self.module.modules())
+        if self.strange is not None:
+            self.dropout |= warm_up(self.module, model)
+            self.state = ModuleState(self.module, [slot.name for slot in model.layout])
+        bind(self.module, model.layout, self.weights, self.gradient)
         self.rows: Rows | None = None
         self.probing = False  # a probe wants no dropout and no way round a failure
 
@@ -43,18 +52,39 @@ class Worker:
         """A shard's inputs in the memory layout this worker likes; examples on the first axis."""
         return torch.from_numpy(np.ascontiguousarray(x))
 
-    def logits(self, x: Tensor) -> Tensor:
-        """The logits of a batch, without dropout and without a tape."""
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Refuse a module of the user's own when a pass changed anything but its result and the gradient."""
+        if self.state is None:
+            yield
+            return
+        before = self.weights.clone()
+        yield
+        place = self.state.changed() or (None if same_numbers(before, self.weights) else "its own weights")
+        if place is not None:
+            refuse_change(self.model, place)
+
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """The logits of a batch, without dropout and without a tape; `apart`: of every example alone."""
         self.module.eval()
-        with torch.no_grad():
-            output: Tensor = self.module(x)
+        with torch.no_grad(), self.watched():
+            if apart and self.strange is not None:
+                return logits_apart(self.module, self.model, self.weights, x, self.own_rows())
+            output: Tensor = self.module(x.clone())
         return output
 
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Write the gradient of the batch's mean cross entropy to `gradient`."""
         self.module.train(not self.probing)
         self.gradient.zero_()
-        functional.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+        with self.watched():
+            functional.cross_entropy(self.module(x.clone()), y).backward()  # type: ignore[no-untyped-call]
+
+    def own_rows(self) -> Rows:
+        """How gradients of single examples are computed, chosen once."""
+        if self.rows is None:
+            self.rows = choose_rows(self.module, self.model)
+        return self.rows
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         r"""Write sum_j g_j min(1, C / |g_j|) to `gradient`, g_j being the gradient of example j alone.
@@ -62,25 +92,40 @@ class Worker:
         With several `views` x holds that many rows for each label, one after the other, and g_j is their mean gradient.
         With `Balls` the tensors of every ball are clipped by themselves to its radius.
 
-        Guarantees: a non-finite g_j contributes zero; memory is bounded whatever the batch.
+        Guarantees: the module is given one example at a time, so that whatever it does no example reaches another's
+        g_j; a non-finite g_j contributes zero; memory is bounded whatever the batch.
         """
         refuse_mixing_layers(self.module)
-        if self.rows is None:
-            self.rows = choose_rows(self.module, self.model)
+        self.own_rows()
         self.module.train(not self.probing)
         self.gradient.zero_()
-        for some in chunks(len(y), max(1, ROW_BYTES // (4 * self.model.parameters * views))):
-            labels = y[some].repeat_interleave(views)
-            found = self.rows(self.module, self.model, self.weights, x[stretched(some, views)], labels)
-            gradients = found.view(-1, views, found.shape[1]).mean(1)
-            if isinstance(clip, Balls):
-                self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
-            else:
-                self.gradient += clipped_rows(gradients, clip)
+        with self.watched():
+            for some in chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
+                labels = y[some].repeat_interleave(views)
+                gradients = self.gradients_apart(x[stretched(some, views)], labels, views)
+                if isinstance(clip, Balls):
+                    self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
+                else:
+                    self.gradient += clipped_rows(gradients, clip)
+
+    def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
+        """(examples, d): every example's own gradient, the mean over its views."""
+        rows = self.own_rows()
+        try:
+            found = rows(self.module, self.model, self.weights, x, y)
+        except Exception:
+            if rows is one_by_one:
+                raise
+            self.rows = one_by_one  # on these data the module does what torch.func cannot follow
+            found = one_by_one(self.module, self.model, self.weights, x, y)
+        return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
 
 
 ROW_BYTES = 1 << 26
 """How much memory instantiated per-example gradients may take."""
+
+MOST_ROWS = 512
+"""How many examples are differentiated at once: what lies between a module's layers takes memory too."""
 
 
 def chunks(length: int, size: int) -> Iterator[slice]:
