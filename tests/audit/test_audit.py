@@ -234,3 +234,5 @@ def test_nothing_claimed_nothing_audited():
 def test_an_observer_that_nobody_knows_is_refused_with_the_nearest_name():
     with pytest.raises(InvalidInput, match=r"observer=edge-7.*edge-1"):
         audit(parse(plain(Combination(topology="tree", where="edge"))), trials=20, observer="edge-7")
+    with pytest.raises(InvalidInput, match=r"observer=edge-1,public: .* coalitions are not attacked"):
+        audit(parse(plain(Combination(topology="tree", where="edge"))), trials=20, observer="edge-1,public")

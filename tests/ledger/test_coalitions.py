@@ -18,7 +18,7 @@ def ledger_of(clients, size, noise):
     names = frozenset(f"client-{n}" for n in range(clients))
     event = FixedCohorts(clients, size, Adjacency.REPLACE).hidden_event(Gaussian(noise))
     row = Release(1, "server", names, Unit.CLIENT, Adjacency.REPLACE, event, names | {"public"})
-    return Ledger([row])
+    return Ledger([row], participants={"elsewhere"})
 
 
 def delta_of_the_attack(clients, size, noise, coalition, epsilon):

@@ -45,7 +45,7 @@ def ledgers(draw):
         inputs = tuple(sorted(draw(st.sets(st.integers(0, place - 1), max_size=3)))) if place else ()
         event = draw(st.sampled_from([Gaussian(1.0), Gaussian(2.0), Clear()]))
         rows.append(release(place, of=draw(subsets), to=draw(subsets), event=event, inputs=inputs))
-    return Ledger(rows)
+    return Ledger(rows, participants=NAMES)
 
 
 @given(ledgers(), st.sets(st.sampled_from(NAMES), min_size=1))
@@ -62,7 +62,7 @@ def test_many_subjects_at_once_equal_each_by_itself(ledger, observer):
 
 @given(ledgers())
 def test_views_that_grow_equal_views_made_at_once(ledger):
-    grown = Ledger()
+    grown = Ledger(participants=NAMES)
     for one in ledger:
         grown.append([one])
         for observer in NAMES:
@@ -75,12 +75,12 @@ def test_views_that_grow_equal_views_made_at_once(ledger):
 def test_a_preview_is_what_appending_gives(ledger, data):
     place = data.draw(st.integers(0, len(ledger)))
     rows = list(ledger)
-    before = Ledger(rows[:place])
+    before = Ledger(rows[:place], participants=NAMES)
     for observer in NAMES:
         seen = before.view(observer).preview(rows[place:])
         assert seen.compositions().keys() == ledger.view(observer).compositions().keys()
     assert [before.composition(s, o) for s in NAMES for o in NAMES] == [
-        Ledger(rows[:place]).composition(s, o) for s in NAMES for o in NAMES
+        Ledger(rows[:place], participants=NAMES).composition(s, o) for s in NAMES for o in NAMES
     ]
 
 
@@ -105,7 +105,7 @@ def test_compositions_list_every_subject_once(ledger):
 
 
 def test_what_is_not_seen_is_not_charged():
-    ledger = Ledger([release(of="a", to="b"), release(of="a", to="c")])
+    ledger = Ledger([release(of="a", to="b"), release(of="a", to="c")], participants="d")
     assert ledger.composition("a", "b") == {Gaussian(1.0): 1}
     assert ledger.epsilon("a", "d", 1e-5) == 0.0
 

@@ -33,12 +33,12 @@ def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
     try:
         with closing(connect(path)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
-            first = Ledger.stored(SqliteStore(connection))
+            first = Ledger.stored(SqliteStore(connection), participants=NAMES)
             for place, row in enumerate(rows[:cut]):
                 first.append([row])
                 if place in asked:
                     first.view("a")
-            again = Ledger.stored(SqliteStore(connection))
+            again = Ledger.stored(SqliteStore(connection), participants=NAMES)
             for grown in (first, again):
                 assert list(grown) == rows[:cut]
                 for observer in NAMES:

@@ -317,8 +317,18 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     pair = text_of(ask("/pair?run=quick&subject=client-1&observer=public").body)
     assert upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair
-    nothing = text_of(ask("/pair?run=quick&subject=client-1&observer=martian").body)
+    nothing = text_of(ask("/pair?run=quick&subject=public&observer=client-1").body)
     assert "No release got through" in nothing
+
+
+def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
+    stranger = ask("/pair?run=quick&subject=client-1&observer=publik")
+    assert stranger.status == 400
+    assert 'observer=publik: no participant has that name; did you mean "public"?' in text_of(stranger.body)
+    assert ask("/pair?run=quick&subject=client-24&observer=public").status == 400
+    together = text_of(ask("/pair?run=quick&subject=client-1&observer=client-2,public").body)
+    assert "12 releases of server up to round 12, seen directly" in together
+    assert "No participant has" in text_of(ask("/sight?run=quick&q=client-24").body)
 
 
 def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:

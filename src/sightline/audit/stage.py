@@ -15,9 +15,10 @@ from sightline.audit.relays import Relays, relays_for
 from sightline.audit.watch import Reading, Watch, watched_run
 from sightline.config import Experiment, Model
 from sightline.engine.setting import Setting
-from sightline.errors import did_you_mean, invalid, refuse
+from sightline.errors import invalid, refuse
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger
+from sightline.ledger.parties import suggest_name
 from sightline.mechanisms import SampleAtClient, SampleAtServer, SegmentSums
 from sightline.mechanisms.choose import needs_unit_features
 from sightline.mechanisms.objective import Objective
@@ -173,8 +174,8 @@ def _lines(setting: Setting, pair: Pair) -> list[Line]:
     if not lines and pair.observer in names:
         return [Line(pair.observer, frozenset({pair.observer}))]
     if not lines:
-        way_out = did_you_mean(str(pair.observer), sorted({line.observer for line in known} | names))
-        invalid("observer", pair.observer, "nobody untrusted has that name", way_out)
+        way_out = suggest_name(str(pair.observer), frozenset(line.observer for line in known) | names)
+        invalid("observer", pair.observer, "nobody untrusted has that name; coalitions are not attacked", way_out)
     return lines
 
 
@@ -184,7 +185,7 @@ def _subjects(setting: Setting, ledger: Ledger, line: Line, pair: Pair) -> Itera
         return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
     names = [client_name(n) for n in setting.clients if client_name(n) != pair.observer]
     if pair.subject not in names:
-        invalid("subject", pair.subject, "no client has that name", did_you_mean(pair.subject, names))
+        invalid("subject", pair.subject, "no other client has that name", suggest_name(pair.subject, frozenset(names)))
     if pair.subject in line.exempt | {line.observer}:
         return ()
     seen = frozenset(ledger.composition(pair.subject, line.observer).items())

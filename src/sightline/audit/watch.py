@@ -122,7 +122,7 @@ class WatchedRound(LiveRound):
 
 def watched_run(setting: Setting, watch: Watch, worker: Any, *, rounds: int, secret: Streams) -> None:
     """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
-    ledger, schedules = Ledger(), Schedules(secret)
+    ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
     worker.nodes = Witness(setting, ledger, watch)
     state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     memories: Any = {}

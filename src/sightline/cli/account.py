@@ -140,12 +140,14 @@ def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
     "ledger",
     epilog=examples(
         "account ledger ledger.json --subject client-0 --observer server --delta 1e-5",
-        "account ledger ledger.json --subject client-0 --observer client-7 --observer public --delta 1e-5 --json",
+        "account ledger ledger.json --subject client-0 --observer client-7,public --delta 1e-5 --json",
     ),
 )
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--subject", required=True, help="Whose privacy.")
-@click.option("--observer", required=True, multiple=True, help="Against whom; several make a coalition.")
+@click.option(
+    "--observer", required=True, multiple=True, help="Against whom; several, as in client-7,public, are a coalition."
+)
 @options("delta", "accountant", "json")
 def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
     """What an observer learns of a subject, from an exported ledger alone."""
@@ -153,11 +155,11 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     from sightline.ledger import read_export
 
     held = read_export(file)
-    watching = observer[0] if len(observer) == 1 else frozenset(observer)
-    events = held.composition(subject, watching)
-    epsilon = held.epsilon(subject, watching, delta, accountant=Accountant(accountant))
+    events = held.composition(subject, observer)
+    epsilon = held.epsilon(subject, observer, delta, accountant=Accountant(accountant))
+    named = [name.strip() for one in observer for name in one.split(",") if name.strip()]
     answer: dict[str, Any] = {"epsilon": finite(epsilon), "delta": delta, "accountant": accountant, "scheme": "ledger"}
-    answer |= {"subject": subject, "observer": list(observer), "releases": sum(events.values()), "ledger": file}
+    answer |= {"subject": subject, "observer": named, "releases": sum(events.values()), "ledger": file}
     show(answer, as_json)
 
 

@@ -37,6 +37,7 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "source": federation.source,
         "kind": str(federation.kind),
         "clients": len(federation.clients),
+        "participants": written(setting.participants),
         "classes": federation.classes,
         "sizes": federation.sizes.tolist(),
         "data_notes": [*federation.notes, *_speed_notes(setting)],

@@ -74,7 +74,7 @@ class Run:
         self, setting: Setting, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound
     ) -> None:
         self.setting, self.directory, self.record, self.on_round = setting, directory, record, on_round
-        self.ledger: Ledger = record.ledger_at_work()
+        self.ledger: Ledger = record.ledger_at_work(setting.participants)
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
         self.secret = own_streams(directory, record) if from_os else public

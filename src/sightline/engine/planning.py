@@ -36,7 +36,7 @@ def plan(setting: Setting, *, rounds: int | None = None, real_nodes: bool = Fals
 
     Noise is as in `setting.mechanism`, one unit before calibration.
     """
-    ledger = Ledger()
+    ledger = Ledger(participants=setting.participants)
     worker = cast(Worker, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
     streams = Streams.from_seed(0)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.ledger import Ledger, Pages, SqliteStore, connect, connect_to_read
+from sightline.ledger import NOBODY, Ledger, Pages, Parties, SqliteStore, connect, connect_to_read, read_parties
 from sightline.ledger.store import of_the_file
 
 DATABASE = "run.sqlite"
@@ -70,11 +70,19 @@ class RunRecord:
 
     def ledger(self) -> Ledger:
         """The ledger of the run, its hash chain checked, whole in memory; what is appended to it is kept here."""
-        return Ledger.whole(self.store)
+        return Ledger.whole(self.store, participants=self.participants)
 
-    def ledger_at_work(self) -> Ledger:
+    def ledger_at_work(self, participants: Parties) -> Ledger:
         """The same for a run that goes on: what is long past stays on disk, so memory does not grow with rounds."""
-        return Ledger.stored(self.store)
+        return Ledger.stored(self.store, participants=participants)
+
+    @property
+    def participants(self) -> Parties:
+        """Everybody who may be asked about. Runs once did not write it: there, all whom their facts name."""
+        facts = self.facts
+        with self._as_written():
+            told = facts.get("participants")
+            return read_parties(told) if isinstance(told, str) else _named_in(facts)
 
     def remember(self, facts: Mapping[str, Any]) -> None:
         """Write facts about the run; a fact of the same name is replaced."""
@@ -123,6 +131,15 @@ class RunRecord:
         """The latest known value of a metric."""
         row = self.last_with(metric)
         return None if row is None else float(row[metric])
+
+
+def _named_in(facts: Mapping[str, Any]) -> Parties:
+    """The clients, the trusted and the observers of a run that has no list of its participants."""
+    clients, lines = int(facts.get("clients") or 0), dict(facts.get("lines") or {}).values()
+    found = read_parties(f"client-0..{clients - 1}") if clients > 0 else NOBODY
+    names = [*(facts.get("trusted") or []), *dict(facts.get("observers") or {}).values()]
+    names += [line[0] for some in lines for line in some]
+    return found | {str(name) for name in names}
 
 
 def finite(value: Any) -> Any:

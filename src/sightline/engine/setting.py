@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from sightline.mechanisms.objective_features import unit_features
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
-from sightline.topology import Channel, Clusters, Topology
+from sightline.topology import Channel, Clusters, Topology, participants_of
 from sightline.training import linear_kernel
 
 
@@ -81,6 +81,11 @@ class Setting:
     def clients(self) -> range:
         """The clients' numbers."""
         return range(len(self.federation.clients))
+
+    @cached_property
+    def participants(self) -> frozenset[str]:
+        """Everybody who may be asked about, by their names in the ledger."""
+        return participants_of(self.topology, len(self.clients))
 
     @property
     def sent_parameters(self) -> float:

@@ -5,7 +5,7 @@ that i is in the audience of r, or of a release that was computed from r through
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -49,9 +49,10 @@ class ChainedReleases:
 class View:
     """Everything that reaches one observer, or a coalition (the union of its members' views); grows with the ledger."""
 
-    def __init__(self, releases: Seen, observers: Parties) -> None:
+    def __init__(self, releases: Seen, observers: Parties, check_subject: Callable[[str], None] | None = None) -> None:
         self._releases = releases
         self.observers = observers
+        self._check_subject = check_subject
         self.reached = Marks()
         self._read = 0
         self._charges: Counter[tuple[Parties, Event]] = Counter()
@@ -70,7 +71,7 @@ class View:
 
     def preview(self, added: Sequence[Release]) -> "View":
         """The view as it would be if `added` were appended next; this one does not change."""
-        future = View(ChainedReleases(self._releases, added), self.observers)
+        future = View(ChainedReleases(self._releases, added), self.observers, self._check_subject)
         future._read = self._read
         future._charges = self._charges.copy()
         future._before = self
@@ -104,11 +105,13 @@ class View:
         self._charges[release.subjects, event] += 1
 
     def composition(self, subject: str) -> Composition:
-        """The events that `subject` has to answer for in this view, with their counts."""
+        """The events that `subject` has to answer for in this view, with their counts; who is nobody is refused."""
         total: Composition = Counter()
         for (subjects, event), times in self._charges.items():
             if subject in subjects:
                 total[event] += times
+        if not total and self._check_subject is not None:
+            self._check_subject(subject)
         return total
 
     def compositions_of(self, subjects: Parties) -> dict[str, Composition]:
@@ -117,6 +120,9 @@ class View:
         for (charged, event), times in self._charges.items():
             for name in subjects & charged:
                 found[name][event] += times
+        for name, composition in found.items():
+            if not composition and self._check_subject is not None:
+                self._check_subject(name)
         return found
 
     def compositions(self, exempt: Parties = NOBODY) -> dict[frozenset[tuple[Event, int]], str]:

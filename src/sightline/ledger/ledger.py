@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 from sightline import accounting
 from sightline.accounting import Accountant, Headroom
-from sightline.errors import Refused
+from sightline.errors import Refused, invalid
 from sightline.events import Adjacency, Unit, scaled
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.overview import overview
-from sightline.ledger.parties import NOBODY, Parties, parties
+from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, refuse_unknown
 from sightline.ledger.release import Release
 from sightline.ledger.releases import Releases, StoredReleases
 from sightline.ledger.store import SqliteStore
@@ -33,11 +33,23 @@ class Store(Protocol):
 class Ledger:
     """Every release of a run, in order.
 
+    `participants` are those who have a name, whether or not a release speaks of them: who never took part is a subject
+    of epsilon 0. Without them the subjects, audiences and keepers of coins in releases are all that is known.
+
     Guarantees: `append` returns only after the store has made the releases durable; a release that would mix units or
-    adjacencies is refused; nothing is ever changed or removed.
+    adjacencies is refused; nothing is ever changed or removed; a question about a name that nobody has is refused.
     """
 
-    def __init__(self, releases: Iterable[Release] = (), *, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        releases: Iterable[Release] = (),
+        *,
+        store: Store | None = None,
+        participants: Iterable[str] = NOBODY,
+    ) -> None:
+        self._registered = frozenset(participants)
+        self._named: set[str] = set()
+        self._named_upto = 0
         self._releases = Releases()
         self._views: dict[Parties, View] = {}
         self._kind: tuple[Unit, Adjacency] | None = None
@@ -49,21 +61,21 @@ class Ledger:
             self._take_in((self._numbered(release, len(self)),))
 
     @classmethod
-    def stored(cls, store: SqliteStore) -> "Ledger":
+    def stored(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
         """The ledger of a store, its hash chain checked. In memory are only the last releases, and counts of all.
 
         For runs at work, however long. It reads from the store as long as it lives.
         """
-        return cls._read(store, StoredReleases(store))
+        return cls._read(store, StoredReleases(store), participants)
 
     @classmethod
-    def whole(cls, store: SqliteStore) -> "Ledger":
+    def whole(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
         """The ledger of a store, its hash chain checked, all in memory: it can be read when the store is closed."""
-        return cls._read(store, Releases())
+        return cls._read(store, Releases(), participants)
 
     @classmethod
-    def _read(cls, store: SqliteStore, releases: Releases) -> "Ledger":
-        ledger = cls(store=store)
+    def _read(cls, store: SqliteStore, releases: Releases, participants: Iterable[str]) -> "Ledger":
+        ledger = cls(store=store, participants=participants)
         ledger._releases = releases
         for release in store.stream():
             ledger._take_in((release,))
@@ -129,14 +141,62 @@ class Ledger:
         """Whether a release of that joint name is in it."""
         return joint in self._joint
 
-    def view(self, observer: str | Iterable[str]) -> View:
-        """What reaches an observer, or a coalition given as a set."""
-        observers = parties(observer)
-        return self._views.setdefault(observers, View(self._releases, observers)).update()
+    @property
+    def participants(self) -> Parties:
+        """Everybody who may be asked about: those that were given, and every name in a release but sources."""
+        named = self._names()
+        return self._registered if named <= self._registered else self._registered | named
 
-    def glimpse(self, observer: str) -> View:
+    def _names(self) -> set[str]:
+        """Subjects, audiences and keepers of coins; releases that were added since the last call are read.
+
+        Not sources: `clients` may be one, and is nobody.
+        """
+        sets: set[Parties] = set()
+        for release in self._releases.since(self._named_upto):
+            sets |= {release.subjects, release.audience, release.coins_known_to}
+        self._named.update(*sets)
+        self._named_upto = len(self)
+        return self._named
+
+    def register(self, participants: Iterable[str]) -> None:
+        """Take in participants of whom it was not told at first."""
+        self._registered |= frozenset(participants)
+
+    def has_participant(self, name: str) -> bool:
+        """Whether somebody has that name."""
+        return name in self._registered or name in self._names()
+
+    def _check_subject(self, subject: str) -> None:
+        if not self.has_participant(subject):
+            if len(read_parties(str(subject))) > 1:
+                invalid("subject", subject, "one participant at a time is a subject", "ask for each of them")
+            refuse_unknown("subject", subject, self.participants)
+
+    def _observers(self, observer: str | Iterable[str], planned: Sequence[Release] = ()) -> Parties:
+        """Who observes: a name, a coalition given as a set, or one written as `client-0..3, public`; all are known."""
+        found: set[str] = set()
+        for name in parties(observer):
+            found |= {name} if self.has_participant(name) else read_parties(str(name))
+        if not found:
+            invalid("observer", "nobody", "somebody must be looking", "name a participant")
+        for name in sorted(found):
+            if not self.has_participant(name) and not any(name in release.audience for release in planned):
+                refuse_unknown("observer", name, self.participants)
+        return frozenset(found)
+
+    def view(self, observer: str | Iterable[str]) -> View:
+        """What reaches an observer, or a coalition: a set, or as in `client-0..3, public`."""
+        return self._view(self._observers(observer))
+
+    def _view(self, observers: Parties) -> View:
+        if observers not in self._views:
+            self._views[observers] = View(self._releases, observers, self._check_subject)
+        return self._views[observers].update()
+
+    def glimpse(self, observer: str | Iterable[str]) -> View:
         """The view of an observer that is not kept: for asking many observers one after the other."""
-        return View(self._releases, parties(observer)).update()
+        return View(self._releases, self._observers(observer), self._check_subject).update()
 
     def composition(self, subject: str, observer: str | Iterable[str]) -> Composition:
         """The events by which `observer` can learn of `subject`."""
@@ -150,7 +210,10 @@ class Ledger:
         *,
         accountant: Accountant = Accountant.PLD,
     ) -> float:
-        """Upper bound on what `observer` can learn of `subject`, at `delta`; infinite where something went in clear."""
+        """Upper bound on what `observer` can learn of `subject`, at `delta`; infinite where something went in clear.
+
+        A coalition is a set of names, or written as in `client-7, public`. A name that nobody has is refused.
+        """
         return accounting.epsilon(self.composition(subject, observer), delta, accountant=accountant)
 
     def worst_epsilon(
@@ -170,7 +233,7 @@ class Ledger:
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
 
     def _with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
-        view = self.view(observer)
+        view = self._view(self._observers(observer, planned))
         if not planned:
             return view
         return view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
@@ -226,7 +289,8 @@ class Ledger:
         """The same releases with every Gaussian noise multiplied: what calibration searches over."""
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
-        return Ledger(replace(release, event=scaled(release.event, factor)) for release in self)
+        louder = (replace(release, event=scaled(release.event, factor)) for release in self)
+        return Ledger(louder, participants=self._registered)
 
 
 def check_kind(kind: tuple[Unit, Adjacency], release: Release) -> None:

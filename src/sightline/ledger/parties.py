@@ -3,7 +3,9 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import lru_cache
+from typing import NoReturn
 
 from sightline.errors import invalid
 
@@ -13,6 +15,7 @@ NOBODY: Parties = frozenset()
 MOST = 10**7
 """A set of more participants than these is a mistake, or made to fill the memory."""
 _RANGE = re.compile(r"(.+)-(\d+)\.\.(\d+)")
+_NUMBERED = re.compile(r"(.*?)[-_ ]?(\d+)", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
@@ -57,6 +60,38 @@ def parties(*names: str | Iterable[str]) -> Parties:
     for name in names:
         found.update([name] if isinstance(name, str) else name)
     return frozenset(found)
+
+
+def refuse_unknown(role: str, name: str, known: Parties) -> NoReturn:
+    """Raise for a name that nobody has: an epsilon of 0 for it would say that all is well.
+
+    >>> refuse_unknown("observer", "publik", frozenset({"client-0", "client-1", "public"}))
+    Traceback (most recent call last):
+    ...
+    sightline.errors.InvalidInput: observer=publik: no participant has that name; did you mean "public"?
+    """
+    invalid(role, name, "no participant has that name", suggest_name(str(name), known))
+
+
+def suggest_name(name: str, known: Parties) -> str:
+    """The way out for a mistyped participant: the nearest one of its number, or all of them in short.
+
+    >>> suggest_name("cleint7", frozenset({"client-0", "client-7", "server"}))
+    'did you mean "client-7"?'
+    >>> suggest_name("client-9", frozenset({"client-0", "client-1", "server"}))
+    'known: client-0..1, server'
+    """
+    match = _NUMBERED.fullmatch(name)
+    number = str(int(match[2])) if match and len(match[2]) < 19 else ""
+    kinds = {kind for kind, digits in (one.rsplit("-", 1) for one in known if "-" in one) if digits.isdecimal()}
+    likely = {f"{kind}-{number}" for kind in kinds} & known if number else set()
+    likely |= {one for one in known if one.rpartition("-")[0] not in kinds}
+    near = get_close_matches(name.lower(), sorted(likely), n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else f"known: {_shortened(written(known)) or 'nobody'}"
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:

@@ -1,9 +1,11 @@
 """By which path a release reached an observer: the shortest chain of publishers from it to what the observer saw."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sightline.ledger.ledger import Ledger
+from sightline.ledger.parties import parties
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,10 @@ class Route:
     """Publishers on the way, the first is the source, the last one's value is seen by the observer."""
 
 
-def next_hops(ledger: Ledger, observer: str) -> dict[int, int | None]:
-    """Release -> the next release on its shortest way to the observer; None where the observer sees it itself."""
-    hops: dict[int, int | None] = {release.id: None for release in ledger if observer in release.audience}
+def next_hops(ledger: Ledger, observer: str | Iterable[str]) -> dict[int, int | None]:
+    """Release -> the next release on its shortest way to the observer, or coalition; None where it is seen itself."""
+    observers = parties(observer)
+    hops: dict[int, int | None] = {release.id: None for release in ledger if observers & release.audience}
     waiting = deque(sorted(hops))
     while waiting:
         later = waiting.popleft()

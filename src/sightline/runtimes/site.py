@@ -149,7 +149,7 @@ class Site:
         store = self._store()
         if not store.vouches_for(*self._shelf.charged()):
             raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
-        return Ledger.stored(store)
+        return Ledger.stored(store, participants={client_name(self.policy.client), SERVER, PUBLIC})
 
     def _store(self) -> SqliteStore:
         return SqliteStore(connect(self._state / BUDGET))

@@ -89,6 +89,7 @@ def _refresh(entry: _Entry, directory: Path) -> None:
     try:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
+        entry.ledger.register(record.participants)
         done = entry.rounds[-1]["round"] if entry.rounds else 0
         facts = record.facts
         # Rounds before releases, as Run.read does: a release that is made in between must not go uncounted.

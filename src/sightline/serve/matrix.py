@@ -179,7 +179,7 @@ def about(held: Sight, name: str) -> dict[str, Any]:
     """What others can learn of a participant, and what it can learn of them; the most first."""
     mine = held.class_of(name)
     if mine is None:
-        return {"name": name, "learned": [], "learns": []}
+        return {"name": name, "learned": [], "learns": [], "silent": True}
     few = len(held.observers) * len(held.run.ledger) <= WORK
     learned = _sorted(held, [(i, held.epsilon(mine, i)) for i in held.observers]) if few else _by_kind(held)
     learns = zip(held.subjects, held.column(held.subjects, mine), strict=True) if held.classes[mine].observer else ()
@@ -188,6 +188,7 @@ def about(held: Sight, name: str) -> dict[str, Any]:
         "alike": count(len(held.classes[mine].names) - 1),
         "learned": learned if held.classes[mine].subject else [],
         "learns": _sorted(held, list(learns)),
+        "silent": not (held.classes[mine].subject or held.classes[mine].observer),
     }
 
 

@@ -15,8 +15,9 @@ def page(site: Site, request: Request) -> Response:
     """One pair in full: what it adds up to, and by which way each release got through."""
     subject, observer = request.one("subject"), request.one("observer")
     with site.live.held(site.shelf.directory(request.one("run"))) as (run, made):
-        composed = run.ledger.composition(subject, observer)
-        hops = made.once(("hops", observer), lambda: next_hops(run.ledger, observer))
+        view = run.ledger.view(observer)
+        composed = view.composition(subject)
+        hops = made.once(("hops", view.observers), lambda: next_hops(run.ledger, view.observers))
         content = {
             "subject": subject,
             "observer": observer,

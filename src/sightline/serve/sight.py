@@ -93,7 +93,7 @@ def sight(run: Run) -> Sight:
         _union(release.audience for release in run.ledger),
     )
     trusted = frozenset(run.trusted)
-    names = sorted(subjects | observers, key=_natural)
+    names = sorted(subjects | observers | run.ledger.participants, key=_natural)
     found = [
         Class(some, some[0] in subjects, some[0] in observers, not trusted.isdisjoint(some))
         for some in alike(run.ledger, names)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Streams
-from sightline.topology.channel import Channel, Line, Steady, Topology, client_name
+from sightline.topology.channel import Channel, Line, Steady, Topology, client_name, participants_of
 from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count
 from sightline.topology.groups import Groups, Labels, build_groups, group_name
 from sightline.topology.groups_file import read_schedule, schedule_from
@@ -88,6 +88,7 @@ __all__ = [
     "constant",
     "find",
     "group_name",
+    "participants_of",
     "read_schedule",
     "schedule_from",
 ]

@@ -128,6 +128,16 @@ class Steady:
         return self.channels
 
 
+def participants_of(topology: Topology, clients: int) -> frozenset[str]:
+    """Everybody who has a name: the clients, whoever gathers, sends on or is trusted, and all who observe."""
+    channels = (*topology.channels, *topology.gathers, topology.top)
+    found = {client_name(number) for number in range(clients)}
+    found.update(topology.trusted, *topology.uplinks, (channel.name for channel in channels))
+    found.update(*(channel.audience | channel.through for channel in channels))
+    found.update(line.observer for lines in topology.lines.values() for line in lines)
+    return next((channel.audience for channel in channels if channel.audience == found), frozenset(found))
+
+
 def client_name(number: int) -> str:
     """The name by which a client stands in the ledger."""
     return f"client-{number}"
