@@ -321,7 +321,7 @@ def test_a_damaged_run_has_a_clear_page(tmp_path: Path, damage: str, capfd: pyte
     ask = asking(site_of(tmp_path))
     assert ask("/").status == 200
     for path in (*OF_A_RUN, "/compare", "/api/compare"):
-        answer = ask(f"{path}?run=bad")
+        answer = ask(f"{path}?run=bad&subject=client-1&observer=public")
         assert answer.status in (200, 400), path
         if answer.status == 400 and not path.startswith("/api/"):
             assert b"This cannot be shown" in answer.body
