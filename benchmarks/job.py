@@ -53,8 +53,7 @@ def our_round(size: str, *, workers: int, users: int = USERS, cohort: int = COHO
     setting = engine.calibrated(engine.build(experiment))
     streams = Streams.from_seed(0)
     worker = Simulator(setting, streams, streams, workers=workers)
-    with tempfile.TemporaryDirectory() as folder:
-        record = RunRecord.create(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, RunRecord.create(Path(folder)) as record:
         ledger = record.ledger()
         state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
         number = 0
@@ -70,5 +69,4 @@ def our_round(size: str, *, workers: int, users: int = USERS, cohort: int = COHO
             return time.perf_counter() - begun
 
         yield call
-        record.close()
         worker.close()

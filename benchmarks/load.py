@@ -74,13 +74,12 @@ def lived(rounds: int, folder: Path, say: Any = lambda words: None, limit: float
 
 def reading(directory: Path) -> dict[str, float]:
     """Processor seconds to read and check the ledger, to account for it, and to write the report."""
-    record = RunRecord.look(directory)
-    begun = time.process_time()
-    ledger = record.ledger()
-    read = time.process_time()
+    with RunRecord.look(directory) as record:
+        begun = time.process_time()
+        ledger = record.ledger()
+        read = time.process_time()
     ledger.worst_epsilon("public", 1e-5)
     accounted = time.process_time()
-    record.close()
     write_report(directory)
     return {
         "ledger_read_seconds": read - begun,

@@ -4,6 +4,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,13 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
 
     sampler, streams = PoissonCohorts(CLIENTS, RATE), Streams.from_seed(0)
     spent: dict[str, list[float]] = {"coins": [], "ledger": [], "epsilon": []}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.sqlite"
-        ledger = Ledger(store=SqliteStore(connect(path)))
+
+    def count_stored(path: Path) -> int:
+        with closing(connect(path)) as connection:
+            return len(SqliteStore(connection).read())
+
+    with tempfile.TemporaryDirectory() as folder, closing(connect(Path(folder) / "run.sqlite")) as connection:
+        ledger = Ledger(store=SqliteStore(connection))
         for number in range(1, rounds + 1):
             rng = streams.rng(Purpose.COHORT, round=number)
             seconds, cohort = timed(lambda: sampler.draw(rng=rng))  # noqa: B023
@@ -47,7 +52,7 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
             seconds, epsilon = timed(lambda: ledger.worst_epsilon("public", DELTA))
             spent["epsilon"].append(seconds)
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        again, count = timed(lambda: len(SqliteStore(connect(path)).read()))
+        again, count = timed(lambda: count_stored(Path(folder) / "run.sqlite"))
     medians = {name: round(sorted(some)[len(some) // 2], 4) for name, some in spent.items()}
     return {"rounds": rounds, "seconds": medians, "releases": count, "read_seconds": round(again, 2),
             "disk_kilobytes": size // 1024, "epsilon": round(epsilon, 4)}  # fmt: skip

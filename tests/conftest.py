@@ -1,6 +1,9 @@
-"""What every test shares: no time limits on single examples, one thread, and where the large data lies."""
+"""What every test shares: no time limits on single examples, one thread, where the large data lies, closed databases."""
 
 import os
+import sqlite3
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,22 @@ from hypothesis import settings
 
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
+
+
+class WatchedConnection(sqlite3.Connection):
+    """Warns when it is left to the garbage collector, as every connection does from Python 3.13 on."""
+
+    def __del__(self):
+        try:
+            _ = self.total_changes
+        except sqlite3.ProgrammingError:
+            return  # closed, or never opened
+        warnings.warn(f"unclosed database in {self!r}", ResourceWarning, stacklevel=1)
+
+
+if sys.version_info < (3, 13):
+    _connect = sqlite3.connect
+    sqlite3.connect = lambda *args, **options: _connect(*args, **{"factory": WatchedConnection} | options)
 
 
 @pytest.fixture(autouse=True)

@@ -25,24 +25,31 @@ RUNTIMES = ("simulator", "flower")
 
 @dataclass(frozen=True)
 class Run:
-    """A finished (or budget-stopped) run: its numbers, its ledger, its report."""
+    """A finished (or budget-stopped) run: its numbers, its ledger, its report.
+
+    It holds nothing open. Every property reads the run directory when it is asked, without writing to it, and what it
+    returns lies whole in memory.
+    """
 
     directory: Path
 
     @property
-    def record(self) -> RunRecord:
-        """The database of the run."""
-        return RunRecord.open(self.directory)
+    def metadata(self) -> dict[str, Any]:
+        """What was run and how it ended: `status`, `delta`, `unit` and the rest that stands in the report."""
+        with RunRecord.look(self.directory) as record:
+            return record.facts
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """The metrics of every round."""
-        return self.record.rounds()
+        with RunRecord.look(self.directory) as record:
+            return record.rounds()
 
     @property
     def ledger(self) -> Ledger:
-        """Every release, and the epsilon of any subject against any observer."""
-        return self.record.ledger()
+        """Every release, and the epsilon of any subject against any observer. Nothing can be appended to it."""
+        with RunRecord.look(self.directory) as record:
+            return record.ledger()
 
     @property
     def report(self) -> Path:

@@ -169,7 +169,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(
     whole = ran(experiment, tmp_path, "whole")
     again = sightline.run(experiment, out=tmp_path / "broken", resume=True)
     assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
-    assert again.record.facts.get("clusters") == whole.record.facts.get("clusters")
+    assert again.metadata.get("clusters") == whole.metadata.get("clusters")
     assert again.summary["observers"] == whole.summary["observers"]
 
 
@@ -196,7 +196,7 @@ def test_those_who_drop_out_or_come_late_stop_nobody(clustered, tmp_path, monkey
     if not changes:
         assert run.ledger.composition("client-6", "server").total() == 3
         assert Gaussian(0.8) not in run.ledger.composition("client-5", "server")
-        points = run.record.facts["clusters"]["points"]
+        points = run.metadata["clusters"]["points"]
         assert points[5] == [None, None]
         assert None not in points[6]
     chosen = [row["round"] for row in run.rounds if row["clusters"]["how"] == "chosen" and row["round"] >= 4]
@@ -244,7 +244,7 @@ def test_one_client_is_a_cluster(clustered, tmp_path):
 def test_the_summary_and_the_facts_say_what_the_report_draws(clustered, tmp_path):
     run = ran(clustered(**{"topology.count": "auto"}), tmp_path)
     assert set(run.summary["clusters"]) == {"count", "mss", "purity", "minority_accuracy"}
-    facts = run.record.facts["clusters"]
+    facts = run.metadata["clusters"]
     count = facts["count"]
     assert facts["truth"] == [0, 0, 1, 1, 2, 2, 2]
     assert facts["minority"] == 0

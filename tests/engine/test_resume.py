@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -174,14 +175,13 @@ def test_default_directories_are_numbered_and_resumed(tiny, tmp_path, monkeypatc
 
 def test_harm_to_ledger_or_checkpoint_is_said(tiny, tmp_path):
     sightline.run(tiny(), out=tmp_path / "run")
-    database = sqlite3.connect(tmp_path / "run" / "run.sqlite")
-    database.execute("DELETE FROM release WHERE id = (SELECT max(id) FROM release)")
-    database.commit()
-    with pytest.raises(checkpoint.CheckpointDamaged, match="cut"):
-        sightline.run(tiny(), out=tmp_path / "run", resume=True)
-    database.execute("UPDATE release SET body = replace(body, '0.8', '8.0') WHERE id = 1")
-    database.commit()
-    database.close()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database:
+        database.execute("DELETE FROM release WHERE id = (SELECT max(id) FROM release)")
+        database.commit()
+        with pytest.raises(checkpoint.CheckpointDamaged, match="cut"):
+            sightline.run(tiny(), out=tmp_path / "run", resume=True)
+        database.execute("UPDATE release SET body = replace(body, '0.8', '8.0') WHERE id = 1")
+        database.commit()
     with pytest.raises(LedgerDamaged):
         sightline.run(tiny(), out=tmp_path / "run", resume=True)
 

@@ -139,3 +139,9 @@ def same(left, right):
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name].tobytes() == theirs[name].tobytes(), name
+
+
+def releases_of(site):
+    """What a site has let go of, over all runs."""
+    with site._ledger() as (ledger, _):
+        return list(ledger)

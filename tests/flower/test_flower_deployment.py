@@ -15,7 +15,7 @@ from sightline.config import parse, to_toml
 from sightline.runtimes.flower.export import export, shards
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.site import Site
-from tests.flower.cases import changed, privacy
+from tests.flower.cases import changed, privacy, releases_of
 from tests.flower.deployment import Deployment, tools_missing
 
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
@@ -125,7 +125,7 @@ def test_three_sites_with_trouble(deployment):
     own = [Site(site) for site in sites]
     assert own[0].spent() <= 2.0
     assert all(site.spent() <= run.epsilon for site in own)
-    assert len(own[2]._ledger()) == 8
+    assert len(releases_of(own[2])) == 8
     assert to_toml(experiment) == (folder / "run" / "config.toml").read_text()
 
 

@@ -13,6 +13,7 @@ from sightline.errors import InvalidInput
 from sightline.runtimes import site_door
 from sightline.runtimes.letter import Letter
 from sightline.runtimes.site import Site
+from tests.flower.cases import releases_of
 from tests.flower.test_site import CENTRAL, LOCAL, question, site_of  # noqa: F401
 
 
@@ -60,10 +61,10 @@ def test_whatever_is_asked_the_site_answers_within_its_budget_or_not_at_all(more
     assert around(site) == outside
     assert site.spent() <= 5.0
     if "value" in answer.arrays:
-        assert len(site._ledger()) == 1
+        assert len(releases_of(site)) == 1
         assert site.spent() > 0
         # the noise that was charged is in it: std of 63 numbers is z C within 8 sigma, whatever the factors claim
-        event = next(iter(site._ledger())).event
+        event = next(iter(releases_of(site))).event
         assert math.isfinite(site.spent())
         assert event.noise_multiplier >= 1.0
         assert np.isfinite(answer.arrays["value"]).all()
@@ -77,7 +78,7 @@ def test_a_start_that_is_no_model_gets_noise_and_is_charged(fill, site_of):  # n
     site = site_of(LOCAL)
     answer = site.answer(question(LOCAL, start=np.full(63, fill, np.float32)))
     assert np.isfinite(answer.arrays["value"]).all()
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
 
 
 def test_an_answer_says_which_question_it_answers_and_whose_it_is(site_of):  # noqa: F811
@@ -88,7 +89,7 @@ def test_an_answer_says_which_question_it_answers_and_whose_it_is(site_of):  # n
     assert again.words["question"] == "b2"
     # the number of a question is not part of what is asked: asked again, the answer is the same and is charged once
     assert first.arrays["value"].tobytes() == again.arrays["value"].tobytes()
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
 
 
 def header(words, arrays="{}"):
@@ -157,7 +158,7 @@ def test_a_stranger_at_the_door_keeps_nobody_out(content, door):
     with sent(place, content):
         answer = site_door.asked(place, Letter({"call": "hello"}))
     assert answer.words["client"] == 2
-    assert len(site._ledger()) == 0
+    assert len(releases_of(site)) == 0
 
 
 def test_a_pickle_at_the_door_is_not_opened(door, tmp_path):

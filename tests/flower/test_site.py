@@ -19,7 +19,7 @@ from sightline.runtimes.remote import Remote
 from sightline.runtimes.site import Site
 from sightline.runtimes.site_door import asked, serve
 from sightline.runtimes.site_policy import blank_shard
-from tests.flower.cases import CASES, changed, privacy
+from tests.flower.cases import CASES, changed, privacy, releases_of
 
 DELTA = 1e-3
 LOCAL = changed(privacy=privacy("client", "client", noise_multiplier=2.0))
@@ -62,7 +62,7 @@ def test_the_budget_holds_whatever_the_server_asks(site_of):
 
 def test_the_budget_outlives_runs_and_processes(site_of):
     site = site_of(LOCAL, epsilon=5.0)
-    while "value" in site.answer(question(LOCAL, round=len(site._ledger()))).arrays:
+    while "value" in site.answer(question(LOCAL, round=len(releases_of(site)))).arrays:
         pass
     again = Site(site.folder).answer(question(LOCAL, run="another run", round=1))
     assert "refused" in again.words
@@ -92,7 +92,7 @@ def test_the_site_computes_the_cost_itself(site_of):
     site = site_of(LOCAL, epsilon=5.0)
     channel = {"name": "server", "clip_factor": 1.0, "noise_factor": 0.01}
     assert "refused" in site.answer(question(LOCAL, noise=2.0, channel=channel)).words
-    assert len(site._ledger()) == 0
+    assert len(releases_of(site)) == 0
 
 
 @pytest.mark.parametrize("call", ["train", "leaving"])
@@ -123,7 +123,7 @@ def test_the_same_question_gets_the_same_answer_and_is_charged_once(site_of):
     first = site.answer(question(LOCAL))
     again = Site(site.folder).answer(question(LOCAL))
     assert first.arrays["value"].tobytes() == again.arrays["value"].tobytes()
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
 
 
 def test_another_run_in_between_does_not_make_an_answer_forgotten(site_of):
@@ -134,10 +134,10 @@ def test_another_run_in_between_does_not_make_an_answer_forgotten(site_of):
     again = Site(site.folder).answer(question(LOCAL, run="a"))
     assert np.array_equal(first.arrays["value"], again.arrays["value"])
     assert len({answer.arrays["value"].tobytes() for answer in [first, *others]}) == 8
-    assert len(site._ledger()) == 8
+    assert len(releases_of(site)) == 8
     site.answer(question(LOCAL, run="a", round=2))
     assert not np.array_equal(site.answer(question(LOCAL, run="a")).arrays["value"], first.arrays["value"])
-    assert len(site._ledger()) == 10, "only the last answer of a run is kept: what was asked before it is new"
+    assert len(releases_of(site)) == 10, "only the last answer of a run is kept: what was asked before it is new"
 
 
 def test_another_question_has_other_noise_and_is_charged(site_of):
@@ -146,7 +146,7 @@ def test_another_question_has_other_noise_and_is_charged(site_of):
     values = [site.answer(question(LOCAL)).arrays["value"]]
     values += [site.answer(question(LOCAL, start=np.full(63, 1e-6, np.float32))).arrays["value"]]
     values += [site.answer(question(LOCAL, run="b")).arrays["value"]]
-    assert len(site._ledger()) == 3
+    assert len(releases_of(site)) == 3
     for left, right in ((0, 1), (0, 2), (1, 2)):
         # two clipped updates and two noises of 2 x 0.4 each: norm ~ sqrt(2 x 63) x 0.8 = 9; below 4 has odds < 1e-6
         assert np.linalg.norm(values[left] - values[right]) > 4
@@ -156,10 +156,10 @@ def test_a_crash_between_ledger_and_answer_is_not_charged_twice(site_of, monkeyp
     site = site_of(LOCAL)
     monkeypatch.setattr(type(site._shelf), "put", lambda *args, **more: 1 / 0)
     assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
     monkeypatch.undo()
     value = Site(site.folder).answer(question(LOCAL)).arrays["value"]
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
     assert np.isfinite(value).all()
 
 
@@ -182,7 +182,7 @@ def test_the_noise_has_the_scale_that_is_charged(site_of):
 def test_private_steps_are_charged_as_the_site_runs_them(site_of):
     site = site_of(SAMPLE, epsilon=50.0)
     site.answer(question(SAMPLE, noise=1.0))
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
     examples = len(site.data.train)
     rate, steps = min(8, examples) / examples, 2 * -(-examples // 8)
     exact = accounting.poisson(noise=1.0, rate=rate, steps=steps).epsilon(delta=DELTA)
@@ -204,7 +204,7 @@ def test_a_segment_is_charged_for_no_fewer_steps_than_it_makes(site_of):
     lying = {"steps": 40, "most_steps": 1, "learning_rate": 0.2}
     refused = site.answer(question(SEGMENTS, noise=1.0, channel=channel, terms=lying)).words["refused"]
     assert "most_steps=1" in refused
-    assert len(site._ledger()) == 0
+    assert len(releases_of(site)) == 0
     honest = lying | {"most_steps": 40}
     assert "value" in site.answer(question(SEGMENTS, noise=1.0, channel=channel, terms=honest)).arrays
     rate = 1 - (1 - 2 / len(site.data.train)) ** 40
@@ -242,7 +242,7 @@ def test_nonsense_is_refused_in_one_line(change, law, site_of):
     refused = site.answer(Letter(dict(asked.words) | change, asked.arrays)).words["refused"]
     assert law in refused
     assert "\n" not in refused
-    assert len(site._ledger()) == 0
+    assert len(releases_of(site)) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_nonsense_is_refused_in_one_line(change, law, site_of):
 def test_experiments_that_the_policy_does_not_allow(plain, law, site_of):
     site = site_of(LOCAL)
     assert law in site.answer(question(plain)).words["refused"]
-    assert len(site._ledger()) == 0
+    assert len(releases_of(site)) == 0
 
 
 def test_a_start_of_the_wrong_size_is_refused(site_of):
@@ -298,7 +298,7 @@ def test_of_a_failed_computation_nothing_is_told(site_of, monkeypatch):
     monkeypatch.setattr(Desk, "compute", fails)
     refused = site.answer(question(LOCAL)).words["refused"]
     assert "0.25" not in refused
-    assert len(site._ledger()) == 1
+    assert len(releases_of(site)) == 1
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_the_printed_epsilon_covers_every_pair(grouped, tmp_path, where, structu
     if where == "server":
         changes |= {"local.epochs": None, "local.steps": 1}
     run = sightline.run(grouped(**changes), out=tmp_path / "run")
-    names = workers(len(run.record.facts["sizes"]))
+    names = workers(len(run.metadata["sizes"]))
     worst = max(run.ledger.epsilon(s, o, 1e-5) for s in names for o in names if s != o)
     assert run.summary["observers"]["other workers"] == pytest.approx(worst, rel=1e-12)
     assert run.epsilon >= worst

@@ -242,7 +242,7 @@ def test_no_value_of_a_query_is_more_than_a_bad_request(ask: Ask, path: str) -> 
 
 
 def broken(directory: Path, *statements: str) -> None:
-    with sqlite3.connect(directory / "run.sqlite") as connection:
+    with closing(sqlite3.connect(directory / "run.sqlite")) as connection, connection:
         for statement in statements:
             connection.execute(statement)
 

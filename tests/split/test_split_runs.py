@@ -156,8 +156,7 @@ def test_assignments_leave_no_trace(tiny, tmp_path, monkeypatch):
     assert weights_of(one) != weights_of(two)
     assert [release.body() for release in one.ledger] == [release.body() for release in two.ledger]
     open_facts = [
-        {key: value for key, value in run.record.facts.items() if key not in ("created", "seconds")}
-        for run in (one, two)
+        {key: value for key, value in run.metadata.items() if key not in ("created", "seconds")} for run in (one, two)
     ]
     assert json.dumps(open_facts[0], sort_keys=True, default=str) == json.dumps(
         open_facts[1], sort_keys=True, default=str

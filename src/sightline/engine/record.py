@@ -9,25 +9,35 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from sightline.errors import invalid
 from sightline.ledger import NOBODY, Ledger, Pages, Parties, SqliteStore, connect, connect_to_read, read_parties
-from sightline.ledger.store import of_the_file
+from sightline.ledger.store import close_on_error, of_the_file
 
 DATABASE = "run.sqlite"
 
 
 class RunRecord:
-    """The database of one run directory."""
+    """The database of one run directory. Who opens it closes it: `with RunRecord.look(directory) as record`."""
 
     def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
         self._connection = connection
         self.directory = directory
-        connection.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        connection.execute("CREATE TABLE IF NOT EXISTS round (round INTEGER PRIMARY KEY, body TEXT NOT NULL)")
-        self.store = SqliteStore(connection)
-        self.pages = Pages(connection)
+        with close_on_error(connection):
+            connection.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            connection.execute("CREATE TABLE IF NOT EXISTS round (round INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+            self.store = SqliteStore(connection)
+            self.pages = Pages(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @classmethod
     def create(cls, directory: Path) -> "RunRecord":

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ class LedgerDamaged(SightlineError):
 def connect(path: Path) -> sqlite3.Connection:
     """A connection whose committed rows survive a crash of the process, the system or the power."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    with close_on_error(connection):
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
     return only_tables(connection)
 
 
@@ -46,15 +48,22 @@ def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
     A view would answer in the place of a table, a trigger could drop the rows that are written, and both are words of
     whoever made the file: none of them is ever asked.
     """
-    try:
+    with close_on_error(connection):
         connection.execute("PRAGMA trusted_schema=OFF")
         found = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
         if found is not None:
             raise LedgerDamaged(one_line("ledger", found[0], "a view or a trigger, and a ledger has tables only"))
+    return connection
+
+
+@contextmanager
+def close_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    """Close a connection that could not be made ready: nobody else will have it in hand to do so."""
+    try:
+        yield
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 class SqliteStore:

@@ -63,14 +63,11 @@ class Run:
     @classmethod
     def read(cls, directory: Path) -> "Run":
         """The run of a directory; a damaged ledger raises."""
-        record = RunRecord.look(directory)
-        try:
+        with RunRecord.look(directory) as record:
             path = directory / SETTINGS
             settings = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
             # Rounds before ledger: a run at work may add releases in between, and those must not go uncounted.
             return cls(directory, record.facts, record.rounds(), record.ledger(), record.store.head(), settings)
-        finally:
-            record.close()
 
     def fact(self, name: str, otherwise: Any = None) -> Any:
         """A fact, or something else where the run has none."""

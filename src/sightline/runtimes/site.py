@@ -6,7 +6,7 @@ import logging
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -78,7 +78,8 @@ class Site:
 
     def spent(self) -> float:
         """The epsilon that the site has spent so far, over all runs."""
-        return self._ledger().worst_epsilon(self._observers(), self.policy.delta)
+        with self._ledger() as (ledger, _):
+            return ledger.worst_epsilon(self._observers(), self.policy.delta)
 
     def _answer(self, letter: Letter) -> Letter:
         asked = hashlib.sha256(letter.unmarked().to_bytes()).digest()
@@ -94,16 +95,17 @@ class Site:
         old = self._shelf.kept(run, memory, task.at)
         coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
         desk = Desk(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
-        updates, ledger = desk.updates(task, old), self._ledger()
-        scene = desk.scene(task, next_id=len(ledger))
-        mechanism = desk.mechanism(letter.words.get("noise"), scene)
-        claims = self._claims(task, updates, scene, mechanism)
-        self._claim(ledger, claims, name=coins.hex())
+        updates = desk.updates(task, old)
+        with self._ledger() as (ledger, store):
+            scene = desk.scene(task, next_id=len(ledger))
+            mechanism = desk.mechanism(letter.words.get("noise"), scene)
+            claims = self._claims(task, updates, scene, mechanism)
+            self._claim(ledger, claims, name=coins.hex())
+            charged = (len(ledger), store.head())
         result = self._computed(desk, task, updates, scene, mechanism)
         clear = any(release.event == Clear() for release in claims)
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = Letter({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        charged = (len(ledger), self._store().head())
         self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
@@ -144,15 +146,15 @@ class Site:
     def _observers(self) -> frozenset[str]:
         return frozenset({PUBLIC}) if self.policy.trust_server else frozenset({PUBLIC, SERVER})
 
-    def _ledger(self) -> Ledger:
+    @contextmanager
+    def _ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
         """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
-        store = self._store()
-        if not store.vouches_for(*self._shelf.charged()):
-            raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
-        return Ledger.stored(store, participants={client_name(self.policy.client), SERVER, PUBLIC})
-
-    def _store(self) -> SqliteStore:
-        return SqliteStore(connect(self._state / BUDGET))
+        with closing(connect(self._state / BUDGET)) as connection:
+            store = SqliteStore(connection)
+            if not store.vouches_for(*self._shelf.charged()):
+                raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
+            participants = {client_name(self.policy.client), SERVER, PUBLIC}
+            yield Ledger.stored(store, participants=participants), store
 
     def _build(self, text: str) -> Setting:
         experiment = self._admitted(text)

@@ -3,7 +3,6 @@
 import math
 import sqlite3
 import time
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
@@ -105,7 +104,7 @@ def glanced(id: str, directory: Path) -> Glance | None:
 
 def read_glance(id: str, directory: Path) -> Glance:
     """Read a glance; whatever is wrong with the run raises."""
-    with closing(RunRecord.look(directory)) as record:
+    with RunRecord.look(directory) as record:
         return _read(id, directory, record)
 
 

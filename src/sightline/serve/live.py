@@ -85,8 +85,7 @@ class Live:
 
 def _refresh(entry: _Entry, directory: Path) -> None:
     """Read what was added; everything, where the run was made anew."""
-    record = RunRecord.look(directory)
-    try:
+    with RunRecord.look(directory) as record:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
         entry.ledger.register(record.participants)
@@ -99,5 +98,3 @@ def _refresh(entry: _Entry, directory: Path) -> None:
         path = directory / CONFIG
         settings = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         entry.run = Run(directory, facts, entry.rounds, entry.ledger, entry.head, settings)
-    finally:
-        record.close()

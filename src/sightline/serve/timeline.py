@@ -42,8 +42,7 @@ def api(site: Site, request: Request) -> Response:
 
 def read(site: Site, request: Request) -> dict[str, Any]:
     """The rows that are asked for, where the pages before and after start, and the spans."""
-    record = RunRecord.look(site.shelf.directory(request.one("run")))
-    try:
+    with RunRecord.look(site.shelf.directory(request.one("run"))) as record:
         pages, q = record.pages, request.one("q").strip()[:200]
         total = pages.length()
         start = min(_whole(request.one("start")), max(0, total - 1))
@@ -61,8 +60,6 @@ def read(site: Site, request: Request) -> dict[str, Any]:
             "after": rows[PAGE].id if len(rows) > PAGE else None,
             "spans": spans(pages, request.one("run")),
         }
-    finally:
-        record.close()
 
 
 def _before(pages: Pages, q: str, start: int) -> int | None:

@@ -22,11 +22,8 @@ def standing(directory: Path, experiment: Experiment) -> Standing:
     """How far the run in a folder is; one that was killed before its first release is started anew."""
     if not (directory / DATABASE).is_file():
         return Standing.START
-    record = RunRecord.open(directory)
-    try:
+    with RunRecord.open(directory) as record:
         status, begun = record.facts.get("status"), record.pages.length() > 0
-    finally:
-        record.close()
     if not begun:
         return Standing.START
     if (directory / CONFIG).read_text(encoding="utf-8") != to_toml(experiment):

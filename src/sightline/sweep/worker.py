@@ -34,7 +34,7 @@ def serve(jobs: IO[str], told: IO[str]) -> None:
         try:
             experiment = parse(tomllib.loads(job["experiment"]))
             done = api.run(experiment, out=directory, resume=job["resume"], progress=False, on_round=on_round)
-            tell({"ended": done.record.facts["status"]})
+            tell({"ended": done.metadata["status"]})
         except SightlineError as error:
             tell({"failed": str(error)})
         except BrokenPipeError:
