@@ -17,7 +17,7 @@ from sightline.engine.planning import NoWorker
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
-from sightline.mechanisms import MECHANISMS, SAMPLERS, Public
+from sightline.mechanisms import MECHANISMS, SAMPLERS, Memory, Public, Shelf
 from sightline.randomness import Streams
 from tests.oracle.fedavg_naive import central_fedavg
 
@@ -173,6 +173,21 @@ def test_updates_are_released_once(tiny, tmp_path):
     r.release_mean(updates)
     with pytest.raises(Refused, match="released already"):
         r.release_mean(updates)
+
+
+def test_what_clients_kept_is_among_the_inputs_of_what_they_send(tiny):
+    """Also when nothing that they start from now was computed from the releases behind it."""
+    setting = engine.calibrated(engine.build(tiny(**{"privacy.where": "client"})))
+    ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
+    first = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 1)
+    received = first.release_mean(first.train(first.sample(), Public(torch.zeros(1))))
+    kept = {"some": Shelf({}, received.sources)}
+    r = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 2, kept)
+    before = len(ledger)
+    r.release_mean(r.train(r.sample(), Public(torch.zeros(1)), memory=Memory("some")))
+    sent = [release for release in list(ledger)[before:] if release.subjects]
+    assert sent
+    assert all(received.sources <= set(release.inputs) for release in sent)
 
 
 def test_a_hidden_cohort_is_released_once(tiny):

@@ -92,6 +92,7 @@ class Case:
 SAMPLE = {"unit": "sample", "where": "client"}
 OUTPUT = SAMPLE | {"mechanism": "output"}
 TREE = {"topology": "tree", "where": "edge"}
+TRUSTED = {"topology": {"trusted": 1.0}}
 ONE_STEP = {"local": {"steps": 1}}
 PARTS = {
     "algorithm": {"split": {"parts": 3, "unsplit": ["first"], "unsplit_noise": 1.6, "unsplit_clip_norm": 0.2}},
@@ -109,6 +110,7 @@ CASES: dict[str, Case] = {
     "central": Case({"clients": "poisson"}, rounds=8),
     "central, replaced": Case({"clients": "fixed", "adjacency": "replace"}),
     "central, integers": Case({"clients": "poisson"}, {"privacy": {"arithmetic": "integer"}}),
+    "central, integers, replaced": Case({"adjacency": "replace"}, {"privacy": {"arithmetic": "integer"}}),
     "central, balanced": Case({"clients": "balanced"}),
     "central, parts": Case({"clients": "poisson", "split": "yes"}, PARTS),
     "central, groups": Case({"topology": "groups", "algorithm": "dp_ogl", "clients": "poisson"}, {"topology": SEVERAL}),
@@ -120,6 +122,7 @@ CASES: dict[str, Case] = {
     "local, one model each": Case({"where": "client", "algorithm": "local"}),
     "by trust": Case(TREE | {"clients": "poisson"}),
     "by trust, in segments": Case(TREE | {"algorithm": "h2fdp"}),
+    "by trust, all edges trusted": Case(TREE | {"algorithm": "h2fdp", "clients": "poisson"}, TRUSTED),
     "by trust, parts": Case(TREE | {"split": "yes"}, PARTS),
     "by trust, at the devices": Case({"topology": "tree", "where": "client"}),
     "examples at the client": Case(SAMPLE | {"samples": "poisson", "clients": "poisson"}, ONE_STEP),
@@ -130,6 +133,9 @@ CASES: dict[str, Case] = {
     "examples at the server, some clients": Case(SAMPLE | {"where": "server", "samples": "full", "clients": "poisson"}),
     "examples at the server, parts": Case(SAMPLE | {"where": "server", "samples": "poisson", "split": "yes"}, PARTS),
     "segments": Case(SAMPLE | {"topology": "tree", "algorithm": "h2fdp", "where": "edge", "samples": "poisson"}),
+    "segments, all edges trusted": Case(
+        SAMPLE | {"topology": "tree", "algorithm": "h2fdp", "where": "edge", "samples": "poisson"}, TRUSTED
+    ),
     "output, clipped_model": Case(OUTPUT, bound("clipped_model")),
     "output, strongly_convex": Case(OUTPUT, bound("strongly_convex", weight_decay=CURVATURE), rounds=2),
     "output, strongly_convex, replaced": Case(

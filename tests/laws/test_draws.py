@@ -310,6 +310,18 @@ def public_of(setting, some):
     return values, export(ledger), counts
 
 
+def test_who_draws_a_cohort_is_said_to_know_it():
+    """Against whoever drew it nothing is hidden, also where that party is trusted and may join with others."""
+    told = {}
+    for name in algorithms.REGISTRY:
+        for c in hiding(name):
+            for release in planned(c)[0]:
+                if isinstance(release.event, Poisson | Allocation):
+                    told[c.topology, release.source] = release.source in release.coins_known_to
+    assert {place for place, _ in told} == set(topology.REGISTRY)
+    assert all(told.values())
+
+
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
 def test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released(name):
     """Whoever was drawn: with the same released values all else that is public is the same, to the last bit."""

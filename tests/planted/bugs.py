@@ -1,0 +1,368 @@
+"""Bugs that somebody could make, each as a change of the source text, and the fast tests that must notice it.
+
+A bug is planted into a copy of `src`, never into the working tree. Every old text must be in its file exactly once: a
+renaming that forgets this table turns `test_planted.py` red.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path("sightline")
+
+NOISE = "tests/laws/test_noise_law.py"
+DRAWS = "tests/laws/test_draws.py"
+STREAMS = "tests/audit/test_noise_of_runs.py"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in one file of the package."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, source: Path) -> None:
+        """Change the file under `source`; an error when the old text is not there exactly once."""
+        path = source / PACKAGE / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file}: has the text {text.count(self.old)} times, not once: {self.old!r}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug: what is wrong, how it gets in, and which fast tests notice."""
+
+    says: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def bug(says: str, file: str, old: str, new: str, *tests: str) -> Bug:
+    """A bug of one change."""
+    return Bug(says, (Edit(file, old, new),), tests)
+
+
+BUGS: dict[str, Bug] = {
+    # draws
+    "poisson-reused": bug(
+        "the draws of examples come back after 16384 / N steps",
+        "training/batches.py",
+        """    for first in range(0, steps, ahead):
+        for coins in rng.random((min(ahead, steps - first), examples)) < rate:
+            yield np.flatnonzero(coins)""",
+        """    coins = rng.random((min(ahead, steps), examples)) < rate
+    for step in range(steps):
+        yield np.flatnonzero(coins[step % ahead])""",
+        f"{DRAWS}::test_examples_are_drawn_afresh_at_every_step",
+    ),
+    "step-noise-reused": bug(
+        "the noise of private steps comes back after 16384 / d steps",
+        "training/noise.py",
+        """    while True:
+        block = gaussian(ahead * size, rng=rng).view(ahead, size)
+""",
+        """    block = gaussian(ahead * size, rng=rng).view(ahead, size)
+    while True:
+""",
+        f"{DRAWS}::test_noise_is_drawn_afresh_at_every_step",
+    ),
+    "one-draw-for-all-channels": bug(
+        "all channels of a round share one draw of their members",
+        "engine/round.py",
+        "rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)",
+        "rng = self._secret.rng(Purpose.COHORT, round=self.time)",
+        f"{DRAWS}::test_every_channel_call_and_round_has_a_draw_of_its_own",
+    ),
+    "one-schedule-for-all-channels": bug(
+        "all channels share one balanced schedule",
+        "engine/round.py",
+        "drawn = sampler.scheduled(self.time, self._schedules, line=self._setting.line(channel))",
+        "drawn = sampler.scheduled(self.time, self._schedules, line=0)",
+        f"{DRAWS}::test_every_channel_call_and_round_has_a_draw_of_its_own",
+    ),
+    "one-use-too-many": bug(
+        "a balanced schedule uses everybody k + 1 times",
+        "mechanisms/schedule.py",
+        "in_at_all * np.int64(allotment.uses)",
+        "in_at_all * np.int64(allotment.uses + 1)",
+        f"{DRAWS}::test_a_schedule_uses_nobody_more_often_than_it_claims",
+    ),
+    "drawn-too-often-at-the-server": bug(
+        "examples are drawn twice as often as claimed where the server adds the noise",
+        "runtimes/simulator.py",
+        "drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)",
+        "drawn = np.flatnonzero(rng.random(len(shard)) < 2 * plan.rate)",
+        f"{DRAWS}::test_no_example_is_drawn_more_often_than_the_server_claims",
+    ),
+    # claims
+    "least-rate-claimed": bug(
+        "the server claims the least rate of its clients",
+        "mechanisms/samplewise.py",
+        "return max(self.plans.values(), key=lambda plan: plan.rate)",
+        "return min(self.plans.values(), key=lambda plan: plan.rate)",
+        f"{DRAWS}::test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for",
+    ),
+    "segment-claimed-as-one-step": bug(
+        "a segment of many steps is claimed at the rate of one",
+        "mechanisms/segments.py",
+        "return rate if steps == 1 else 1 - (1 - rate) ** steps",
+        "return rate",
+        f"{DRAWS}::test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for",
+    ),
+    "chosen-rate-claimed": bug(
+        "a participation that was chosen from released values is claimed as it was chosen",
+        "mechanisms/pace.py",
+        "return self.whole.hidden_event(event)",
+        "return PoissonCohorts(self.population, self.rate).hidden_event(event)",
+        f"{DRAWS}::test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen",
+    ),
+    "pool-counts-the-observer": bug(
+        "the observer's own noise is counted among those that hide the others",
+        "mechanisms/by_trust.py",
+        "replace(one, event=Pooled(others, one.event)",
+        "replace(one, event=Pooled(others + 1, one.event)",
+        f"{NOISE}::test_a_pool_has_as_many_noises_as_it_claims",
+    ),
+    "one-schedule-charged": bug(
+        "all epochs of a schedule are charged as one",
+        "mechanisms/samplers.py",
+        'return f"schedule {self.step(time) // self.allotment.steps + 1}"',
+        'return "schedule 1"',
+        "tests/engine/test_balanced.py::test_the_ledger_charges_the_schedule_once",
+    ),
+    "calibration-looks-at-one-observer": bug(
+        "the noise is calibrated against the first kind of observer only",
+        "engine/planning.py",
+        "for some in setting.topology.lines.values() for line in some",
+        "for some in list(setting.topology.lines.values())[:1] for line in some",
+        "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
+    ),
+    "calibration-forgets-a-channel": bug(
+        "the noise is calibrated to what the first half of a client's releases cost",
+        "engine/planning.py",
+        "        for composition in views:\n",
+        "        for composition in views[:1]:\n",
+        "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
+    ),
+    "least-noise-of-the-members": bug(
+        "an edge takes the noise that its most modest member needs",
+        "mechanisms/by_trust.py",
+        "noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members)",
+        "noise = min((self.multipliers.get(n, self.noise_multiplier) for n in members)",
+        f"{NOISE}::test_nobody_gets_less_noise_than_it_needs",
+    ),
+    # what hides
+    "effort-of-the-cohort": bug(
+        "SCAFFOLD's and FedDyn's public numbers come from the hidden cohort",
+        "engine/effort.py",
+        """        weights = dict.fromkeys(setting.clients, 1.0)
+        share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)""",
+        """        weights = dict.fromkeys(cohort.members, 1.0)
+        share = len(cohort.members) / sum(s.population for s in samplers)""",
+        f"{DRAWS}::test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released",
+    ),
+    "ledger-names-the-cohort": bug(
+        "the ledger names as subjects those who were drawn, and not all who could have been",
+        "mechanisms/central.py",
+        """            what="noisy mean of clipped updates",
+""",
+        """            what="noisy mean of clipped updates",
+            subjects=frozenset(f"client-{member}" for member in updates.cohort.members),
+""",
+        f"{DRAWS}::test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released",
+    ),
+    "traffic-counts-the-cohort": bug(
+        "the traffic that a run reports tells how many were drawn",
+        "mechanisms/central.py",
+        """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
+        return scene.sampler.expected""",
+        """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
+        return float(len(cohort.members))""",
+        f"{DRAWS}::test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released",
+    ),
+    "divided-by-the-cohort": bug(
+        "the sum is divided by those who were drawn, and not by the expected number",
+        "mechanisms/central.py",
+        "return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected, std)",
+        "return Outcome({EVERYONE: noisy / max(1, len(updates.cohort.members))}, rejected, std)",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "trusted-server-knows-no-draws": bug(
+        "the server is said not to know whom it drew",
+        "mechanisms/central.py",
+        "            coins_known_to=frozenset({scene.channel.name}),\n",
+        "",
+        f"{DRAWS}::test_who_draws_a_cohort_is_said_to_know_it",
+    ),
+    # noise
+    "new-mechanism-without-noise": Bug(
+        "a new mechanism is registered whose noise was forgotten",
+        (
+            Edit(
+                "mechanisms/choose.py",
+                "Build = Callable[",
+                """class QuietMean(LocalMean):
+    \"\"\"`LocalMean`, for those who are in a hurry.\"\"\"
+
+    def leaving(self, updates, scene):  # type: ignore[no-untyped-def]
+        \"\"\"Each member clips before it sends.\"\"\"
+        from sightline.mechanisms.clip import clip
+        from sightline.mechanisms.worker import Left
+
+        for member, update in updates.trained():
+            yield Left(member, clip(update, clip_norm=self.clip_norm).value)
+
+
+Build = Callable[""",
+            ),
+            Edit(
+                "mechanisms/choose.py",
+                """    ("gaussian", "none", "edge"):""",
+                """    ("quiet", "client", "client"): lambda experiment, sizes, classes: QuietMean(*_client_noise(experiment)),
+    ("gaussian", "none", "edge"):""",
+            ),
+        ),
+        (
+            f"{NOISE}::test_every_mechanism_is_registered_and_has_a_law_of_its_noise_and_a_case",
+            "tests/audit/test_audit_registry.py::test_the_page_has_a_row_for_everything_that_is_registered",
+        ),
+    ),
+    "output-without-noise": bug(
+        "output perturbation sends the model without its noise",
+        "mechanisms/output.py",
+        "yield Left(member, self._as_update(noisy, updates.starts[member].value), broken)",
+        "yield Left(member, self._as_update(result.to(noisy), updates.starts[member].value), broken)",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "objective-without-its-linear-term": bug(
+        "objective perturbation forgets to hand its linear term to the solver",
+        "mechanisms/objective.py",
+        "in updates.minimised(linear=linear, gradient_tolerance",
+        "in updates.minimised(linear={}, gradient_tolerance",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "objective-without-the-remainder": bug(
+        "objective perturbation shows where its solver stopped",
+        "mechanisms/objective.py",
+        "covered = end.numpy() + self._remainder(member, curvature, dimension, rngs[member])",
+        "covered = end.numpy()",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "noise-over-sqrt-2": bug(
+        "the noise of sums is too small by the square root of two",
+        "mechanisms/gaussian.py",
+        "noise *= noise_multiplier * aggregate.sensitivity",
+        "noise *= noise_multiplier * aggregate.sensitivity / math.sqrt(2)",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "noise-a-hundredth-too-small": bug(
+        "the noise of private steps is too small by one part in a hundred",
+        "runtimes/simulator.py",
+        'each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]',
+        'each["noise_std"] = [0.99 * plan.noise_multiplier * plan.clip_norm for plan in plans]',
+        f"{NOISE}::test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviation",
+    ),
+    "replace-not-doubled": bug(
+        "replacing somebody is taken to move a sum no further than leaving it out",
+        "mechanisms/clip.py",
+        "return 2 * clip_norm if adjacency is Adjacency.REPLACE else clip_norm",
+        "return clip_norm",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "integers-not-doubled": bug(
+        "integer arithmetic forgets the adjacency",
+        "mechanisms/grid.py",
+        "std = noise_multiplier * sensitivity(float(UNITS), adjacency)",
+        "std = noise_multiplier * float(UNITS)",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "one-noise-for-all-rounds": bug(
+        "every round has the noise of the first",
+        "engine/round.py",
+        "                round=at.round,\n",
+        "                round=1,\n",
+        f"{NOISE}::test_it_shares_nothing_with_itself_or_with_any_other",
+    ),
+    "one-noise-for-all-calls": bug(
+        "all training calls of a round have the same noise and draws",
+        "runtimes/simulator.py",
+        "streams.rng(purpose, round=at.round, participant=client, use=at.use)",
+        "streams.rng(purpose, round=at.round, participant=client)",
+        f"{STREAMS}::test_no_stream_is_drawn_twice_and_no_two_streams_share_a_key",
+    ),
+    "one-noise-for-all-edges": bug(
+        "the trusted edges of a tree share their noise",
+        "engine/round.py",
+        "participant=participant if participant >= 0 else participant - at.part,",
+        "participant=participant,",
+        f"{NOISE}::test_it_shares_nothing_with_itself_or_with_any_other",
+    ),
+    "unsplit-without-noise": bug(
+        "the tensors that are not split get no noise in private steps",
+        "mechanisms/splitter.py",
+        "scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise",
+        "scale[self.unsplit] = 0.0",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "trusted-edge-without-noise": bug(
+        "a trusted edge passes on its sum of segments as it is",
+        "mechanisms/segments.py",
+        "total, rejected = self._noised(updates, scene, [u for _, u in self._steps(updates)], noise, EVERYONE)",
+        "total, rejected = sum((u for _, u in self._steps(updates)), torch.zeros(updates.worker.dimension)), 0",
+        f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
+    ),
+    "solver-tolerance-forgotten": bug(
+        "the sensitivity of a minimiser leaves out that it was found only nearly",
+        "mechanisms/output_sensitivity.py",
+        "return moved + 2 * facts.gradient_tolerance / facts.curvature",
+        "return moved",
+        f"{NOISE}::test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviation",
+    ),
+    "choice-costs-twice": bug(
+        "a private choice is twice as sharp as its epsilon allows",
+        "mechanisms/selection.py",
+        "return epsilon / (largest *",
+        "return 2 * epsilon / (largest *",
+        "tests/clusters/test_clusters_selection.py::test_no_neighbour_moves_any_probability_by_more",
+    ),
+    # clipping and state
+    "layer-not-in-the-norm": bug(
+        "the norm of an example's gradient leaves out the first layer",
+        "training/dense_stack.py",
+        "        for index in range(len(self.floors) - 1, -1, -1):\n            floor = self.floors[index]\n            inputs",
+        "        for index in range(len(self.floors) - 1, 0, -1):\n            floor = self.floors[index]\n            inputs",
+        "tests/training/test_training_equals_oracle.py::test_dp_sgd",
+    ),
+    "momentum-of-the-client-before": bug(
+        "a client begins with the momentum of the one before it",
+        "training/private.py",
+        "            descent = Descent.begin(work, terms, worker.weights, client)\n",
+        "            descent = Descent.begin(work, terms, worker.weights, client) if row == 0 else descent\n",
+        "tests/training/test_training_equals_oracle.py::test_dp_sgd",
+    ),
+    "kept-by-everybody": bug(
+        "what one client keeps between rounds is everybody's",
+        "mechanisms/memory.py",
+        "return self._shelf.values.get(member, torch.zeros(self._dimension))",
+        "return next(iter(self._shelf.values.values()), torch.zeros(self._dimension))",
+        "tests/algorithms/test_algorithms_equal_oracle.py::test_scaffold_needs_only_one_vector_when_everybody_takes_the_same_steps",
+    ),
+    "memory-without-its-sources": bug(
+        "what a client kept from earlier rounds is not among the inputs of what it sends",
+        "engine/round.py",
+        "received = memory.sources | shelf.sources",
+        "received = memory.sources",
+        "tests/engine/test_run.py::test_what_clients_kept_is_among_the_inputs_of_what_they_send",
+    ),
+    "released-twice": bug(
+        "the same updates may be released twice, at two scales",
+        "engine/door.py",
+        "if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:",
+        "if False:",
+        "tests/engine/test_run.py::test_updates_are_released_once",
+    ),
+}
