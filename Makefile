@@ -28,7 +28,7 @@ TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow flower-test browser check lint format constraints bench bench-setup combinations docs docs-serve \
-  notebooks notebooks-test reproduce wheel-test fuzz clean
+  notebooks notebooks-test reproduce wheel-test fuzz planted clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,9 @@ fuzz: $(FUZZ)/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SE
 	  PYTHONPATH=$(FUZZ):. $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) > .fuzz-$$target.log 2>&1 \
 	    || { tail -30 .fuzz-$$target.log; exit 1; }; \
 	  grep -E "number_of_executed_units" .fuzz-$$target.log; done
+
+planted: $(VENV)/.ready ## plant bugs into copies of src and see that each turns a fast test red (minutes)
+	$(BIN)/python -m tests.planted run
 
 browser:         ## install what the browser tests drive Chromium with (needs node and npm)
 	cd tests/serve && npm install --no-package-lock --no-audit --no-fund
