@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ BENCHMARKS = {
     "round_pfl_cnn": "pfl / ours, a round of central-DP FedAvg, 1,626,442 parameters",
     "round_flower_small": "Flower simulation / ours, the small round",
     "round_limit": "our round / the bare matrix work of the same FLOPs",
+    "mkl_mode": "training with MKL's reproducible mode on / off; products and convolutions beside it",
     "load": "bytes that one of many tiny rounds leaves in memory",
     "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
     "split": "a private step by 4 parts / of the whole model; a client's memory beside it",
@@ -49,9 +51,10 @@ def main() -> int:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The result of one benchmark, or why there is none."""
+    """The result of one benchmark, or why there is none; what it prints on the way is not on stdout."""
     try:
-        result: dict[str, Any] = import_module(f"benchmarks.{name}").run()
+        with redirect_stdout(sys.stderr):
+            result: dict[str, Any] = import_module(f"benchmarks.{name}").run()
         return result
     except Absent as reason:
         return {"name": name, "skipped": str(reason)}

@@ -1,10 +1,11 @@
 """Medians of interleaved repetitions, and peers that wait in processes of their own."""
 
 import json
+import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,20 @@ def line(name: str, ratio: float, goal: float, *, at_least: bool, **more: Any) -
     return {"name": name, "ratio": round(ratio, 3), "goal": f"{sign} {goal:g}", "ok": ok} | more
 
 
-class Peer:
-    """A peer in its own virtual environment: a script that answers every line on stdin with one JSON line."""
+class Answering:
+    """A process that answers every line on stdin with one JSON line."""
 
-    def __init__(self, environment: str, script: str, *arguments: str) -> None:
-        python = PEERS / environment / "bin" / "python"
-        if not python.exists():
-            raise Absent(f"{environment} is not installed; run make bench-setup")
+    def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [str(python), str(ROOT / "benchmarks" / "peers" / script), *arguments],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
+            env={
+                name: value for name, value in os.environ.items() if name != "MKL_CBWR"
+            },  # what others do as they come
         )
 
     def seconds(self) -> float:
@@ -86,3 +87,13 @@ class Peer:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+
+
+class Peer(Answering):
+    """A peer in its own virtual environment."""
+
+    def __init__(self, environment: str, script: str, *arguments: str) -> None:
+        python = PEERS / environment / "bin" / "python"
+        if not python.exists():
+            raise Absent(f"{environment} is not installed; run make bench-setup")
+        super().__init__([str(python), str(ROOT / "benchmarks" / "peers" / script), *arguments])

@@ -1,4 +1,4 @@
-"""What every test shares: no time limits on single examples, one thread, where the large data lies, closed databases."""
+"""What every test shares: one thread, reproducible products, closed databases, no time limits, where the data lies."""
 
 import os
 import sqlite3
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import sightline  # noqa: F401  before any test multiplies: MKL's reproducible mode is on from the first product
 
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")

@@ -8,6 +8,7 @@ True
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sightline import mkl
 from sightline.errors import BudgetExhausted, InvalidInput, Refused, SightlineError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from sightline.config import Experiment, read
 
 __version__ = "0.1.0"
+
+mkl.turn_on_reproducible_mode()
 
 _LAZY = {"run": "sightline.api", "Run": "sightline.api", "read": "sightline.config", "Experiment": "sightline.config"}
 _ROOMS = ("accounting", "data", "events", "ledger", "config", "models", "engine", "report")

@@ -1,11 +1,12 @@
 """Clients behind a post give the bits that the simulator gives, for every algorithm, mechanism and sampler."""
 
 import pytest
+import torch
 
 import sightline
 from sightline.algorithms import REGISTRY
 from sightline.config import parse
-from tests.flower.cases import CASES, same
+from tests.flower.cases import CASES, changed, same
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -17,3 +18,8 @@ def test_nodes_give_the_bits_of_the_simulator(case, run_remotely, tmp_path):
 
 def test_every_algorithm_is_among_them():
     assert {plain.get("algorithm", {}).get("name", "fedavg") for plain in CASES.values()} == set(REGISTRY)
+
+
+def test_the_server_of_remote_clients_sums_with_one_thread(run_remotely):
+    torch.set_num_threads(2)
+    assert run_remotely(changed(rounds=1)).summary["threads"] == 1

@@ -17,7 +17,7 @@ ROOMS = (
     "audit report api sweep serve cli"
 ).split()
 """In the order that data walks through them; `api` is the Python door beside the command line's."""
-FOUNDATION = {"errors", "foreign", "progress", "randomness", "shown"}
+FOUNDATION = {"errors", "foreign", "mkl", "progress", "randomness", "shown"}
 FLOWER = find_spec("flwr") is not None
 
 

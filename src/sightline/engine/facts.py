@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sightline import mkl
 from sightline.engine.load import load_of
 from sightline.engine.setting import Setting
 from sightline.events import Unit
@@ -34,6 +35,8 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "sightline_version": version("sightline"),
         "versions": versions(),
         "threads": torch.get_num_threads(),
+        "mkl_cbwr": mkl.read_mode(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "source": federation.source,
         "kind": str(federation.kind),
         "clients": len(federation.clients),

@@ -62,6 +62,8 @@ def machine(run: Run) -> dict[str, Any]:
     return {
         "seed": None if run.fact("seed") is None else str(run.fact("seed")),
         "threads": run.fact("threads"),
+        "MKL_CBWR": run.fact("mkl_cbwr"),
+        "vector instructions": run.fact("cpu_capability"),
         "sightline": run.fact("sightline_version"),
         **{name: version for name, version in versions.items() if name != "sightline"},
     }

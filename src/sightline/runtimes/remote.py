@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline import mkl
 from sightline.config import Experiment, to_toml
 from sightline.engine.setting import Setting
 from sightline.errors import SightlineError, printable, refuse
@@ -81,6 +82,8 @@ class Remote:
         simulated: bool,
         tell: Callable[[int, int, str], None] | None = None,
     ) -> None:
+        torch.set_num_threads(1)  # as the simulator does: the server's own sums have its bits too
+        mkl.warn_unless_reproducible()
         self.dimension = setting.model.parameters
         self.sizes = setting.federation.sizes.tolist()
         self._setting, self._post, self._simulated = setting, post, simulated

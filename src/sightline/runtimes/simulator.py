@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline import mkl
 from sightline.engine.setting import Setting
 from sightline.events import Unit
 from sightline.mechanisms import (
@@ -37,6 +38,7 @@ class Simulator:
 
     def __init__(self, setting: Setting, public: Streams, secret: Streams, *, workers: int = 1) -> None:
         torch.set_num_threads(1)
+        mkl.warn_unless_reproducible()
         local = setting.experiment.local
         self.dimension = setting.model.parameters
         self.sizes = setting.federation.sizes.tolist()

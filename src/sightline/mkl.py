@@ -1,0 +1,75 @@
+"""MKL's reproducible mode, on for every process that trains.
+
+torch multiplies matrices with MKL on x86. As it comes, MKL adds in another order when an operand lies elsewhere in
+memory: on AMD, and with older instructions on Intel, the last bits of a client's update then depend on who else is
+trained with it. With conditional numerical reproducibility (`MKL_CBWR`) they do not. docs/reproducibility.md says what
+follows from that and what does not.
+"""
+
+import ctypes
+import os
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MKL_CBWR"
+LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
+GET, SET = ("mkl_serv_cbwr_get", "mkl_cbwr_get"), ("mkl_serv_cbwr_set", "mkl_cbwr_set")
+"""Names of the same function: in torch's own wheels, where MKL is inside; in MKL as a library beside torch."""
+
+ALL, STRICT, AUTO = -1, 0x10000, 2
+BRANCHES = ("OFF", "OFF", "AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2",
+            "AVX512_MIC", "AVX512", "AVX512_MIC_E1", "AVX512_E1")  # fmt: skip
+"""MKL's code branches in the order of their numbers (`mkl_types.h`)."""
+
+
+def turn_on_reproducible_mode() -> None:
+    """Ask for the mode in this process and in those that it starts; an `MKL_CBWR` that the user has set is kept.
+
+    Guarantees: on before and after `import torch`, as long as torch has not computed with MKL yet (MKL reads the
+    variable with its first operation; where torch is loaded the runtime call asks as well). Torch is not loaded for it.
+    """
+    if not os.environ.get(VARIABLE):
+        os.environ[VARIABLE] = "AUTO"
+    if "torch" in sys.modules and read_mode() == "OFF":
+        _find_function(SET)(AUTO)
+
+
+def read_mode() -> str | None:
+    """The branch that MKL keeps to, as `MKL_CBWR` names it; OFF: results depend on memory; None: torch without MKL."""
+    call = _find_function(GET)
+    if call is None:
+        return None
+    found = int(call(ALL))
+    branch = found & ~STRICT
+    name = BRANCHES[branch] if 0 <= branch < len(BRANCHES) else str(branch)
+    return f"{name},STRICT" if found & STRICT else name
+
+
+@cache
+def warn_unless_reproducible() -> None:
+    """Say once in a process that the mode is off: MKL was at work before it was asked for, and does not change."""
+    if read_mode() == "OFF":
+        warnings.warn(
+            f"{VARIABLE}={os.environ.get(VARIABLE)} came too late: torch had computed with MKL before sightline was "
+            "imported, so the last bits of a run can depend on where in memory its numbers lie; import sightline "
+            f"first, or set {VARIABLE}=AUTO before Python starts",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@cache
+def _find_function(names: tuple[str, ...]) -> Any:
+    """The function under one of its names, from the library that torch itself calls; None where there is no MKL."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    for library in (folder / name for name in LIBRARIES if (folder / name).is_file()):
+        loaded = ctypes.CDLL(str(library))
+        for name in names:
+            if hasattr(loaded, name):
+                return getattr(loaded, name)
+    return None
