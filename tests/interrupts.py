@@ -12,7 +12,7 @@ from sightline.engine.record import RunRecord
 left, add_round = iter(range(int(sys.argv[1]) - 1, -1, -1)), RunRecord.add_round
 def stopping(*row):
     add_round(*row)
-    if next(left) == 0:
+    if next(left, None) == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
 RunRecord.add_round = stopping
 sys.exit(outcome(sys.argv[2:]))

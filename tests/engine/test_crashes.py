@@ -85,7 +85,7 @@ def killed(asked, out, rounds, call):
     """Let a run die at that call of a function after so many more rounds."""
     calls, left = Calls(call), iter(range(rounds - 1, -1, -1))
     if rounds:
-        process = forked(asked, out, on_round=lambda row: None if next(left) else calls.count())
+        process = forked(asked, out, on_round=lambda row: None if next(left, True) else calls.count())
     else:
         process = forked(asked, out, prepare=calls.count)
     process.join()

@@ -40,7 +40,7 @@ def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """The document after its scripts ran, and what the console said."""
     address = page.resolve().as_uri()
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", *flags, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

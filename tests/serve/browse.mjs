@@ -1,8 +1,8 @@
-// One visit to the site in a real browser; prints what was seen as JSON. Usage: node browse.mjs CHROMIUM ENTRANCE [SHOTS]
+// One visit to the site in a real browser; prints what was seen as JSON. Usage: node browse.mjs CHROMIUM ENTRANCE PID [SHOTS]
 import { chromium } from "playwright-core";
 import { lowContrast } from "./contrast.mjs";
 
-const [executablePath, entrance, shots] = process.argv.slice(2);
+const [executablePath, entrance, pid, shots] = process.argv.slice(2);
 const base = new URL("/", entrance).href;
 const seen = { console: [], elsewhere: [], widths: {}, contrast: {}, maps: {} };
 const browser = await chromium.launch({ executablePath, timeout: 180000, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
@@ -25,10 +25,12 @@ const texts = (page, selector) => page.locator(selector).allInnerTexts();
 const page = await visitor({ viewport: { width: 1200, height: 900 } });
 seen.address = page.url();
 
-// a run that another process is at work on: the list shows how it goes on, its page ends with what it wrote
+// a run that another process is at work on, and that waits until it was seen: the list shows how it goes on, its page
+// ends with what it wrote
 const real = page.locator(".runs tbody tr", { has: page.locator('input[value="real"]') });
 while (!(await real.count()) || !(await real.locator("progress").count())) { await page.waitForTimeout(200); await page.goto(base); }
 seen.realRounds = [await real.locator(".rounds").innerText()];
+process.kill(Number(pid), "SIGCONT");
 await page.waitForFunction((before) => [...document.querySelectorAll(".runs .rounds")].every((one) => one.innerText !== before), seen.realRounds[0]);
 seen.realRounds.push(await real.locator(".rounds").innerText());
 await page.goto(at("/run?run=real"));

@@ -1,11 +1,9 @@
 """The pages in a real browser, by Playwright: clicks, keys, a run that goes on, and numbers that equal the JSON."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from sightline.ledger.propagation_question import Question, answered
 from sightline.report import Run
 from sightline.report.numbers import count, percent, upper
 from sightline.serve import Server
+from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent
 
 HERE = Path(__file__).parent
@@ -28,6 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 NODE = shutil.which("node")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.chromium,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
     pytest.mark.skipif(NODE is None, reason="no node on this machine"),
@@ -35,6 +35,7 @@ pytestmark = [
 ]
 
 ROUNDS = 6
+FOLLOWED = 40
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = "a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything"
 TOPOLOGIES = {
@@ -86,24 +87,16 @@ def seen(folder: Path) -> Iterator[dict[str, Any]]:
         ]
         for thread in threads:
             thread.start()
-        real = [
-            sys.executable,
-            "-m",
-            "sightline",
-            "run",
-            str(EXAMPLES / "quickstart.toml"),
-            "--out",
-            str(folder / "real"),
-        ]
-        working = subprocess.Popen([*real, "--set", "rounds=400", "--json"], stdout=subprocess.DEVNULL, env=os.environ)
+        real = ["run", str(EXAMPLES / "quickstart.toml"), "--out", str(folder / "real")]
+        working = stopped_after(1, [*real, "--set", f"rounds={FOLLOWED}", "--json"])
         try:
-            words = [str(NODE), "browse.mjs", str(CHROMIUM), server.url]
-            done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=900)
+            words = [str(NODE), "browse.mjs", str(CHROMIUM), server.url, str(working.pid)]
+            done = subprocess.run(words, cwd=HERE, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             yield json.loads(done.stdout)
         finally:
             working.kill()
-            working.wait()
+            working.communicate()
             ends.set()
             server.shutdown()
             for thread in threads:
@@ -182,9 +175,9 @@ def test_the_map_of_every_topology_says_what_the_json_says(seen: dict[str, Any],
 
 def test_a_run_of_another_process_is_followed_from_the_list_to_its_end(seen: dict[str, Any], folder: Path) -> None:
     first, later = (int(words.split()[0]) for words in seen["realRounds"])
-    assert 0 <= first < later <= 400
+    assert 1 == first < later <= FOLLOWED
     run = Run.read(folder / "real")
-    assert run.rounds_done == 400
+    assert run.rounds_done == FOLLOWED
     assert seen["realAfter"]["Epsilon"] == upper(run.epsilon)
     assert seen["realAfter"]["Test accuracy"] == percent(run.last("test_accuracy"))
 
