@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -91,13 +92,17 @@ def _speed_notes(setting: Setting) -> list[str]:
 
 def versions() -> dict[str, str]:
     """The versions that the numbers depend on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {package: _installed(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """The version of a package; its metadata are read once."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def noise_multiplier(setting: Setting) -> float | dict[str, float] | None:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -83,8 +84,12 @@ def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, versio
     )
 
 
+@cache
 def environment(*rooms: str) -> Environment:
-    """Templates of the report, and before them those of other rooms; whatever they are given is shown as text."""
+    """Templates of the report, and before them those of other rooms; whatever they are given is shown as text.
+
+    They are compiled once in a process: that took longer than all the rest of a page.
+    """
     return Environment(
         loader=ChoiceLoader([PackageLoader("sightline", room) for room in (*rooms, "report")]),
         autoescape=True,
