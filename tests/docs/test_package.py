@@ -1,5 +1,7 @@
 """What is in the package: the version once, every file that the code reads, and its types."""
 
+import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -21,3 +23,31 @@ def test_every_file_beside_the_code_is_shipped():
     there = {path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
     assert there <= shipped
     assert package / "py.typed" in shipped
+
+
+def test_the_licence_that_the_metadata_names_is_shipped():
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    for name in PROJECT["project"]["license-files"]:
+        text = (ROOT / name).read_text()
+        assert "Apache License\n                           Version 2.0" in text
+        assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_citation_names_this_version_and_licence():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {PROJECT['project']['version']}" in lines
+    assert f"license: {PROJECT['project']['license']}" in lines
+
+
+def test_the_workflow_runs_the_two_commands_on_every_python_and_system_that_the_package_names():
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    classifiers = PROJECT["project"]["classifiers"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [name.removeprefix(prefix[:-2]) for name in classifiers if name.startswith(prefix)]
+    (pythons,) = re.findall(r"^\s*python: (\[.*\])$", workflow, re.MULTILINE)
+    assert json.loads(pythons) == named
+    assert f">={named[0]}" == PROJECT["project"]["requires-python"]
+    (systems,) = re.findall(r"^\s*os: \[(.*)\]$", workflow, re.MULTILINE)
+    runners = {"Operating System :: POSIX :: Linux": "ubuntu-latest", "Operating System :: MacOS": "macos-latest"}
+    assert set(systems.split(", ")) == {runners[name] for name in classifiers if name.startswith("Operating System")}
+    assert {"make demo", "make test", "make lint"} == set(re.findall(r"- run: (.*)$", workflow, re.MULTILINE))

@@ -49,6 +49,33 @@ def test_flower_gives_the_bits_of_the_simulator(case, command, tmp_path):
     same(there, sightline.run(read(file), out=tmp_path / "here"))
 
 
+OWN_DATA = """
+import os
+from pathlib import Path
+
+import numpy as np
+from sightline import mkl
+
+def clients(*, clients, rng):
+    for _ in range(clients):
+        x, y = rng.standard_normal((9, 4)).astype(np.float32), np.arange(9) % 2
+        yield x, y, x, y
+    Path(__file__).with_name(f"mode-{os.getpid()}").write_text(str(mkl.read_mode()))
+"""
+
+
+def test_nodes_train_in_mkls_reproducible_mode(command, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN_DATA)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    plain = changed(rounds=1, data={"source": "mine:clients", "partition": "natural", "clients": 4, "classes": 2})
+    _, done = command(plain, "--out", "there")
+    assert done.returncode == 0, done.stderr
+    modes = [file.read_text() for file in tmp_path.glob("mode-*")]
+    assert len(modes) > 1, "no node is a process of its own"
+    assert "OFF" not in modes
+
+
 def test_an_error_at_a_node_is_one_line_and_leaves_nothing(command, tmp_path):
     plain = changed(data=BASE["data"] | {"source": "nowhere:clients"})
     _, done = command(plain, "--out", "there")
