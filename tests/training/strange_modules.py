@@ -34,6 +34,13 @@ class CentredInTraining(Base):
         return h - h.mean(0) if self.training else h
 
 
+class DrownedInTraining(Base):
+    """What the others are drowns what an example is itself."""
+
+    def between(self, h):
+        return 0.1 * h + 30 * h.mean(0) if self.training else h
+
+
 class CentredAboveFour(Base):
     def between(self, h):
         return h - h.mean(0) if len(h) > 4 else h
@@ -138,7 +145,7 @@ def transformer_without_batch_first(**_):
 MIXING = {
     one.__name__: one
     for one in (
-        CentredInTraining, CentredAboveFour, Cumulated, Rolled, Sorted, BatchAttention, HandNormed, MixedBackward,
+        CentredInTraining, DrownedInTraining, CentredAboveFour, Cumulated, Rolled, Sorted, BatchAttention, HandNormed, MixedBackward,
         HookedBackward, Transposed, mixing_layer_in_a_chain, hook_in_a_chain, replaced_forward_in_a_chain,
         softmax_over_examples, transformer_without_batch_first,
     )
@@ -350,3 +357,10 @@ def weight_normed(**_):
 HARMLESS = {
     one.__name__: one for one in (Plain, Branching, Cached, Attention, Dropped, WritesInputs, weight_normed)
 }  # fmt: skip
+
+
+def shards(clients, rng):
+    """Few examples for each client."""
+    for _ in range(clients):
+        x = rng.standard_normal((84, FEATURES))
+        yield x[:80], rng.integers(CLASSES, size=80), x[80:], rng.integers(CLASSES, size=4)

@@ -1,6 +1,6 @@
 """`audit`: how large epsilon must at least be, by attacks on the mechanism that an experiment file runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sightline import engine
 from sightline.audit.attack import Marks, Runs, fitted
 from sightline.audit.bounds import one_run_lower, two_worlds_lower
+from sightline.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
 from sightline.audit.stage import Pair, Progress, Stage, for_many, for_one, worst_sight
 from sightline.audit.watch import SHOWN, Key, Reading, Watch
 from sightline.config import Experiment
@@ -41,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """Both findings. Their confidence is joint: the larger bound holds with it."""
+    """All findings. Their confidence is joint: the largest bound holds with it."""
 
     findings: tuple[Finding, ...]
     confidence: float
@@ -73,8 +74,13 @@ class Audit:
 
     @property
     def broken(self) -> bool:
-        """Whether a claim is refuted: epsilon is larger than it says."""
-        return any(finding.lower > finding.upper for finding in self.findings)
+        """Whether a claim is refuted: epsilon is larger than it says, or one example moved a sum by more than C."""
+        return any(finding.lower > finding.upper for finding in self.findings) or self.unbounded
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether an example moved a sum of clipped gradients further than the clip norm that the claim rests on."""
+        return any((finding.details.get("clip_norms_moved") or 0.0) > 1 + ROUNDING for finding in self.findings)
 
 
 def audit(
@@ -119,21 +125,26 @@ def audited(
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     at = min(privacy.delta, DROWNED / canaries) if delta is None else delta
     pair = Pair(observer, subject)
-    each = 1 - (1 - confidence) / 2
+    own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
+    each = 1 - (1 - confidence) / (2 if own is None else 3)
     one = for_one(setting, rounds=count, delta=at, pair=pair)
     there = at if delta_of_canaries is None else delta_of_canaries
     many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
-    findings = (
+    findings = [
         repeated(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
-    )
+    ]
+    if own is not None:
+        found = repeated(own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None)
+        details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
+        findings.append(replace(found, method="own model", details=details))
     facts = {
         "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed(setting, one, privacy.delta),
         "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
         "trials": trials, "seed": seed,
     }  # fmt: skip
-    return Audit(findings, confidence, facts)
+    return Audit(tuple(findings), confidence, facts)
 
 
 def _claimed(setting: Setting, stage: Stage, delta: float) -> float:

@@ -18,7 +18,11 @@ Examples:
 Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
 """
 
-METHODS = {"repeated": "by repeated runs", "canaries": "by canaries in one run"}
+METHODS = {
+    "repeated": "by repeated runs",
+    "canaries": "by canaries in one run",
+    "own model": "by a canary before the file's own model",
+}
 
 
 @click.command("audit", epilog=EXAMPLES)
@@ -56,7 +60,10 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
     else:
         _show(told)
     if found.broken:
-        click.echo("sightline: epsilon_lower > epsilon_upper: the claim is refuted, do not trust this run", err=True)
+        cause = (
+            "one example moves a sum by more than the clip norm" if found.unbounded else "epsilon_lower > epsilon_upper"
+        )
+        click.echo(f"sightline: {cause}: the claim is refuted, do not trust this run", err=True)
         return 1
     return 0
 
