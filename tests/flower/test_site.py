@@ -341,3 +341,20 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
         if site.policy.trust_server:
             continue
         assert site.spent() == pytest.approx(run.ledger.epsilon(f"client-{number}", "server", DELTA), rel=1e-9)
+
+
+def frozen_head(input_shape, classes):
+    layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(input_shape[0], classes))
+    layers[1].bias.requires_grad_(False)
+    return layers
+
+
+def test_frozen_tensors_of_another_start_are_not_taken_for_the_sites_own(site_of):
+    """The server's file would hold other frozen tensors than the factory made at the site."""
+    own = LOCAL | {"model": {"name": "tests.flower.test_site:frozen_head"}}
+    site = site_of(own, own_code=True)
+    start = np.zeros(parse(own).data.features * 3, np.float32)
+    assert "value" in site.answer(question(own, start=start)).arrays
+    told = site.answer(question(own | {"model": own["model"] | {"init": "start.safetensors"}}, start=start)).words
+    assert "'1.bias'" in told["refused"]
+    assert "do not travel" in told["refused"]

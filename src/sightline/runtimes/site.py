@@ -163,7 +163,14 @@ class Site:
             invalid("site.client", self.policy.client, law)
         facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
         federation = federation_of(self.data, self.policy.client, experiment.data.clients, **facts)
-        return engine.build(experiment, federation=federation)
+        start = experiment.model.init  # it came with the question: the vector, and nothing else
+        blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
+        setting = engine.build(blank, federation=federation)
+        if start is not None and setting.model.constants:
+            first = next(iter(setting.model.constants))
+            law = f"frozen tensors and buffers do not travel, and this site has its own {first!r}"
+            refuse("model.init", start, law, "let the factory read them from a file that every site has")
+        return setting
 
     def _admitted(self, text: str) -> Experiment:
         try:
@@ -181,8 +188,6 @@ class Site:
             refuse(
                 "model.name", experiment.model.name, "this site runs no code that it has not allowed", "own_code = true"
             )
-        if experiment.model.init is not None:
-            experiment = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
         return experiment
 
     def _data_digest(self) -> bytes:

@@ -85,7 +85,8 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, field: Field | None
         surplus = stream.read(1)
     if len(content) != size or surplus:
         broken(path, f'array "{name}" is not of the {size:,} bytes that its header states')
-    return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if columns_first else "C")
+    found = np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if columns_first else "C")
+    return found.copy()  # bytes cannot be written to, and torch warns of arrays that cannot
 
 
 def _header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
