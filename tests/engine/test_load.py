@@ -43,7 +43,9 @@ def left_by_a_round(kind, out, monkeypatch, recent):
     return (end - middle) / 80
 
 
-@pytest.mark.parametrize("kind", ["star", "clients", "groups", "tree"])
+@pytest.mark.parametrize(
+    "kind", ["star", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("clients", "groups", "tree"))]
+)
 def test_a_round_leaves_nothing_in_memory(kind, tmp_path, monkeypatch):
     flat = left_by_a_round(kind, tmp_path / "flat", monkeypatch, 16)
     held = left_by_a_round(kind, tmp_path / "held", monkeypatch, 10**6)

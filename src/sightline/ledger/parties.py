@@ -40,18 +40,21 @@ def written(parties: Parties) -> str:
 
 @lru_cache(maxsize=4096)
 def read_parties(text: str) -> Parties:
-    """The set that `written` wrote."""
+    """The set that `written` wrote; no name is made before all are counted."""
     names: set[str] = set()
+    ranges: list[tuple[str, range]] = []
+    count = 0
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = _RANGE.fullmatch(word)
         if match is None:
             names.add(word)
             continue
         low, high = int(match[2]), int(match[3])
-        if not low <= high < low + MOST - len(names):
+        if not low <= high < low + MOST - count:
             invalid("parties", word, "ranges run upwards, over at most 10 million members together")
-        names.update(f"{match[1]}-{number}" for number in range(low, high + 1))
-    return frozenset(names)
+        ranges.append((match[1], range(low, high + 1)))
+        count += high + 1 - low
+    return frozenset(names.union(*([f"{kind}-{number}" for number in numbers] for kind, numbers in ranges)))
 
 
 def parties(*names: str | Iterable[str]) -> Parties:
