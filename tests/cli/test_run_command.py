@@ -146,6 +146,28 @@ def test_slow_clipping_is_said_on_the_terminal_and_in_json(tmp_path):
     assert escape(note) in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_a_module_that_remembers_is_one_line_and_no_run(tmp_path):
+    (tmp_path / "keeper.py").write_text(
+        "import torch\n"
+        "class Keeper(torch.nn.Module):\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.last = torch.nn.Linear(64, classes)\n"
+        "        self.register_buffer('mean', torch.zeros(64))\n"
+        "    def forward(self, x):\n"
+        "        x = x.flatten(1)\n"
+        "        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))\n"
+        "        return self.last(x - self.mean)\n"
+    )
+    for unit in ("client", "sample", "none"):
+        private = {"none": ""}.get(unit, "noise_multiplier = 1.0\n")
+        (tmp_path / "keeper.toml").write_text(
+            f'rounds = 1\n[data]\nclients = 2\n[model]\nname = "keeper:Keeper"\n[privacy]\nunit = "{unit}"\n{private}'
+        )
+        one_line(command("run", "keeper.toml", "--out", "run", cwd=tmp_path), "forward changes buffer 'mean'")
+        assert not (tmp_path / "run").exists()
+
+
 def test_help_is_quick_to_load_nothing_heavy():
     heavy = "torch scipy sklearn dp_accounting matplotlib pydantic"
     script = f"""

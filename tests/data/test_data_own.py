@@ -12,6 +12,7 @@ import pytest
 from sightline.config import Data
 from sightline.data import Client, Federation, Kind, Shard, load
 from sightline.errors import InvalidInput
+from sightline.models import build
 from sightline.randomness import Streams
 
 GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -51,6 +52,15 @@ def test_the_guide_runs(here: Path) -> None:
     np.testing.assert_array_equal(first.test.x, second.test.x)
     assert sys.path == path
     exec(python[1], {})
+
+
+def test_the_guides_model_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "nets.py").write_text(blocks("python")[2])
+    monkeypatch.syspath_prepend(here)
+    settings = tomllib.loads(blocks("toml")[2])["model"]
+    model = build(settings.pop("name"), input_shape=(3,), classes=2, kind=Kind.VECTOR, settings=settings)
+    assert model.parameters == 3 * 8 + 8 + 8 * 2 + 2
+    assert set(model.constants) == {"body.weight", "body.bias"}
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ def own_module(monkeypatch):
     module.breaks = lambda **_: 1 / 0
     module.empty = lambda **_: nn.Flatten()
     module.double = lambda input_shape, classes: nn.Linear(input_shape[0], classes).double()
+    module.lazy = lambda classes: nn.LazyLinear(classes)
     module.normed = lambda input_shape, classes: nn.Sequential(
         nn.BatchNorm1d(input_shape[0]), nn.Linear(input_shape[0], classes)
     )
@@ -185,7 +186,8 @@ def test_own_factory():
 @pytest.mark.parametrize(
     ("attribute", "words"),
     [("Owm", 'did you mean "Own"'), ("seven", "gave a int"), ("number", "not callable"), ("wrong_shape", "(batch, 3)"),
-     ("breaks", "ZeroDivisionError"), ("empty", "no parameters"), ("double", "float64")],
+     ("breaks", "ZeroDivisionError"), ("empty", "no parameters"), ("double", "float64"),
+     ("lazy", "has no shape yet")],
 )  # fmt: skip
 def test_own_factory_errors(attribute, words):
     with pytest.raises(InvalidInput) as error:

@@ -104,13 +104,11 @@ def experiment(name, **more):
     return parse(words)
 
 
-@pytest.mark.parametrize("name", ["Adapted", "chain"])
-@pytest.mark.parametrize(
-    "privacy", [{"unit": "client", "noise_multiplier": 1.0}, {"unit": "sample", "noise_multiplier": 1.0}]
-)
-def test_a_run_sends_noises_and_saves_the_right_tensors(name, privacy, tmp_path):
+@pytest.mark.parametrize(("name", "unit"), [("Adapted", "client"), ("chain", "sample"), ("Adapted", "sample")])
+def test_a_run_sends_noises_and_saves_the_right_tensors(name, unit, tmp_path):
     words = experiment(name).model_dump(exclude_none=True)
-    run = sightline.run(parse(words | {"privacy": {**privacy, "delta": 1e-3}}), out=tmp_path / "run", progress=False)
+    privacy = {"unit": unit, "noise_multiplier": 1.0, "delta": 1e-3}
+    run = sightline.run(parse(words | {"privacy": privacy}), out=tmp_path / "run", progress=False)
     model = own(name)
     assert run.summary["uplink_floats"] == 2 * 4 * model.parameters
     saved, module = load_file(tmp_path / "run" / "model.safetensors"), model.module()
@@ -119,10 +117,6 @@ def test_a_run_sends_noises_and_saves_the_right_tensors(name, privacy, tmp_path)
     for word, tensor in module.state_dict().items():
         assert torch.equal(tensor, fresh[word]) == (word in model.constants), word
         assert tensor.dtype == saved[word].dtype == fresh[word].dtype
-    again = sightline.run(
-        experiment(name, init=str(tmp_path / "run" / "model.safetensors")), out=tmp_path / "again", progress=False
-    )
-    assert again.summary["rounds_done"] == 2
 
 
 def test_the_saved_model_predicts_what_the_run_measured(tmp_path):

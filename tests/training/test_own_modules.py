@@ -78,8 +78,8 @@ def test_harmless_modules_are_clipped_by_the_definition(name):
     before = x.copy()
     got = clipped_gradient_sum(model, vector, x, y, clip_norm=CLIP, rng=RNG(0))
     assert np.array_equal(x, before)
-    assert moved(model, 9) <= 1 + 1e-5
-    if name != "Dropped":
+    if name != "Dropped":  # other masks, another sum
+        assert moved(model, 9) <= 1 + 1e-5
         module = oracle.load(model.module().train(), vector)
         rows = one_by_one(module, model, vector, torch.from_numpy(x), torch.from_numpy(y))
         expected = (rows * (CLIP / rows.norm(dim=1)).clamp(max=1.0)[:, None]).sum(0)
@@ -88,7 +88,11 @@ def test_harmless_modules_are_clipped_by_the_definition(name):
 
 def test_examples_pass_side_by_side_where_torch_can():
     chosen = {name: worker_for(model_of(name)).own_rows() for name in strange.HARMLESS}
-    assert {name for name, rows in chosen.items() if rows is one_by_one} == {"Branching", "WritesInputs"}
+    assert {name for name, rows in chosen.items() if rows is one_by_one} == {
+        "Branching",
+        "WritesInputs",
+        "SparseGradient",
+    }
     assert chosen["Attention"] is vectorised
     assert "one after the other" in clipping_note(model_of("Branching"))
 

@@ -5,10 +5,12 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sightline.data.federation import Kind
 from sightline.errors import SightlineError, did_you_mean, invalid
@@ -118,6 +120,9 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
         )
     if not isinstance(module, nn.Module):
         invalid("model.name", name, f"the factory gave a {type(module).__name__}", "return a torch.nn.Module")
+    for word, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            invalid("model.name", name, f"{word!r} has no shape yet (a lazy layer)", "give its layer all its sizes")
     return module
 
 

@@ -320,4 +320,4 @@ def _outcome(module: nn.Module, model: FlatModel, x: Tensor) -> Tensor:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         law = f"cannot be differentiated in training on {len(x)} examples ({cause})"
         invalid("model.name", model.name, law, "fix its forward")
-    return torch.cat([logits.detach().flatten(), *(part.flatten() for part in found if part is not None)])
+    return torch.cat([logits.detach().flatten(), *(part.to_dense().flatten() for part in found if part is not None)])

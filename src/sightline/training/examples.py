@@ -23,7 +23,7 @@ def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, 
         loss = functional.cross_entropy(module(x[index : index + 1].clone()), y[index : index + 1])
         for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
             if part is not None:
-                rows[index, slot.start : slot.stop] = part.reshape(-1)
+                rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
     return rows
 
 
