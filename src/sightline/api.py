@@ -1,6 +1,7 @@
 """The Python door: what `sightline run` does, in one call."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from urllib.parse import quote
 from sightline import engine, report, shown
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord
-from sightline.errors import did_you_mean, invalid
+from sightline.engine.record import DATABASE
+from sightline.errors import did_you_mean, invalid, printable
 from sightline.ledger import Ledger
 from sightline.progress import RoundBar, wanted
 from sightline.report.curves import worst
@@ -94,6 +96,7 @@ def run(
     overrides: Iterable[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     seed: int | None = None,
     workers: int = 1,
     runtime: str = "simulator",
@@ -107,6 +110,9 @@ def run(
     a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
     wrong with the input raises `InvalidInput` before a run directory exists.
 
+    With `resume`, `file` may also be the directory of the run: its settings are in it. Where the model's code or the
+    packages are not those that the run began with, it goes on only with `accept_changes`, which is written down.
+
     Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
     script's log, `progress=False` nowhere. `on_round` gets the metrics of every round.
     """
@@ -119,19 +125,58 @@ def run(
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
-    experiment = file if isinstance(file, Experiment) else read(file, words)
     place = None if out is None else Path(out)
+    if isinstance(file, str | Path) and Path(file).is_dir():
+        place = run_directory(Path(file), place, resume=resume)
+        experiment = engine.read_settings(place, words)
+    else:
+        experiment = file if isinstance(file, Experiment) else read(file, words)
+    if accept_changes and not resume:
+        invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     directory = engine.directory_to_resume(experiment, place) if resume else None
     setting = engine.calibrated(engine.build(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    with _progress(experiment, progress) as advance:
-        loop = partial(engine.run, setting, directory, resume=resume, on_round=_both(advance, on_round))
+    with _interruptible(directory), _progress(experiment, progress) as advance:
+        loop = partial(
+            engine.run,
+            setting,
+            directory,
+            resume=resume,
+            accept_changes=accept_changes,
+            on_round=_both(advance, on_round),
+            on_note=_tell,
+        )
         if runtime == "flower":
             simulated(setting, directory, loop, workers=workers)
         else:
             loop(partial(Simulator, workers=workers))
     report.write_report(directory)
     return Run(directory)
+
+
+def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
+    """The run directory that was given in the place of a file: for going on with the run in it."""
+    if not resume:
+        invalid("file", given, "is a folder", "give an experiment file, or go on with the run in it: --resume")
+    if out is not None and out.resolve() != given.resolve():
+        invalid("--out", out, f"the run in {given} goes on where it is", "leave --out away")
+    return given
+
+
+@contextmanager
+def _interruptible(directory: Path) -> Iterator[None]:
+    """Let an interrupt say what is left and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = (directory / DATABASE).exists()
+        raise KeyboardInterrupt(
+            f"go on with: sightline run --resume {directory}" if left else "nothing was released, nothing is left of it"
+        ) from None
+
+
+def _tell(note: str) -> None:
+    print(f"sightline: {printable(note)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -96,6 +96,11 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=key))
 
 
+def new_salt() -> str:
+    """128 bits of the operating system's entropy, written as text: a hash of a text with salt tells nothing of it."""
+    return secrets.token_hex(16)
+
+
 def write_secret(path: Path, content: bytes) -> None:
     """Write bytes so that they are never readable by others and never half written."""
     temporary = path.with_suffix(".tmp")
@@ -106,3 +111,13 @@ def write_secret(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

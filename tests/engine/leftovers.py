@@ -1,4 +1,4 @@
-"""Everything a run leaves that must not depend on interruptions."""
+"""Runs that are cut off, and everything a run leaves that must not depend on it."""
 
 from sightline.engine.record import RunRecord
 
@@ -10,3 +10,23 @@ def left_behind(path):
     bodies = [release.body() for release in record.ledger()]
     record.close()
     return (path / "model.safetensors").read_bytes(), bodies, rounds
+
+
+class Crash(BaseException):
+    """Stands for the power cut: nothing catches it."""
+
+
+def crash_in(monkeypatch, module, name, call, *, before):
+    """Let the `call`-th call of module.name crash, before or after doing its work."""
+    real, calls = getattr(module, name), iter(range(1, 10**6))
+
+    def crashing(*args, **kwargs):
+        now = next(calls) == call
+        if now and before:
+            raise Crash
+        result = real(*args, **kwargs)
+        if now:
+            raise Crash
+        return result
+
+    monkeypatch.setattr(module, name, crashing)

@@ -147,9 +147,3 @@ def test_a_run_without_its_noise_root_does_not_go_on(tiny, tmp_path, monkeypatch
         sightline.run(tiny(**BALANCED), out=run, resume=True)
     write_secret(run / "noise-root.secret", kept)
     assert sightline.run(tiny(**BALANCED), out=run, resume=True).summary["rounds_done"] == 8
-
-
-def test_a_finished_run_no_longer_needs_its_noise_root(tiny, tmp_path):
-    sightline.run(tiny(**BALANCED), out=tmp_path / "run")
-    (tmp_path / "run" / "noise-root.secret").unlink()
-    assert sightline.run(tiny(**BALANCED), out=tmp_path / "run", resume=True).summary["rounds_done"] == 8

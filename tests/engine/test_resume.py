@@ -15,7 +15,7 @@ from sightline.config import to_toml
 from sightline.engine import checkpoint, directory, loop
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
-from tests.engine.leftovers import left_behind
+from tests.engine.leftovers import Crash, crash_in, left_behind
 from tests.interrupts import stopped_after
 
 KINDS = {
@@ -39,26 +39,6 @@ KINDS = {
     },
     "momentum": {"local.momentum": 0.5, "local.stragglers": 0.5, "local.epochs": 3},
 }
-
-
-class Crash(BaseException):
-    """Stands for the power cut: nothing catches it."""
-
-
-def crash_in(monkeypatch, module, name, call, *, before):
-    """Let the `call`-th call of module.name crash, before or after doing its work."""
-    real, calls = getattr(module, name), iter(range(1, 10**6))
-
-    def crashing(*args, **kwargs):
-        now = next(calls) == call
-        if now and before:
-            raise Crash
-        result = real(*args, **kwargs)
-        if now:
-            raise Crash
-        return result
-
-    monkeypatch.setattr(module, name, crashing)
 
 
 PLACES = [
@@ -165,10 +145,13 @@ def test_a_start_that_was_killed_early_is_started_again(tiny, tmp_path, left):
 
 def test_a_new_run_never_has_the_noise_of_another(tiny, tmp_path):
     experiment = tiny(**KINDS["os entropy"])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / directory.SECRET).write_bytes(b"x" * 32)
-    sightline.run(experiment, out=tmp_path / "run")
-    assert (tmp_path / "run" / directory.SECRET).read_bytes() != b"x" * 32
+    run, roots = tmp_path / "run", []
+    run.mkdir()
+    (run / directory.LOCK).touch()
+    (run / directory.SECRET).write_bytes(b"x" * 32)
+    sightline.run(experiment, out=run, on_round=lambda row: roots.append((run / directory.SECRET).read_bytes()))
+    assert len(set(roots)) == 1
+    assert roots[0] != b"x" * 32
 
 
 def test_a_second_process_is_refused(tiny, tmp_path):
@@ -191,7 +174,7 @@ def test_harm_to_ledger_or_checkpoint_is_said(tiny, tmp_path):
     with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database:
         database.execute("DELETE FROM release WHERE id = (SELECT max(id) FROM release)")
         database.commit()
-        with pytest.raises(checkpoint.CheckpointDamaged, match="cut"):
+        with pytest.raises(LedgerDamaged, match="cut"):
             sightline.run(tiny(), out=tmp_path / "run", resume=True)
         database.execute("UPDATE release SET body = replace(body, '0.8', '8.0') WHERE id = 1")
         database.commit()
@@ -199,10 +182,14 @@ def test_harm_to_ledger_or_checkpoint_is_said(tiny, tmp_path):
         sightline.run(tiny(), out=tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("harm", [b"", b"\x80\x04K\x01.", b"\xff" * 100])
-def test_a_hostile_checkpoint_is_refused(tiny, tmp_path, harm):
-    sightline.run(tiny(), out=tmp_path / "run")
-    (tmp_path / "run" / checkpoint.CHECKPOINT).write_bytes(harm)
+@pytest.mark.parametrize("harm", [b"", b"\x80\x04K\x01.", b"\xff" * 100], ids=["empty", "a pickle", "noise"])
+def test_a_hostile_checkpoint_is_refused(tiny, tmp_path, monkeypatch, harm):
+    with monkeypatch.context() as patch:
+        crash_in(patch, loop, "evaluated", 3, before=True)
+        with pytest.raises(Crash):
+            sightline.run(tiny(), out=tmp_path / "run")
+    for name in (checkpoint.CHECKPOINT, checkpoint.EARLIER):
+        (tmp_path / "run" / name).write_bytes(harm)
     with pytest.raises(checkpoint.CheckpointDamaged):
         sightline.run(tiny(), out=tmp_path / "run", resume=True)
 

@@ -241,9 +241,10 @@ def test_no_value_of_a_query_is_more_than_a_bad_request(ask: Ask, path: str) -> 
             assert answer.kind == "application/json" or b"<svg onload" not in answer.body
 
 
-def broken(directory: Path, *statements: str) -> None:
+def broken(directory: Path, *statements: str, journal: bool = False) -> None:
+    """Harm a database; without its journal, as runs of earlier versions are, since with it any edit is noticed."""
     with closing(sqlite3.connect(directory / "run.sqlite")) as connection, connection:
-        for statement in statements:
+        for statement in statements if journal else ("DROP TABLE journal", *statements):
             connection.execute(statement)
 
 
@@ -303,6 +304,9 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "a target in words": set_fact("target_epsilon", '"x"'),
     "epsilon is one number": lambda run: broken(run, """UPDATE round SET body = '{"epsilon": 5}'"""),
     "accuracy in words": lambda run: broken(run, """UPDATE round SET body = '{"test_accuracy": "x"}'"""),
+    "an edited fact": lambda run: broken(run, "UPDATE fact SET value = '1' WHERE name = 'delta'", journal=True),
+    "an edited round": lambda run: broken(run, "UPDATE round SET body = '{}'", journal=True),
+    "an edited journal": lambda run: broken(run, "UPDATE journal SET body = '[1]'", journal=True),
     "half a database": lambda run: (run / "run.sqlite").write_bytes((run / "run.sqlite").read_bytes()[:5000]),
     "an empty database": lambda run: (run / "run.sqlite").write_bytes(b""),
     "the database is a folder": lambda run: made_a_folder(run / "run.sqlite"),

@@ -93,7 +93,7 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Pa
         time.sleep(0.05)
     busy.send_signal(signal.SIGINT)
     out, err = busy.communicate(timeout=120)
-    assert busy.returncode == 1, err
+    assert busy.returncode == 130, err
     assert json.loads(out)["interrupted"] is True
     assert "the same command goes on" in err
     assert Run.read(place).rounds_done < 60

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from sightline.errors import SightlineError, printable
+from sightline.errors import SightlineError, one_line, printable
 
 COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",
@@ -26,6 +26,9 @@ COMMANDS = {
     "datasets": "what data is available, where it was looked for, how to get the rest",
     "completion": "a script that lets your shell complete commands, options and files",
 }
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells know it."""
 
 EXAMPLES = """
 \b
@@ -79,7 +82,7 @@ def main() -> NoReturn:
 
 
 def outcome(arguments: list[str]) -> int:
-    """Call the command line and turn what happens into an exit code: 0, 2 bad input, 3 budget, 1 otherwise."""
+    """Call the command line and turn what happens into an exit code: 0, 2 bad input, 3 budget, 130 Ctrl-C, 1 else."""
     try:
         result = sightline.main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -91,11 +94,14 @@ def outcome(arguments: list[str]) -> int:
         return _say(" ".join(error.format_message().split()) + _hint(error), 2)
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.exceptions.Abort:
-        return _say("interrupted; go on with --resume", 1)
+    except click.exceptions.Abort as stop:
+        said = stop.__cause__.args if isinstance(stop.__cause__, KeyboardInterrupt) else ()
+        return _say("; ".join(["interrupted", *map(str, said)]), INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return _say(one_line("file", error.filename, f"cannot be used ({error.strerror})"), 2)
 
 
 def _hint(error: click.UsageError) -> str:

@@ -14,10 +14,11 @@ EXAMPLES = """
 Examples:
   sightline run examples/quickstart.toml
   sightline run examples/quickstart.toml --set rounds=50 --set privacy.epsilon=4
-  sightline run examples/quickstart.toml --out runs/mine --resume
+  sightline run --resume runs/quickstart
   sightline run examples/quickstart.toml --json | jq .epsilon
 
-Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 1 anything else.
+A run that was interrupted goes on from its directory, which holds its settings. One that has ended does not.
+Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 interrupted, 1 anything else.
 """
 
 
@@ -25,23 +26,28 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 1 anythin
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
-@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run; CONFIG may be its directory.")
+@click.option("--accept-changes", is_flag=True, help="Resume although model code or packages are not what they were.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
 @click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(
-    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, seed: int | None, runtime: str,
-    workers: int, as_json: bool,
+    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool, seed: int | None,
+    runtime: str, workers: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Train the experiment in CONFIG (a TOML file) and write its report."""
     from sightline.config import read
 
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
-    experiment = read(config, words)
+    if not config.is_dir():
+        read(config, words)  # what is wrong with it is told before anything large is loaded
     import sightline
 
-    done = sightline.run(experiment, out=out, resume=resume, workers=workers, runtime=runtime, progress=True)
+    done = sightline.run(
+        config, overrides=words, out=out, resume=resume, accept_changes=accept_changes, workers=workers,
+        runtime=runtime, progress=True,
+    )  # fmt: skip
     summary = done.summary
     if as_json:
         click.echo(json.dumps(summary, allow_nan=False))

@@ -18,7 +18,7 @@ Examples:
   sightline sweep examples/quickstart.toml --over 'model.hidden=[64],[64,32]' --set rounds=10 --figure sweep.png
 
 The same command goes on with a sweep that was interrupted; more values or more seeds add to it.
-Exit codes: 0 all done, 1 some failed or interrupted, 2 bad input.
+Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted.
 """
 
 
@@ -66,7 +66,7 @@ def conclude(planned: "list[Job]", swept: "Swept", out: Path, figure: Path | Non
     if swept.interrupted:
         left = len(planned) - len(done) - len(swept.failed)
         click.echo(f"sightline: interrupted; {left} of {len(planned)} runs left, the same command goes on", err=True)
-    return 1 if swept.failed or swept.interrupted else 0
+    return 130 if swept.interrupted else 1 if swept.failed else 0
 
 
 def _show(

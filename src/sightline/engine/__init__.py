@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.engine.record import RunRecord, finite
 
 if TYPE_CHECKING:
-    from sightline.engine.directory import CONFIG, MODEL, directory_to_resume, new_directory
+    from sightline.engine.directory import CONFIG, MODEL, directory_to_resume, new_directory, read_settings
     from sightline.engine.loop import run
     from sightline.engine.planning import calibrated, plan
     from sightline.engine.setting import Setting, build
@@ -23,6 +23,7 @@ _LAZY = {
     "directory_to_resume": "directory",
     "new_directory": "directory",
     "plan": "planning",
+    "read_settings": "directory",
     "run": "loop",
 }
 
@@ -37,6 +38,7 @@ __all__ = [
     "finite",
     "new_directory",
     "plan",
+    "read_settings",
     "run",
 ]
 

@@ -1,23 +1,22 @@
-"""Run directories: where they are, that they are new, and that only one process works in one."""
+"""Run directories: where they are, that they are new, that only one process works in one, and whose files are in it."""
 
 import errno
 import fcntl
+import os
 import re
-import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from safetensors import SafetensorError
 
-from sightline.config import Experiment, to_toml
-from sightline.data import Federation
-from sightline.engine.record import DATABASE, RunRecord
+from sightline.config import Experiment, read, to_toml
+from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import InvalidInput, SightlineError, invalid
 from sightline.ledger import GENESIS
-from sightline.randomness import Streams, write_secret
+from sightline.randomness import Streams, sync_folder, write_secret
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
@@ -28,6 +27,23 @@ NODES_LOG = "nodes.log"
 """The name by which real sites know a run, and why they were left out of rounds."""
 DIGEST = "data.digest"
 """The fingerprint of the private data, for its owner only: others could check their guesses against it."""
+
+MADE = "made by the run"
+"""What the lock of a run says that also made its directory; the directory is then the run's to remove."""
+ENDED = ("finished", "stopped")
+"""The states of a run that cannot be continued."""
+OURS = {
+    CONFIG,
+    SECRET,
+    DIGEST,
+    RUN_ID,
+    NODES_LOG,
+    DATABASE,
+    *(f"{DATABASE}-{part}" for part in ("wal", "shm", "journal")),
+}
+OURS |= {Path(name).with_suffix(".tmp").name for name in (CONFIG, SECRET, DIGEST, RUN_ID)}
+"""What a run writes before its first release, beside its lock, which comes first."""
+TABLES = {"fact", "round", "release", "journal"}
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _DISK = re.compile(r"disk|readonly database|os error (?:5|27|28|30|122)\b")
@@ -46,25 +62,56 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
     if out is None:
         return _first_free(Path("runs"), experiment.name)
     try:
-        if out.exists() and not _false_start(out):
-            invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
-        out.mkdir(parents=True, exist_ok=True)
+        if out.exists() or out.is_symlink():
+            check_free(out, experiment)
+        else:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _make(out)
     except OSError as error:
         invalid("--out", out, f"cannot be made ({error.strerror})")
     return out
 
 
-def _false_start(out: Path) -> bool:
-    """Whether a directory is empty or holds only what a run leaves that was killed before its first release."""
-    ours = {CONFIG, LOCK, SECRET, DIGEST, RUN_ID, NODES_LOG, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
-    return out.is_dir() and {path.name for path in out.iterdir()} <= ours and not _has_releases(out / DATABASE)
+def _make(path: Path) -> None:
+    """Make a directory for its owner only, and say in it that a run did."""
+    path.mkdir(mode=0o700)
+    with os.fdopen(os.open(path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(MADE)
+
+
+def check_free(out: Path, experiment: Experiment) -> None:
+    """Refuse a directory that holds anything but what a run leaves that was killed before its first release.
+
+    Guarantees: nothing that no run has written is ever overwritten. A run's lock is there before anything else of it,
+    and a `config.toml` is a run's own only when it says what this run would write.
+    """
+    found = {path.name for path in out.iterdir()} if out.is_dir() else {""}
+    config = out / CONFIG
+    if found and (LOCK not in found or not found <= {LOCK, *OURS} or _holds_more(out / DATABASE)):
+        invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
+    if config.name in found and config.read_text(encoding="utf-8", errors="replace") not in ("", to_toml(experiment)):
+        invalid("--out", out, f"it holds a {CONFIG} of other settings", f"choose another, or remove {CONFIG}")
+
+
+def _holds_more(database: Path) -> bool:
+    """Whether a database holds releases or is no run's; of one that cannot be read nobody knows."""
+    if not database.exists() or not database.stat().st_size:
+        return False
+    with closing(sqlite3.connect(database)) as connection:
+        try:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            begun = "release" in tables and connection.execute("SELECT 1 FROM release LIMIT 1").fetchone() is not None
+            return begun or not tables <= TABLES
+        except sqlite3.DatabaseError:
+            return True
 
 
 def _first_free(folder: Path, name: str) -> Path:
     for number in range(1, 10**6):
         path = folder / (name if number == 1 else f"{name}-{number}")
         try:
-            path.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            _make(path)
             return path
         except FileExistsError:
             continue
@@ -73,12 +120,30 @@ def _first_free(folder: Path, name: str) -> Path:
     raise InvalidInput(f"--out={folder}/{name}: a million runs of that name; give --out DIR")
 
 
+def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
+    """The settings of the run in a directory, as it wrote them down, with `--set` words applied on top."""
+    try:
+        if not (directory / DATABASE).is_file():
+            invalid("--resume", directory, "holds no run", "start it without --resume")
+        if not (directory / CONFIG).is_file():
+            law = f"its {CONFIG} is gone, and without its settings a run cannot go on"
+            invalid("--resume", directory, law, "bring it back, or start a new run")
+        if not os.access(directory / CONFIG, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        invalid("--resume", directory, f"cannot be read ({error.strerror})", WHOSE)
+    return read(directory / CONFIG, overrides)
+
+
 def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
     """The directory of a run to go on with: `out`, or the newest `runs/NAME*`; its settings must be the same."""
     path = out or _newest(Path("runs"), experiment.name)
-    if not (path / DATABASE).is_file():
-        invalid("--resume", path, "holds no run", "start it without --resume")
-    if (path / CONFIG).read_text(encoding="utf-8") != to_toml(experiment):
+    if read_settings(path) != experiment:
+        with closing(RunRecord.look(path)) as record:
+            ended = record.facts.get("status") in ENDED
+        if ended:
+            law = "has ended and cannot be continued, with other settings neither"
+            invalid("--resume", path, law, "start a new run")
         invalid("--resume", path, f"was started with other settings than {experiment.name}", f"see its {CONFIG}")
     return path
 
@@ -94,21 +159,6 @@ def _newest(folder: Path, name: str) -> Path:
     return max(found, key=number)
 
 
-def remember_data(directory: Path, federation: Federation) -> None:
-    """Keep the fingerprint of the data that the run begins with."""
-    write_secret(directory / DIGEST, federation.digest().encode())
-
-
-def same_data(directory: Path, federation: Federation) -> None:
-    """Refuse to go on with other data: a round done again would put the same noise on another value."""
-    path = directory / DIGEST
-    if not path.is_file():
-        invalid("--resume", directory, f"its {DIGEST} is gone, so nobody knows whether the data are the same")
-    if path.read_bytes() != federation.digest().encode():
-        law = "the data are not those that the run began with, and the same noise on two values cancels"
-        invalid("--resume", directory, law, "bring the data back, or start a new run")
-
-
 def own_streams(directory: Path, record: RunRecord) -> Streams:
     """The secret streams of a run; when it goes on, the ones that it began with.
 
@@ -116,7 +166,7 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     done again would show a second noise on the same value for the price of one.
     """
     path, facts = directory / SECRET, record.facts
-    goes_on = record.store.head() != GENESIS and facts.get("status") != "finished"
+    goes_on = record.store.head() != GENESIS
     if goes_on and not path.exists():
         _other_root(directory, "is gone")
     streams = Streams.from_operating_system(path)
@@ -127,6 +177,13 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     return streams
 
 
+def remove_secret(directory: Path) -> None:
+    """Forget the noise root of a run that has ended: whoever finds it later could take the noise off."""
+    (directory / SECRET).unlink(missing_ok=True)
+    (directory / SECRET).with_suffix(".tmp").unlink(missing_ok=True)
+    sync_folder(directory)
+
+
 def _other_root(directory: Path, what: str) -> NoReturn:
     law = f"its {SECRET} {what}, and with other coins its releases are not what they claim to be"
     invalid("--resume", directory, law, "bring the file back, or start a new run")
@@ -135,12 +192,21 @@ def _other_root(directory: Path, what: str) -> NoReturn:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory; a second process is refused, and a dead one's hold is gone with it."""
-    with open(directory / LOCK, "w") as file:
+    path = directory / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        invalid("run", directory, f"its {LOCK} cannot be opened ({error.strerror})", "it is a file of the run's owner")
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunBusy(f"run={directory}: another process is working in it; wait for it or stop it") from None
+        if not path.exists() or path.stat().st_ino != os.fstat(handle).st_ino:
+            raise RunBusy(f"run={directory}: another process was working in it and removed it; try again")
         yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -158,13 +224,26 @@ def disk_told(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
-    """Leave no half-written run: one that fails before its first release takes its directory with it."""
+    """Leave no half-written run: one that fails before its first release takes what it wrote with it, and no more."""
+    before = {path.name for path in directory.iterdir()} - {LOCK}
     try:
         yield
     except BaseException:
         if not _has_releases(directory / DATABASE):
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory, OURS - before)
         raise
+
+
+def _remove(directory: Path, names: Iterable[str]) -> None:
+    """Remove files of a run, its lock last, and then the directory where the run made it."""
+    with suppress(OSError):
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        made = (directory / LOCK).read_text(encoding="utf-8") == MADE
+        if {path.name for path in directory.iterdir()} <= {LOCK}:
+            (directory / LOCK).unlink()
+        if made:
+            directory.rmdir()  # fails where somebody else has put something into it
 
 
 def _has_releases(database: Path) -> bool:
@@ -176,3 +255,23 @@ def _has_releases(database: Path) -> bool:
             return connection.execute("SELECT 1 FROM release LIMIT 1").fetchone() is not None
         except sqlite3.DatabaseError as error:
             return "no such table" not in str(error)
+
+
+def write_settings(directory: Path, experiment: Experiment) -> None:
+    """Write the settings as they were resolved; they hold the seed, so they are for their owner only."""
+    write_secret(directory / CONFIG, to_toml(experiment).encode())
+
+
+def remove_false_start(directory: Path) -> None:
+    """Forget the database of a start that was killed before its first release, and never go on with its noise."""
+    for name in OURS - {CONFIG, RUN_ID, NODES_LOG}:
+        (directory / name).unlink(missing_ok=True)
+
+
+def close_to_others(directory: Path) -> None:
+    """Take from others the right to read what a run of an earlier version left open."""
+    for name in (CONFIG, DATABASE, LOCK, RUN_ID):
+        path = directory / name
+        with suppress(FileNotFoundError):
+            if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o077:
+                path.chmod(0o600)

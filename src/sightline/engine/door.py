@@ -21,15 +21,17 @@ class Door:
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
     took part has a cohort of its own, drawn by the sampler; a round that was interrupted makes the same releases again,
-    unless real nodes have seen some of it: then it is done `anew`, with other coins and noise, and all of it counts.
+    unless real nodes have seen some of it: then it is done `anew`, with other coins and noise, and all of it counts. So
+    does what was released before number `since`, by other code.
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True, anew: bool = False
-    ) -> None:
+        self, setting: Setting, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
+        anew: bool = False, since: int = 0,
+    ) -> None:  # fmt: skip
         self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
         self._steadfast = steadfast
-        self._made_before = [] if anew else _tail_of(ledger, time)
+        self._made_before = [] if anew else _tail_of(ledger, time, since)
         self._released: set[Occasion] = set()
         self._cohorts: Counter[str] = Counter()
 
@@ -107,9 +109,9 @@ def _asked_for(releases: Sequence[Release]) -> bool:
     return any(release.subjects for release in releases)
 
 
-def _tail_of(ledger: Ledger, time: int) -> list[Release]:
+def _tail_of(ledger: Ledger, time: int, since: int) -> list[Release]:
     found: list[Release] = []
-    for place in range(len(ledger) - 1, -1, -1):
+    for place in range(len(ledger) - 1, since - 1, -1):
         if ledger[place].time < time:
             break
         found.append(ledger[place])

@@ -4,32 +4,52 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sightline.algorithms import State
-from sightline.config import to_toml
-from sightline.engine.checkpoint import Checkpoint, CheckpointDamaged, load_checkpoint, save_checkpoint, save_tensors
+from sightline.engine.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointDamaged,
+    check_length,
+    file_digest,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    save_tensors,
+)
 from sightline.engine.clusters import cluster_facts, cluster_notes, cluster_row
 from sightline.engine.directory import (
-    CONFIG,
+    ENDED,
     MODEL,
-    SECRET,
+    check_free,
+    close_to_others,
     disk_told,
     locked,
     own_streams,
-    remember_data,
+    remove_false_start,
+    remove_secret,
     removed_if_nothing_was_released,
-    same_data,
+    write_settings,
 )
 from sightline.engine.door import SeenBefore
 from sightline.engine.evaluation import evaluated, evaluated_kept
 from sightline.engine.facts import facts_of, notes_of, seen_by
+from sightline.engine.identity import (
+    Change,
+    begin_identity,
+    check_data,
+    check_identity,
+    last_change,
+    remember_data,
+)
 from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import Setting
-from sightline.errors import BudgetExhausted
-from sightline.ledger import Ledger, LedgerDamaged
+from sightline.errors import BudgetExhausted, invalid
+from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import Public, Schedules, Shelf, Worker
 from sightline.randomness import Streams
 from sightline.topology import client_name
@@ -38,27 +58,42 @@ MakeWorker = Callable[[Setting, Streams, Streams], Worker]
 """(setting, public streams, secret streams) -> whoever trains the clients."""
 
 OnRound = Callable[[Mapping[str, Any]], None]
+OnNote = Callable[[str], None]
+"""Told in words what whoever resumes a run should know."""
 
 
 def run(
-    setting: Setting, directory: Path, make_worker: MakeWorker, *, resume: bool, on_round: OnRound = lambda row: None
+    setting: Setting,
+    directory: Path,
+    make_worker: MakeWorker,
+    *,
+    resume: bool,
+    accept_changes: bool = False,
+    on_round: OnRound = lambda row: None,
+    on_note: OnNote = lambda note: None,
 ) -> str | None:
     """Train to the end, or to the budget; returns the reason when the budget stopped it.
 
     Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
-    no release is lost or counted twice.
+    no release is lost or counted twice. What the run is made of, and every file that it goes on from, is what its
+    journal vouches for. A run that has ended is not continued.
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
     with locked(directory), disk_told(directory), kept:
         if resume:
-            same_data(directory, setting.federation)
+            check_data(directory, setting.federation)
+            close_to_others(directory)
         else:
+            check_free(directory, setting.experiment)
+            remove_false_start(directory)
             remember_data(directory, setting.federation)
-            (directory / SECRET).unlink(missing_ok=True)  # a new run never has the noise of another
-            (directory / CONFIG).write_text(to_toml(setting.experiment), encoding="utf-8")
+            write_settings(directory, setting.experiment)
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
         try:
-            work = Run(setting, directory, record, make_worker, on_round)
+            record.verify()
+            if record.facts.get("status") in ENDED:
+                return _conclude(setting, directory, record, on_note)
+            work = Run(setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes)
             try:
                 return work.to_the_end()
             finally:
@@ -67,20 +102,106 @@ def run(
             record.close()
 
 
+def _conclude(setting: Setting, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
+    """Leave a run that has ended as it is; a model that is gone or damaged is made again from the last checkpoint."""
+    remove_secret(directory)
+    ended, path = record.journal.last(EntryKind.END), directory / MODEL
+    if not path.exists() or (ended and file_digest(path) != ended[0].body["model"]):
+        known = [entry.body["sha256"] for entry in record.journal.last(EntryKind.CHECKPOINT)]
+        found = load_checkpoint(directory, known)
+        if found is None:
+            law = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
+            invalid("--resume", directory, law, "bring one of them back")
+        save_model(setting, path, found.state)
+        on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
+    on_note(f"run={directory}: has ended before; a run that has ended cannot be continued")
+    facts = record.facts
+    return str(facts.get("status_reason")) if facts["status"] == "stopped" else None
+
+
 class Run:
     """One run at work."""
 
     def __init__(
-        self, setting: Setting, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound
-    ) -> None:
-        self.setting, self.directory, self.record, self.on_round = setting, directory, record, on_round
+        self, setting: Setting, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
+        on_note: OnNote, *, accept_changes: bool,
+    ) -> None:  # fmt: skip
+        self.setting, self.directory, self.record = setting, directory, record
+        self.on_round, self.on_note = on_round, on_note
         self.ledger: Ledger = record.ledger_at_work(setting.participants)
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
-        self.secret = own_streams(directory, record) if from_os else public
-        self.worker = make_worker(setting, public, self.secret)
+        root = own_streams(directory, record) if from_os else public
         self.memories: Mapping[str, Shelf] = {}
-        self.schedules = Schedules(self.secret)
+        self.schedules = Schedules(root)
+        self.found, self.change = self._go_on(accept_changes)
+        self.secret = root.anew(self.change.since) if self.change.since else root
+        self.worker = make_worker(setting, public, self.secret)
+
+    def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
+        """The checkpoint to go on from, and where the code that is at work took over; a new run has neither."""
+        if not len(self.ledger) and not self.record.journal.last(EntryKind.START):
+            begin_identity(self.record, self.setting)
+            return None, Change()
+        now, changes = check_identity(self.record, self.setting, accept=accept)
+        entries = self.record.journal.last(EntryKind.CHECKPOINT, most=None)
+        check_length(self.directory, len(self.ledger))
+        found, wrong = find_checkpoint(self.directory, [entry.body["sha256"] for entry in entries])
+        done = 0 if found is None else found.round
+        self._check_ledger(found, done)
+        change = last_change(self.record)
+        if done < change.round:
+            law = f"it is of round {done}, and after round {change.round} other code took over"
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
+        if changes and self._made_since(done):
+            change = self._break_with(done, changes)
+        if wrong:
+            self.on_note(
+                f"{wrong}; going on " + (f"from the one before, after round {done}" if done else "from the start")
+            )
+        if not self.record.journal:
+            self.on_note(f"run={self.directory}: begun by a version that kept no hashes; from here on they are kept")
+        if changes:
+            self.on_note(f"run={self.directory}: goes on after round {done} with changes: {', '.join(changes)}")
+        body = now | {"round": change.round, "since": change.since, "accepted": changes, "after": done, "wrong": wrong}
+        self.record.note(EntryKind.RESUME, body)
+        if found is not None and not entries:
+            self.record.note(EntryKind.CHECKPOINT, {"sha256": file_digest(self.directory / CHECKPOINT)}, round=done)
+        return found, change
+
+    def _check_ledger(self, found: Checkpoint | None, done: int) -> None:
+        """Refuse a ledger that lacks rows which the checkpoint knows of, or that has others in their place."""
+        if found is None:
+            return
+        if not self.record.store.vouches_for(found.releases, found.head):
+            raise CheckpointDamaged(
+                f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
+            )
+        if any(self.ledger[id].time <= done for id in range(found.releases, len(self.ledger))):
+            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
+
+    def _made_since(self, done: int) -> int:
+        """The last round after `done` of which the ledger holds releases; 0 where it holds none."""
+        last = self.ledger[len(self.ledger) - 1].time if len(self.ledger) else 0
+        return last if last > done else 0
+
+    def _break_with(self, done: int, changes: list[str]) -> Change:
+        """Let the interrupted round be made a second time, with other noise: other code makes other values.
+
+        The same noise on two values would cancel out. What was released before stays counted.
+        """
+        sampling, way_out = self.setting.experiment.sampling, "bring back what changed"
+        what = ", ".join(changes)
+        if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
+            law = f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
+            invalid("--resume", self.directory, law, way_out)
+        if self._made_since(done) > done + 1:
+            law = f"with {what} changed, more than one round would be made a second time"
+            invalid("--resume", self.directory, law, way_out)
+        self.on_note(
+            f"round={done + 1}: was released in part before the change; made again with other noise, both count"
+        )
+        return Change(done, len(self.ledger))
 
     def to_the_end(self) -> str | None:
         """Every round that is left."""
@@ -102,16 +223,18 @@ class Run:
         return reason
 
     def _where_it_stands(self) -> tuple[State, int]:
-        found = load_checkpoint(self.directory)
+        found = self.found
+        done = 0 if found is None else found.round
+        steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
+        if not steadfast and self._made_since(done) > done + 1:
+            law = f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
+        if self.change.since and steadfast and self.worker.nodes is not None:
+            law = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
+            invalid("runtime", "flower", law, "go on with --runtime simulator: the bits are the same")
         if found is None:
             start = Public(self.setting.start)
             return self.setting.algorithm.init(start, self.setting.clients, self.setting.settings), 0
-        if not self.record.store.vouches_for(found.releases, found.head):
-            raise CheckpointDamaged(
-                f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
-            )
-        if any(self.ledger[id].time <= found.round for id in range(found.releases, len(self.ledger))):
-            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
         self.memories = found.memories
         self._look_around(found.state)
         if not self.record.has_round(found.round):
@@ -128,13 +251,16 @@ class Run:
         self.memories = r.memories
         head = self.record.store.head()
         checkpoint = Checkpoint(number, state, len(self.ledger), head, r.counts, self.memories)
-        save_checkpoint(self.directory, checkpoint)
+        save_checkpoint(self.directory, checkpoint, partial(self._vouch_for, number))
         self._report_round(state, number, r.counts, seconds=time.perf_counter() - begun)
         return state
 
+    def _vouch_for(self, number: int, digest: str) -> None:
+        self.record.note(EntryKind.CHECKPOINT, {"sha256": digest}, round=number)
+
     def _done(self, state: State, number: int, *, anew: bool = False) -> tuple[LiveRound, State]:
         where = (self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
-        r = LiveRound(*where, anew=anew)
+        r = LiveRound(*where, anew=anew, since=self.change.since)
         return r, self.setting.algorithm.round(state, r, self.setting.settings)
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
@@ -149,7 +275,8 @@ class Run:
         if due or accounted_at(number):
             metrics |= {"epsilon": self._spent()}
         row = metrics | dict(counts) | {"seconds": seconds}
-        self.record.add_round(number, row)
+        if not self.record.has_round(number):  # a round that is done again ends in the same numbers
+            self.record.add_round(number, row)
         self.on_round({"round": number} | row)
 
     def _look_around(self, state: State) -> None:
@@ -174,24 +301,36 @@ class Run:
         }
 
     def _finish(self, state: State, reason: str | None, ending: str) -> None:
-        models = self.setting.algorithm.models(state, self.setting.clients)
-        if isinstance(models, Public):
-            tensors = self.setting.model.named_tensors(models.value.float())
-        else:
-            tensors = {
-                f"{client_name(client)}/{name}": tensor
-                for client, model in models.items()
-                for name, tensor in self.setting.model.split(model.value.float()).items()
-            } | dict(self.setting.model.constants)
-        save_tensors(self.directory / MODEL, tensors)
+        path = self.directory / MODEL
+        save_model(self.setting, path, state)
         found = self.setting.algorithm.found(state)
         asked = self.setting.experiment.topology.settings.get("count")
         rows = self.record.rounds() if found is not None else []
         told = cluster_notes(found, rows, self.ledger, asked if isinstance(asked, int) else None)
-        self.record.remember(cluster_facts(self.setting, state) | {"notes": [*notes_of(self.setting), *told]})
+        resumed = [
+            f"Went on after round {entry.body['after']} with changes: {', '.join(entry.body['accepted'])}."
+            for entry in self.record.journal.last(EntryKind.RESUME, most=None)
+            if entry.body["accepted"]
+        ]
+        facts = cluster_facts(self.setting, state) | {"notes": [*notes_of(self.setting), *told, *resumed[::-1]]}
         status = "stopped" if reason else "finished"
-        seconds = self.record.total("seconds")
-        self.record.remember({"status": status, "status_reason": reason or ending, "seconds": seconds})
+        facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
+        self.record.end({"model": file_digest(path), "status": status}, facts)
+        remove_secret(self.directory)
+
+
+def save_model(setting: Setting, path: Path, state: State) -> None:
+    """Write the model that is published, or every client's own."""
+    models = setting.algorithm.models(state, setting.clients)
+    if isinstance(models, Public):
+        tensors = setting.model.named_tensors(models.value.float())
+    else:
+        tensors = {
+            f"{client_name(client)}/{name}": tensor
+            for client, model in models.items()
+            for name, tensor in setting.model.split(model.value.float()).items()
+        } | dict(setting.model.constants)
+    save_tensors(path, tensors)
 
 
 def accounted_at(number: int) -> bool:

@@ -54,6 +54,7 @@ class LiveRound:
     def __init__(
         self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
         memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None, *, anew: bool = False,
+        since: int = 0,
     ) -> None:  # fmt: skip
         self.time = time
         self._schedules = schedules or Schedules(secret)
@@ -71,7 +72,9 @@ class LiveRound:
         self._tosses = 0
         self._uses = 0
         steadfast = worker.nodes is None or worker.nodes.steadfast
-        self._door = Door(setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew)
+        self._door = Door(
+            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since
+        )
         self._meter = Meter(setting, time, self.counts, counting=self.counting)
         self.heard: list[list[Heard]] = []
 

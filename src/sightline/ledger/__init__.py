@@ -3,12 +3,13 @@
 from sightline.ledger.classes import LedgerPairs, ledger_pairs
 from sightline.ledger.export import SCHEMA, export, read_export
 from sightline.ledger.flow import Composition, View
+from sightline.ledger.journal import Entry, EntryKind, Journal, digest_of
 from sightline.ledger.ledger import Ledger, Store
 from sightline.ledger.pages import Pages, Row
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
 from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
-from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect, connect_to_read
+from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect, connect_to_read, transaction
 
 __all__ = [
     "GENESIS",
@@ -16,7 +17,10 @@ __all__ = [
     "POST_PROCESSING",
     "SCHEMA",
     "Composition",
+    "Entry",
+    "EntryKind",
     "GroupPlan",
+    "Journal",
     "Ledger",
     "LedgerDamaged",
     "LedgerPairs",
@@ -32,6 +36,7 @@ __all__ = [
     "View",
     "connect",
     "connect_to_read",
+    "digest_of",
     "export",
     "ledger_pairs",
     "parties",
@@ -39,5 +44,6 @@ __all__ = [
     "read_export",
     "read_parties",
     "release_from",
+    "transaction",
     "written",
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,17 @@ LAST = 2**63 - 1
 
 
 class LedgerDamaged(SightlineError):
-    """The ledger on disk was cut, edited or reordered."""
+    """The ledger on disk, or the journal beside it, was cut, edited or reordered."""
+
+    exit_code = 2
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection whose committed rows survive a crash of the process, the system or the power."""
+    """A connection whose committed rows survive a crash of the process, the system or the power.
+
+    A new database, and with it SQLite's files beside it, is for its owner only.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     with close_on_error(connection):
         connection.execute("PRAGMA journal_mode=WAL")
@@ -66,6 +73,19 @@ def close_on_error(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside becomes durable together, or none of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 class SqliteStore:
     """The table `release` of a run's database: id, time, body, hash."""
 
@@ -84,14 +104,8 @@ class SqliteStore:
             body = release.body()
             head = chained(head, body)
             rows.append((release.id, release.time, body, head))
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._connection):
             self._connection.executemany("INSERT INTO release VALUES (?, ?, ?, ?)", rows)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
 
     def head(self) -> str:
         """The hash of the last row: it vouches for every row before it."""

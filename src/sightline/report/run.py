@@ -48,6 +48,14 @@ def checked_records(place: object) -> Iterator[None]:
         invalid("run", place, f"its records {UNLIKE_A_RUN} ({located(error)})")
 
 
+def read_settings_text(directory: Path) -> str:
+    """The settings of a run as it wrote them down; nothing where they are gone or not for this reader."""
+    try:
+        return (directory / SETTINGS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """Everything a page is made of. A broken run lacks facts; every reader of them copes."""
@@ -62,10 +70,10 @@ class Run:
 
     @classmethod
     def read(cls, directory: Path) -> "Run":
-        """The run of a directory; a damaged ledger raises."""
+        """The run of a directory; a damaged ledger, and facts or rounds that its journal does not know, raise."""
         with RunRecord.look(directory) as record:
-            path = directory / SETTINGS
-            settings = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+            record.verify()
+            settings = read_settings_text(directory)
             # Rounds before ledger: a run at work may add releases in between, and those must not go uncounted.
             return cls(directory, record.facts, record.rounds(), record.ledger(), record.store.head(), settings)
 

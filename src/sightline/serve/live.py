@@ -8,10 +8,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from sightline.engine import CONFIG
 from sightline.engine.record import RunRecord
 from sightline.ledger import GENESIS, Ledger
 from sightline.report import Run
+from sightline.report.run import read_settings_text
 from sightline.serve.glance import Signature, signature
 
 Value = TypeVar("Value")
@@ -88,6 +88,8 @@ def _refresh(entry: _Entry, directory: Path) -> None:
     with RunRecord.look(directory) as record:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
+        if not entry.rounds:
+            record.verify()
         entry.ledger.register(record.participants)
         done = entry.rounds[-1]["round"] if entry.rounds else 0
         facts = record.facts
@@ -95,6 +97,5 @@ def _refresh(entry: _Entry, directory: Path) -> None:
         entry.rounds = entry.rounds + record.rounds(after=done)
         entry.ledger.append(record.store.read(len(entry.ledger), entry.head))
         entry.head = record.store.hash_of(len(entry.ledger) - 1)
-        path = directory / CONFIG
-        settings = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        settings = read_settings_text(directory)
         entry.run = Run(directory, facts, entry.rounds, entry.ledger, entry.head, settings)

@@ -1,7 +1,9 @@
 """An experiment as a Flower app that `flwr run` starts as it is, and its data dealt out to the folders of sites."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -9,6 +11,7 @@ import tomli_w
 from sightline import engine
 from sightline.config import Experiment, to_toml
 from sightline.errors import invalid
+from sightline.randomness import write_secret
 from sightline.runtimes.site_policy import POLICY
 
 PACKAGE = "sightline_app"
@@ -58,7 +61,8 @@ def export(experiment: Experiment, directory: Path) -> Path:
 
 
 def _project(experiment: Experiment) -> dict[str, object]:
-    config = {"sites": False, "timeout": 600.0, "wait": 300.0, "out": "", "resume": False, "test": "", "set": ""}
+    config = {"sites": False, "timeout": 600.0, "wait": 300.0, "out": "", "resume": False,
+              "accept-changes": False, "test": "", "set": ""}  # fmt: skip
     app = {
         "publisher": "sightline",
         "components": {"serverapp": f"{PACKAGE}.server_app:app", "clientapp": f"{PACKAGE}.client_app:app"},
@@ -77,15 +81,19 @@ def _project_name(experiment: Experiment) -> str:
 
 
 def shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
-    """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set."""
+    """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set.
+
+    Folders and files are for their owner only.
+    """
     federation = engine.build(experiment).federation
     _new(directory)
     found = []
     for number, client in enumerate(federation.clients):
         folder = directory / f"site-{number}"
-        folder.mkdir(parents=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
         train, test = client.train, client.test
-        np.savez(folder / "data.npz", train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
+        _save(folder / "data.npz", train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
         policy = {
             "client": number,
             "classes": federation.classes,
@@ -96,10 +104,16 @@ def shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[P
             "delta": experiment.privacy.delta,
             "trust_server": experiment.privacy.unit != "none" and experiment.privacy.place == "server",
         }
-        (folder / POLICY).write_text(tomli_w.dumps(policy), encoding="utf-8")
+        write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
         found.append(folder)
-    np.savez(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
+    _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
     return found
+
+
+def _save(path: Path, **arrays: Any) -> None:
+    """Write arrays that nobody else may read, from the first byte on."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        np.savez(file, **arrays)
 
 
 def _new(directory: Path) -> None:

@@ -21,6 +21,7 @@ from sightline.data.formats import read_arrays
 from sightline.engine import Setting
 from sightline.engine.directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
+from sightline.randomness import write_secret
 from sightline.runtimes.flower.grid_post import GridPost, connected
 from sightline.runtimes.flower.roll import Roll
 from sightline.runtimes.remote import Remote, refuse_a_known_seed
@@ -50,7 +51,8 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
     """Run an experiment on the nodes of a grid and return its run directory.
 
     `config`: sites (real sites with data of their own), timeout (seconds that a round waits), wait (seconds for the
-    sites to connect), out (the run directory), resume, test (an .npz of test_x and test_y to measure accuracy on).
+    sites to connect), out (the run directory), resume, accept-changes (resume although code or packages are not what
+    they were), test (an .npz of test_x and test_y to measure accuracy on).
     """
     out = Path(str(config["out"])) if config.get("out") else None
     resume = bool(config.get("resume", False))
@@ -69,7 +71,15 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
         tell = partial(told, directory / NODES_LOG, say)
         return Remote(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
 
-    engine.run(setting, directory, worker, resume=resume, on_round=partial(round_said, say, experiment.rounds))
+    engine.run(
+        setting,
+        directory,
+        worker,
+        resume=resume,
+        accept_changes=bool(config.get("accept-changes", False)),
+        on_round=partial(round_said, say, experiment.rounds),
+        on_note=say,
+    )
     say(f"done: {directory.resolve()}")
     return directory
 
@@ -120,7 +130,7 @@ def run_id(directory: Path) -> str:
     """The name by which sites know a run; a resumed one has the same."""
     path = directory / RUN_ID
     if not path.exists():
-        path.write_text(secrets.token_hex(16), encoding="utf-8")
+        write_secret(path, secrets.token_hex(16).encode())
     return path.read_text(encoding="utf-8")
 
 
