@@ -15,7 +15,7 @@ from typing import Any
 
 from sightline.ledger.store import GENESIS, LedgerDamaged, chained
 
-EDITED = "rows of the run's record were cut, edited or moved"
+EDITED = "rows of run.sqlite were cut, edited or moved"
 
 
 class EntryKind(StrEnum):
