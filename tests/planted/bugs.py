@@ -141,11 +141,11 @@ BUGS: dict[str, Bug] = {
         "for some in list(setting.topology.lines.values())[:1] for line in some",
         "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
     ),
-    "calibration-forgets-a-channel": bug(
-        "the noise is calibrated to what the first half of a client's releases cost",
+    "calibrated-to-the-least": bug(
+        "the noise is calibrated to the observer who sees least",
         "engine/planning.py",
-        "        for composition in views:\n",
-        "        for composition in views[:1]:\n",
+        "worst = max(worst, solved[key])",
+        "worst = min(worst or solved[key], solved[key])",
         "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
     ),
     "least-noise-of-the-members": bug(
@@ -328,6 +328,41 @@ Build = Callable[""",
         "return epsilon / (largest *",
         "return 2 * epsilon / (largest *",
         "tests/clusters/test_clusters_selection.py::test_no_neighbour_moves_any_probability_by_more",
+    ),
+    "choice-without-noise": bug(
+        "a private choice is the best model, always",
+        "mechanisms/selection.py",
+        "return int(np.argmax(scores + rng.gumbel(size=len(scores))))",
+        "return int(np.argmax(scores))",
+        "tests/clusters/test_clusters_selection.py::test_frequencies_are_those_of_the_softmax",
+    ),
+    "one-noise-for-all-choices": bug(
+        "all who choose draw the same noise",
+        "mechanisms/selection.py",
+        "sharpness=sharp, rng=scene.noise(chooser)",
+        "sharpness=sharp, rng=scene.noise(0)",
+        f"{STREAMS}::test_no_stream_is_drawn_twice_and_no_two_streams_share_a_key",
+    ),
+    "one-noise-for-a-stack": bug(
+        "clients that are trained side by side share the noise of the first",
+        "training/stacked_private.py",
+        "noise = next(noises[member])",
+        "noise = next(noises[0]) if member == 0 else noise",
+        f"{NOISE}::test_it_shares_nothing_with_itself_or_with_any_other",
+    ),
+    "half-the-noise-one-by-one": bug(
+        "clients that are trained one by one get half of their noise",
+        "training/private.py",
+        "worker.gradient.add_(noise, alpha=how.noise_std[client])",
+        "worker.gradient.add_(noise, alpha=how.noise_std[client] / 2)",
+        "tests/training/test_training_equals_oracle.py::test_dp_sgd",
+    ),
+    "edge-sees-only-sums": bug(
+        "an untrusted edge is said to see its devices' messages only in a sum",
+        "mechanisms/by_trust.py",
+        "event=Pooled(others, one.event), coins_known_to=gatherer)",
+        "event=Pooled(others, one.event))",
+        "tests/hierarchy/test_hierarchy_runs.py::test_noises_of_devices_add_up_except_for_who_gathers_them",
     ),
     # clipping and state
     "layer-not-in-the-norm": bug(
