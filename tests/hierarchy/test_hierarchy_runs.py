@@ -1,6 +1,7 @@
 """Runs on trees: the model of a naive loop, the ledger of closed-form counts, noise that moves with trust."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -304,7 +305,11 @@ def test_the_report_has_a_column_for_every_kind(treed, tmp_path):
     assert pooled.epsilon == run.ledger.epsilon("client-3", "cloud", DELTA) < own.epsilon
     assert own.epsilon == run.ledger.epsilon("client-3", "edge-2", DELTA)
     assert all(cells[-1].clear == ("client-3" not in subjects) for subjects, cells in rows.items())
-    assert "devices of the same subnet" in run.report.read_text()
+    page = run.report.read_text()
+    assert "devices of the same subnet" in page
+    heads = " ".join(re.findall(r'<th scope="col".*?</th>', page))
+    assert "the worst of" in heads
+    assert ".." not in re.sub(r'title="[^"]*"', "", heads)
 
 
 def test_an_edge_knows_nothing_of_the_others_inside_an_interval(treed, tmp_path):

@@ -111,3 +111,49 @@ def test_dark_is_dark_and_hostile_words_neither_run_nor_overflow(tmp_path: Path)
     assert console == []
     assert "data-hacked" not in dom
     assert "data-ready" in dom
+
+
+LAYOUT = """<!doctype html><pre id="out"></pre><script>
+const widths = %s, found = [];
+widths.forEach((width) => {
+  const frame = document.createElement("iframe");
+  frame.width = width; frame.height = 900; frame.src = "report.html";
+  frame.onload = () => {
+    const page = frame.contentDocument, brand = page.querySelector(".brand"), rows = new Map();
+    page.querySelectorAll(".figures dd:not(.note)").forEach((value) => {
+      const foot = page.createElement("span");
+      foot.style.display = "inline-block";
+      value.append(foot);
+      const top = Math.round(value.parentElement.getBoundingClientRect().top);
+      rows.set(top, [...(rows.get(top) || []), foot.getBoundingClientRect().bottom]);
+    });
+    found.push({
+      width, brand: brand.getBoundingClientRect().height, mark: page.querySelector(".mark").getBoundingClientRect().width,
+      feet: [...rows.values()], scroll: page.documentElement.scrollWidth,
+      spill: [...page.querySelectorAll(".figures dd")].some((value) => value.scrollWidth > value.clientWidth + 1),
+    });
+    if (found.length === widths.length) out.textContent = JSON.stringify(found);
+  };
+  document.body.append(frame);
+});
+</script>"""
+
+
+def test_the_logo_is_whole_and_the_figures_stand_on_one_line_at_every_width(tmp_path: Path) -> None:
+    """With as many sections as a page can have: the names in its bar leave the logo no room to spare."""
+    steps = {"control": {"energy": 1}, "resources": {"model": "wireless"}, "stop_at_epsilon": 9.0}
+    extra = {"tau": 4.0, "step_size": 0.1, "energy_joule": 1.0, "delay_seconds": 1.0}
+    rows = [metrics(n, 9, spent(n, 9, {"public": 7.99})) | extra for n in range(1, 10)]
+    load = [{"who": "client", "members": 24, "steps": 9, "steps_are": "rounds", "rate": 0.5}]
+    directory = write(tmp_path / "run", FACTS | steps | {"load": load}, rows, [release(n) for n in range(1, 10)])
+    write_report(directory)
+    (directory / "layout.html").write_text(LAYOUT % [320, 375, 700, 850, 950, 1280], encoding="utf-8")
+    flags = ("--allow-file-access-from-files", "--virtual-time-budget=4000")
+    dom, _ = browse(directory / "layout.html", tmp_path / "profile", *flags)
+    found = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)[1]))  # type: ignore[index]
+    for one in found:
+        assert one["brand"] < 30, one
+        assert one["mark"] >= 30, one
+        assert all(max(feet) - min(feet) <= 1 for feet in one["feet"]), one
+        assert one["scroll"] <= one["width"], one
+        assert not one["spill"], one

@@ -28,7 +28,7 @@ from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.events import Clear, Gaussian
 from sightline.ledger import parties
-from sightline.report import Run, render, write_report
+from sightline.report import Run, headline, render, write_report
 from sightline.report.numbers import upper
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&</style>{{ 7*7 }}"
@@ -60,7 +60,7 @@ def test_every_section_fact_is_on_the_page(page: Any, run_dir: Path) -> None:
         *FACTS["data_notes"],
         "It does not bind those who are trusted: server.",
         "Gaussian noise, z = 1.432, each client by a hidden coin of probability 0.5",
-        "Handed over in the clear",
+        "Sent without noise to a trusted party",
         "clipped updates",
         "1–30",
         "derived from the seed: reproducible, for simulation only",
@@ -298,6 +298,27 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
     assert "server" in Run.read(tmp_path / "run").trusted
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 2.99, 3.0, 4.0, 8.0, 32.0, 900.0])
+def test_the_odds_are_a_sentence_at_every_epsilon(epsilon: float) -> None:
+    """A bound of almost everything is no number to print: then it says at which epsilon it would be less."""
+    said = headline.odds(epsilon, 1e-3)
+    shown = [float(word) for word in re.findall(r"at most ([\d.]+) %", said)]
+    assert not any(value > 95.3 for value in shown)
+    power = 100 * headline.power_at_most(epsilon, 1e-3)
+    if power <= 95:
+        assert power <= shown[0] <= power + 0.1
+        assert len(shown) == 1
+    else:
+        assert "almost every true case" in said
+        assert shown == [13.7, 37.1]
+
+
+def test_a_number_and_its_percent_stay_together(tmp_path: Path) -> None:
+    notes = re.findall(r'<dd class="note">(.*?)</dd>', write_report(quickstart(tmp_path / "run", rounds=2)).read_text())
+    assert any("worst" in note for note in notes)
+    assert not any(" %" in note or "δ = " in note for note in notes)
+
+
 def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_path: Path) -> None:
     directory = quickstart(tmp_path / "run", rounds=2)
     record = RunRecord.open(directory)
@@ -305,5 +326,5 @@ def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_p
     record.add_round(3, metrics(3, 3, {"public": 1.0}) | few)
     record.close()
     page = write_report(directory).read_text()
-    assert "10th percentile 75.0 %, worst 0.0 % (of 3 examples)" in page
+    assert "10th percentile 75.0\u00a0%, worst 0.0\u00a0% (of 3 examples)" in page
     assert "10th percentile <b>75.0 %</b>" in page

@@ -9,7 +9,7 @@ from sightline import accounting
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Release, parties
 from sightline.report import Run
-from sightline.report.matrix import matrix
+from sightline.report.matrix import Column, matrix
 from sightline.report.numbers import upper
 from sightline.report.told import holds_clear, tell
 
@@ -109,6 +109,17 @@ def test_many_different_subjects_are_told_as_the_worst(tmp_path: Path) -> None:
     assert "the worst of 20" in found.rows[0][1]
     assert found.rows[0][2][1].epsilon == run.spent["public"]
     assert run.spent["public"] >= run.ledger.worst_epsilon("public", 1e-5) * (1 - 1e-9)
+
+
+def test_a_heading_counts_those_it_stands_for_and_does_not_list_them() -> None:
+    many = Column("devices elsewhere", "client-0, client-20, client-40, client-60, client-80", False, 5)
+    assert (many.heading, many.note, many.names) == ("devices elsewhere", "the worst of 5", many.name)
+    trusted = Column("trusted", "edge-1..2, edge-4..6", True, 5)
+    assert (trusted.heading, trusted.note) == ("trusted", "5 of them")
+    assert (Column("trusted", "server", True).heading, Column("public", "public", False).note) == (
+        "server",
+        "untrusted",
+    )
 
 
 def test_who_saw_nothing_learned_nothing(tmp_path: Path) -> None:

@@ -191,6 +191,24 @@ def walked(ask: Ask, query: str = "", way: str = "after") -> list[dict[str, Any]
     return [row for page in pages for row in page]
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({1: 2, 2: 2, 3: 2}, "2 releases in every round"),
+        ({1: 2, 2: 3, 3: 2}, ""),
+        ({1: 2, 3: 2}, ""),
+        (dict.fromkeys(range(1, 401), 1), "10 releases in every 10 rounds"),
+        ({1: 7}, "7 releases in every round"),
+    ],
+)
+def test_equal_rounds_are_told_and_not_drawn_as_bars(tmp_path: Path, made: dict[int, int], words: str) -> None:
+    releases = [release(time) for time, number in made.items() for _ in range(number)]
+    write(tmp_path / "run", FACTS, [], releases)
+    page = asking(site_of(tmp_path))("/ledger?run=run").body.decode()
+    assert ('class="strip even"' in page) == bool(words)
+    assert (f"{words}: choose a place to go there" if words else "choose a bar to go there") in page
+
+
 def test_the_pages_of_a_ledger_hold_every_release_once_both_ways(long_ask: Ask) -> None:
     assert [row["id"] for row in walked(long_ask)] == list(range(346))
     assert all(row["whole"] for row in walked(long_ask))
@@ -357,6 +375,38 @@ def test_the_calculator_says_what_the_accountant_says(ask: Ask, scheme: str) -> 
         assert upper(value, digits=4) in page
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_calculator_solves_for_the_noise(ask: Ask, scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The noise that `sightline calibrate` finds, on the page rounded up so that it still meets the budget."""
+    small = COMMANDS[scheme].replace("64", "8").replace("uses 8", "uses 2")
+    words = ["--epsilon", "2", *small.split()[2:], "--delta", "1e-6"]
+    assert outcome(["calibrate", scheme, *words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["noise_multiplier"]
+    query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
+    told = api(ask, f"/api/account?scheme={scheme}&solve=noise&{query}")
+    assert told["noise_multiplier"]["this scheme"] == pytest.approx(said, rel=1e-5)
+    assert told["epsilon"] == 2
+    page = ask(f"/calculator?scheme={scheme}&solve=noise&{query}").body.decode()
+    shown = float(re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1])  # type: ignore[index]
+    entry = SCHEMES[scheme]
+    given = {knob.name: told[knob.name] for knob in entry.knobs if knob.name != "noise"}
+    assert entry.make(noise=shown, **given).epsilon(delta=1e-6) <= 2
+    assert entry.make(noise=0.99 * shown, **given).epsilon(delta=1e-6) > 2
+    assert 'name="epsilon"' in page
+    assert 'name="noise"' not in page
+    if scheme in ("poisson", "gaussian"):
+        assert b"chart-calculator" in ask(f"/calculator?scheme={scheme}&solve=noise&{query}&part=curve").body
+
+
+def test_the_calculator_opens_on_poisson_sampling(ask: Ask) -> None:
+    page = ask("/calculator").body.decode()
+    assert '<option value="poisson" selected>' in page
+    assert page.index('value="poisson"') < page.index('value="balanced"')
+    assert api(ask, "/api/account")["scheme"] == "poisson"
+    noise = api(ask, "/api/account?solve=noise")["noise_multiplier"]
+    assert noise["this scheme"] < noise["by RDP"] < noise["no amplification"]
+
+
 def test_the_calculators_rivals_are_what_they_are_called(ask: Ask) -> None:
     balanced = api(ask, "/api/account?scheme=balanced&noise=2&steps=100&uses=10&epochs=3&delta=1e-5")["epsilon"]
     assert balanced["Poisson sampling"] == accounting.poisson(noise=2, rate=0.1, steps=300).epsilon(delta=1e-5)
@@ -462,8 +512,12 @@ def test_the_planners_answer_nonsense_with_one_line(ask: Ask, path: str, query: 
         "steps=1.5",
         "steps=1e12",
         "delta=0",
-        "uses=2000",
+        "uses=2000&scheme=balanced",
         "scheme=ponzi",
+        "solve=delta",
+        "epsilon=0&solve=noise",
+        "epsilon=x&solve=noise",
+        "epsilon=inf&solve=noise",
     ],
 )
 def test_the_calculator_answers_nonsense_with_one_line(ask: Ask, query: str) -> None:

@@ -10,6 +10,8 @@ from sightline.report.section import Content, Section
 
 FALSE_ALARMS = 0.05
 """The share of false alarms at which the guarantee is put into words."""
+EMPTY = 0.95
+"""A power beyond which a bound on it says nothing worth a number."""
 
 
 def content(run: Run) -> Content:
@@ -18,6 +20,7 @@ def content(run: Run) -> Content:
         "name": run.name,
         "status": str(run.fact("status", "unknown")),
         "reason": str(run.fact("status_reason", "")),
+        "stopped": run.fact("status") == "stopped",
         "about": about(run),
         "figures": figures(run),
         "promise": promise(run),
@@ -99,7 +102,7 @@ def protected(run: Run) -> str:
 def _adjacency(run: Run) -> str:
     if run.unit is Unit.NONE:
         return "no noise was added"
-    return {Adjacency.ADD_REMOVE: "in or out", Adjacency.REPLACE: "exchanged for any other"}.get(
+    return {Adjacency.ADD_REMOVE: "added or removed", Adjacency.REPLACE: "exchanged for any other"}.get(
         run.fact("adjacency"), ""
     )
 
@@ -131,18 +134,29 @@ def question(run: Run) -> str:
 def _strength(epsilon: float, question: str) -> str:
     if epsilon <= 1:
         return f"Whoever sees every published model can hardly tell {question}."
-    if epsilon <= 4:
+    if epsilon <= 2.5:
         return f"Whoever sees every published model gets only limited evidence of {question}."
     return f"What the published models can tell about {question} is bounded, but at this epsilon the bound is loose."
 
 
 def odds(epsilon: float, delta: float) -> str:
-    """The guarantee as the power of the best test, rounded up."""
-    power, blind = upper(100 * power_at_most(epsilon, delta), digits=4), f"{100 * FALSE_ALARMS:g} %"
+    """The guarantee as the power of the best test, rounded up; where that is next to everything, what would be less."""
+    power, blind = power_at_most(epsilon, delta), f"{100 * FALSE_ALARMS:g} %"
+    if power > EMPTY:
+        one, two = (_power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
+        return (
+            f"In numbers: this bound alone does not keep a test with {blind} false alarms from finding almost every "
+            f"true case. At epsilon 1 it would find at most {one}, at epsilon 2 at most {two}; "
+            f"a blind guess finds {blind}."
+        )
     return (
-        f"In numbers: a test with {blind} false alarms finds the true cases at most {power} % of the time; "
+        f"In numbers: a test with {blind} false alarms finds at most {_power_words(power)} of the true cases; "
         f"a blind guess finds {blind}."
     )
+
+
+def _power_words(power: float) -> str:
+    return f"{upper(100 * power)} %"
 
 
 def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:

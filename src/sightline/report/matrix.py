@@ -20,6 +20,25 @@ class Column:
     kind: str
     name: str
     trusted: bool
+    standing_for: int = 1
+    """How many observers it is the worst of."""
+
+    @property
+    def names(self) -> str:
+        """All of them, where the heading does not name them."""
+        return self.name if self.standing_for > 1 else ""
+
+    @property
+    def heading(self) -> str:
+        """What stands above the column: never a list that goes on."""
+        return self.name if self.trusted and self.standing_for == 1 else self.kind
+
+    @property
+    def note(self) -> str:
+        """A few words below it."""
+        if self.standing_for > 1:
+            return f"{count(self.standing_for)} of them" if self.trusted else f"the worst of {count(self.standing_for)}"
+        return "trusted" if self.trusted else "untrusted" if self.name == self.kind else f"for example {self.name}"
 
 
 @dataclass(frozen=True)

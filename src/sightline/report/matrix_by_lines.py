@@ -17,10 +17,10 @@ def matrix_by_lines(run: Run) -> Matrix | None:
     if not subjects or run.delta is None or not run.fact("lines") or run.fact("topology") == "groups":
         return None
     kinds = {kind: [(line, run.ledger.view(line.observer)) for line in lines] for kind, lines in run.lines.items()}
-    columns = [Column(kind, _shown(lines), False) for kind, lines in kinds.items()]
+    columns = [_column(kind, lines) for kind, lines in kinds.items()]
     if run.trusted:
         kinds["trusted"] = [(Line(name), run.ledger.view(name)) for name in run.trusted]
-        columns.append(Column("trusted", written(frozenset(run.trusted)), True))
+        columns.append(Column("trusted", written(frozenset(run.trusted)), True, len(run.trusted)))
     if len(subjects) * sum(len(view.compositions()) for lines in kinds.values() for _, view in lines) > WORK:
         return None
     found: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
@@ -32,9 +32,9 @@ def matrix_by_lines(run: Run) -> Matrix | None:
     )
 
 
-def _shown(lines: Iterable[Sight]) -> str:
-    names = sorted({line.observer for line, _ in lines})
-    return names[0] if len(names) == 1 else f"the worst of {written(frozenset(names))}"
+def _column(kind: str, lines: Iterable[Sight]) -> Column:
+    names = frozenset(line.observer for line, _ in lines)
+    return Column(kind, written(names), False, len(names))
 
 
 def _cell(run: Run, lines: Iterable[Sight], subject: str) -> Cell:

@@ -90,13 +90,26 @@ def environment(*rooms: str) -> Environment:
 
     They are compiled once in a process: that took longer than all the rest of a page.
     """
-    return Environment(
+    made = Environment(
         loader=ChoiceLoader([PackageLoader("sightline", room) for room in (*rooms, "report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["parties"] = kept_whole
+    return made
+
+
+def kept_whole(names: str) -> Markup:
+    """Names between commas as markup that breaks a line between names before it breaks one in two.
+
+    >>> kept_whole("client-0..9, <b>")
+    Markup('<span class="party">client-0..9,</span> <span class="party">&lt;b&gt;</span>')
+    """
+    parts = names.split(", ")
+    words = [f"{name}," for name in parts[:-1]] + parts[-1:]
+    return Markup(" ").join(Markup('<span class="party">{}</span>').format(word) for word in words)
 
 
 def asset(name: str) -> str:

@@ -18,7 +18,7 @@ def content(run: Run) -> Content | None:
     rows = tell(run.ledger, run.unit)
     tables = [
         _table("Published with protection", "", [row for row in rows if not row.clear]),
-        _table("Handed over in the clear", _trust(run), [row for row in rows if row.clear]),
+        _table(_without_noise(run), _trust(run), [row for row in rows if row.clear]),
     ]
     return {
         "matrix": matrix(run) or matrix_by_lines(run),
@@ -35,6 +35,10 @@ def _table(title: str, note: str, rows: list[Told]) -> Content:
     made = sum(row.count for row in rows)
     more = f"{count(len(rows) - ROWS)} more kinds of release" if len(rows) > ROWS else ""
     return {"title": title, "note": note, "made": plural(made, "release"), "rows": rows, "fold": ROWS, "more": more}
+
+
+def _without_noise(run: Run) -> str:
+    return "Sent without noise to a trusted party" if run.trusted else "Sent without noise"
 
 
 def _trust(run: Run) -> str:

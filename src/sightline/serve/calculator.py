@@ -1,4 +1,4 @@
-"""The calculator: epsilon of a scheme at once, against Poisson sampling, RDP and no amplification."""
+"""The calculator: epsilon of a scheme, or the noise for one, against Poisson sampling, RDP and no amplification."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from sightline.engine.record import finite
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.report.chart import Axis, Chart, Line, line_chart
 from sightline.report.numbers import short, upper
-from sightline.serve.knobs import DELTA, Knob, drawn_knob
+from sightline.serve.knobs import DELTA, EPSILON, NOISE, Knob, drawn_knob
 from sightline.serve.message import Request, Response, plain
 from sightline.serve.schemes import SCHEMES, Entry, Numbers, lines
 from sightline.serve.site import Site
@@ -19,20 +19,24 @@ POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
 SPAN = 3.0
 """A curve goes from the chosen value over this number to the chosen value times it."""
 PATIENCE = 2.5
-"""Processor seconds that a curve may take; what is not worked out by then is left out."""
+"""Processor seconds that a curve, or a search for noise, may take; what is not begun by then is left out."""
+SOLVE = {"epsilon": "epsilon, of a noise", "noise": "the noise, for an epsilon"}
+"""What the calculator works out."""
 
 Asked = tuple[Entry, dict[str, float], float]
 
 
 def page(site: Site, request: Request) -> Response:
     """The form, the numbers, and with `part=curve` the curve."""
-    name = chosen(request)
+    name, solve = chosen(request), solved_for(request)
     entry = SCHEMES[name]
     content: dict[str, Any] = {"numbers": None, "mistake": "", "chart": None}
     try:
         entry, numbers, delta = asked(request)
         if request.one("part") == "curve":
-            content["chart"] = curve(entry, numbers, delta, request.one("against", "noise"))
+            content["chart"] = drawn_curve(request, entry, numbers, delta)
+        elif solve == "noise":
+            content["numbers"] = noises(entry, numbers, delta)
         else:
             content["numbers"] = worked_out(entry, numbers, delta)
     except SightlineError as error:
@@ -44,7 +48,9 @@ def page(site: Site, request: Request) -> Response:
         scheme=name,
         schemes=[(key, one.title) for key, one in SCHEMES.items()],
         words=entry.words,
-        knobs=[drawn_knob(knob, request) for knob in (*entry.knobs, DELTA)],
+        solve=solve,
+        solves=list(SOLVE.items()),
+        knobs=[drawn_knob(knob, request) for knob in (*knobs_of(entry, solve), DELTA)],
         against=request.one("against", "noise"),
         ways=[knob.name for knob in entry.knobs if knob.name in ("noise", "steps")],
         **content,
@@ -52,15 +58,32 @@ def page(site: Site, request: Request) -> Response:
 
 
 def api(site: Site, request: Request) -> Response:
-    """Epsilon of every line as JSON; null is infinite."""
+    """Epsilon of every line as JSON, or with `solve=noise` the noise multiplier; null is infinite or not worked out."""
     entry, numbers, delta = asked(request)
-    found = {row["name"]: row["epsilon"] for row in worked_out(entry, numbers, delta)}
-    return plain(finite({"scheme": chosen(request), **numbers, "delta": delta, "epsilon": found}))
+    told: dict[str, Any] = {"scheme": chosen(request), **numbers, "delta": delta}
+    if solved_for(request) == "noise":
+        told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(entry, numbers, delta)}
+    else:
+        told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(entry, numbers, delta)}
+    return plain(finite(told))
+
+
+def solved_for(request: Request) -> str:
+    """What is to be worked out."""
+    name = request.one("solve", "epsilon")
+    if name not in SOLVE:
+        invalid("solve", name, "epsilon or noise is worked out", did_you_mean(name, list(SOLVE)))
+    return name
+
+
+def knobs_of(entry: Entry, solve: str) -> list[Knob]:
+    """The numbers that are turned: where the noise is worked out, epsilon in its place."""
+    return [EPSILON if knob is NOISE and solve == "noise" else knob for knob in entry.knobs]
 
 
 def chosen(request: Request) -> str:
     """The scheme's name."""
-    name = request.one("scheme", "balanced")
+    name = request.one("scheme", "poisson")
     if name not in SCHEMES:
         invalid("scheme", name, "no such scheme", did_you_mean(name, list(SCHEMES)))
     return name
@@ -69,7 +92,8 @@ def chosen(request: Request) -> str:
 def asked(request: Request) -> Asked:
     """The scheme, its numbers and delta."""
     entry = SCHEMES[chosen(request)]
-    return entry, {k.name: k.read(request.one(k.name)) for k in entry.knobs}, DELTA.read(request.one("delta"))
+    knobs = knobs_of(entry, solved_for(request))
+    return entry, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
 
 
 def epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
@@ -85,6 +109,45 @@ def worked_out(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, A
         {"name": name, "epsilon": value, "words": upper(value, digits=4), "share": _share(value, top)}
         for name, value in found.items()
     ]
+
+
+def least_noise(scheme: Scheme, accountant: Accountant, budget: float, delta: float) -> float:
+    """The least noise multiplier with which the scheme costs at most the budget."""
+    return scheme.calibrated(epsilon=budget, delta=delta, accountant=accountant).noise_multiplier
+
+
+def _with_noise(numbers: Numbers, noise: float) -> dict[str, float]:
+    """The numbers of the scheme itself: a noise in place of the budget."""
+    return {name: value for name, value in numbers.items() if name != "epsilon"} | {"noise": noise}
+
+
+def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+    """The same for the least noise multiplier whose epsilon is at most `numbers["epsilon"]`.
+
+    Guarantees: what is shown was evaluated and meets the budget, and is rounded up. The scheme itself is always
+    searched, the others while there is time.
+    """
+    begun = time.thread_time()
+    schemes = lines(entry, _with_noise(numbers, 1.0))
+    found: dict[str, float | None] = dict.fromkeys(schemes)
+    for name in sorted(schemes, key=lambda name: (name != "this scheme", name == "by RDP")):
+        if name == "this scheme" or time.thread_time() - begun < PATIENCE:
+            found[name] = least_noise(*schemes[name], numbers["epsilon"], delta)
+    top = max(value for value in found.values() if value)
+    return [
+        {"name": name, "noise": value, "words": upper(value, digits=4), "share": _share(value, top)}
+        if value
+        else {"name": name, "noise": None, "words": "–", "share": "0"}
+        for name, value in found.items()
+    ]
+
+
+def drawn_curve(request: Request, entry: Entry, numbers: dict[str, float], delta: float) -> Chart | None:
+    """The curve around the chosen noise, or around the one that meets the chosen epsilon."""
+    if solved_for(request) == "noise":
+        scheme, accountant = lines(entry, _with_noise(numbers, 1.0))["this scheme"]
+        numbers = _with_noise(numbers, least_noise(scheme, accountant, numbers["epsilon"], delta))
+    return curve(entry, numbers, delta, request.one("against", "noise"))
 
 
 def _share(value: float, top: float) -> str:
@@ -116,7 +179,7 @@ def _points(
     entry: Entry, numbers: Numbers, delta: float, knob: Knob
 ) -> tuple[list[float], dict[str, list[float | None]]]:
     middle = numbers[knob.name]
-    low, high = max(knob.low, middle / SPAN), min(knob.high, middle * SPAN)
+    low, high = max(min(knob.low, middle), middle / SPAN), min(max(knob.high, middle), middle * SPAN)
     if knob.name == "steps" and "uses" in numbers:
         low = max(low, numbers["uses"])
     grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]

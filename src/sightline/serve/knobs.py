@@ -44,6 +44,7 @@ NOISE = Knob("noise", "Noise multiplier z", 0.2, 50, 1.0)
 STEPS = Knob("steps", "Steps", 1, 1_000_000, 1000, whole=True)
 RATE = Knob("rate", "Rate", 1e-6, 1, 0.1)
 DELTA = Knob("delta", "Delta", 1e-12, 0.1, 1e-5)
+EPSILON = Knob("epsilon", "Epsilon", 0.01, 1000, 8.0, command="calibrate")
 
 
 def drawn_knob(knob: Knob, request: Request) -> dict[str, Any]:

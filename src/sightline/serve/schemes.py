@@ -32,18 +32,18 @@ def _poisson(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]
 
 
 SCHEMES: dict[str, Entry] = {
+    "poisson": Entry(
+        "Poisson: each with a probability",
+        "Each step uses each subject with the same probability, independently.",
+        (NOISE, RATE.starting_at(0.01), STEPS),
+        accounting.poisson,
+    ),
     "balanced": Entry(
         "Balanced: exactly k of T steps",
         "Each subject is used in exactly so many of the steps, a hidden choice.",
         (NOISE, STEPS, USES, EPOCHS),
         accounting.balanced,
         _poisson(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
-    ),
-    "poisson": Entry(
-        "Poisson: a coin in every step",
-        "Each step uses each subject with the same probability, independently.",
-        (NOISE, RATE, STEPS),
-        accounting.poisson,
     ),
     "split": Entry(
         "Split model: one of d parts",

@@ -27,6 +27,8 @@ def page(site: Site, request: Request) -> Response:
         f"Ledger of {site.glance(id).name}",
         run=id,
         **{name: found[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
+        even=pace_words(found["spans"]),
+        last=count(found["spans"][-1]["last"]) if found["spans"] else "",
         rows=rows,
         broken=not all(row.whole for row in found["rows"]),
         words=_words(found),
@@ -86,11 +88,24 @@ def spans(pages: Pages, run: str) -> list[dict[str, Any]]:
             "width": round(86 / number, 3),
             "height": round(100 * held.get(place, 0) / most, 2),
             "round": max(1, place * width),
+            "made": held[place],
+            "last": min(last, (place + 1) * width - 1),
             "words": _span_words(max(1, place * width), min(last, (place + 1) * width - 1), held.get(place, 0)),
         }
         for place in range(number)
         if held.get(place, 0)
     ]
+
+
+def pace_words(spans: list[dict[str, Any]]) -> str:
+    """How many releases each span of rounds made where all made as many; of equal rounds bars tell nothing."""
+    long = [span["last"] - span["round"] + 1 for span in spans]
+    paces = {span["made"] / rounds for span, rounds in zip(spans, long, strict=True)}
+    if len(paces) != 1 or sum(long) != spans[-1]["last"]:
+        return ""
+    width = max(long)
+    made = plural(round(paces.pop() * width), "release")
+    return f"{made} in every round" if width == 1 else f"{made} in every {count(width)} rounds"
 
 
 def _span_words(first: int, last: int, made: int) -> str:
