@@ -92,10 +92,10 @@ def test_it_stops_at_the_same_round_when_it_was_interrupted(tmp_path, monkeypatc
     real = loop.save_checkpoint
     for stop in (7, 31, 48):
 
-        def stopping(directory, checkpoint, stop=stop):
+        def stopping(directory, checkpoint, vouch, stop=stop):
             if checkpoint.round == stop:
                 raise KeyboardInterrupt
-            real(directory, checkpoint)
+            real(directory, checkpoint, vouch)
 
         monkeypatch.setattr(loop, "save_checkpoint", stopping)
         with pytest.raises(KeyboardInterrupt):

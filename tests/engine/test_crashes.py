@@ -144,8 +144,10 @@ def test_an_unreadable_checkpoint_stops_every_kind_of_run_and_nothing_is_lost(un
     good = path.read_bytes()
     with closing(RunRecord.open(tmp_path / "broken")) as record:
         releases = len(record.ledger())
+    earlier = path.with_name(checkpoint.EARLIER)
     for size in [0, 7, *dice.sample(range(8, len(good)), 4)]:
         path.write_bytes(good[:size])
+        earlier.write_bytes(good[:size])
         with pytest.raises(checkpoint.CheckpointDamaged):
             sightline.run(asked, out=tmp_path / "broken", resume=True)
         with closing(RunRecord.open(tmp_path / "broken")) as record:
