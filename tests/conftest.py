@@ -1,6 +1,7 @@
 """What every test shares: one thread, reproducible products, closed databases, no time limits, where the data lies."""
 
 import os
+import shutil
 import sqlite3
 import sys
 import warnings
@@ -13,6 +14,11 @@ import sightline  # noqa: F401  before any test multiplies: MKL's reproducible m
 
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
+
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    # a run waits for the disk several times a round, and the suite would wait for minutes; no test is about the disk
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 class WatchedConnection(sqlite3.Connection):
