@@ -25,14 +25,14 @@ Not as printed:
 - z comes from one accountant for round one, later rounds and selections; it is smaller than the authors' at the same
   guarantee.
 - CIFAR-10 uses the CNN of table 2 on 3 x 32 x 32 inputs instead of ResNet-18, and 6,666 examples a client
-  ([0033](../decisions/0033-cluster-data.md)).
+  ([0033](../decisions/data.md#0033-how-clusters-are-dealt-and-tested)).
 - Figures 11 and 12 are scaled: MNIST, an MLP 784-32-10 (25,450 parameters), 40 rounds, 1,000 examples a client,
   learning rate .1 (DP-FedAvg .3), clip norm 1; not the CNN, 200 rounds and 8,000 examples.
 - Figures 8 and 14 (left) use 2,000 examples a client.
 - The paper's curves are pictures whose values its text does not give: verdicts compare what it claims, not numbers.
 
 `principal` is the paper's plane: two principal components, each scaled to [0, 1]. `spanning` is ours and the default:
-m - 1 principal components for m clusters ([0086](../decisions/0086-points-span-the-centres.md))."""
+m - 1 principal components for m clusters ([0086](../decisions/groups-and-clusters.md#0086-points-span-the-centres))."""
 
 FOOT = """## What these runs do not show
 

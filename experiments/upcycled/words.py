@@ -48,7 +48,8 @@ FOOT = """## What differs, and why
 - **Privacy.** That an upcycled run halves releases and traffic, and spends less at equal noise, holds by construction
   and shows in the ledger. That it also wins at equal epsilon is not confirmed here: at epsilon = 8, 80 noisier rounds
   mostly did as well as 40 quieter ones with free steps, or better (2 seeds, one u per data set).
-- **SCAFFOLD** sends one vector, not two: [decision 0050](../decisions/0050-scaffold-sends-one-vector.md).
+- **SCAFFOLD** sends one vector, not two:
+  [decision 0050](../decisions/local-training.md#0050-scaffold-sends-one-vector).
 - **pFedMe** is judged by the personal models, all test examples pooled, as its numbers in the paper suggest.
 - **Output perturbation as published** is no guarantee: clipping a model to norm tau bounds what one example can do by
   2 tau, not tau / |D| ([why](../upcycled.md)). The epsilon in that table is that of the true sensitivity.

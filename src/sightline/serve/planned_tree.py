@@ -48,7 +48,7 @@ def asked(request: Request) -> dict[str, float]:
 def epsilons(numbers: dict[str, float], trusted: bool) -> dict[str, float]:
     """Observer -> epsilon, for a device that takes part in every segment.
 
-    Guarantees: what the ledger of such a run adds up to (docs/decisions/0070, 0072): a trusted edge noises the sum of
+    Guarantees: what the ledger of such a run adds up to (decisions 0070, 0072): a trusted edge noises the sum of
     its devices; below an untrusted one each device noises what it sends, and who sees only sums is charged with all
     noises of the subnet but one.
     """
