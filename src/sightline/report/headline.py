@@ -64,7 +64,7 @@ def figures(run: Run) -> list[dict[str, str]]:
         ("Protected", protected(run), _adjacency(run)),
         ("Clients", count(run.fact("clients")), clients_note(run)),
         ("Rounds", count(run.rounds_done), f"of {count(planned)} planned" if planned else ""),
-        ("Releases", count(len(run.ledger)), "written to the ledger"),
+        ("Releases", count(len(run.ledger)), "in the ledger"),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in found]
 
