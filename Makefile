@@ -25,7 +25,7 @@ make_venv = $(if $(wildcard $(1)/bin/python),$(call need_python,$(1)/bin/python,
 export OPENBLAS_NUM_THREADS ?= 1
 # two cores: one thread per test worker, two workers
 TEST_WORKERS ?= 2
-PYTEST_OPTIONS := -n $(TEST_WORKERS) --dist loadfile --durations=10
+PYTEST_OPTIONS := -n $(TEST_WORKERS) --durations=10
 # bytecode is kept, whatever the environment says: every process that a test starts would compile the package again
 test test-slow flower-test: export PYTHONDONTWRITEBYTECODE :=
 
@@ -47,10 +47,10 @@ demo: $(VENV)/.ready   ## run the quickstart and print the path of its report
 	@$(BIN)/sightline run examples/quickstart.toml
 
 test: $(VENV)/.ready   ## the fast tests
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "not slow"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.ready   ## the slow tests, and only those
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m slow
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadgroup -m slow
 
 $(FLOWER)/.ready: constraints-flower.txt pyproject.toml
 	@$(call make_venv,$(FLOWER))
@@ -60,7 +60,7 @@ $(FLOWER)/.ready: constraints-flower.txt pyproject.toml
 	@touch $@
 
 flower-test: $(FLOWER)/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
-	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest $(PYTEST_OPTIONS) tests/flower
+	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest $(PYTEST_OPTIONS) --dist loadfile tests/flower
 
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(notdir $(wildcard tests/fuzz/corpus/*))

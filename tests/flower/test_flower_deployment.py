@@ -3,7 +3,7 @@
 import re
 import subprocess
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Listener
 
 import numpy as np
@@ -42,10 +42,11 @@ class Rogue:
         self.site, self.listener = Site(folder), Listener(str(path), family="AF_UNIX")
         self.acts = {}
         self.rounds = []
+        self.closed = False
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self):
-        while True:
+        while not self.closed:
             with suppress(EOFError, OSError), self.listener.accept() as caller:
                 letter = Letter.from_bytes(caller.recv_bytes())
                 caller.send_bytes(self.answer(letter).to_bytes())
@@ -56,6 +57,10 @@ class Rogue:
             return honest
         self.rounds.append(letter.words["round"])
         return self.acts.get(letter.words["round"], lambda answer: answer)(honest)
+
+    def close(self):
+        self.closed = True
+        self.listener.close()
 
 
 def sends(array):
@@ -71,7 +76,14 @@ def deployment(tmp_path):
     found.close()
 
 
-def test_three_sites_with_trouble(deployment):
+@pytest.fixture
+def rogue_at():
+    """Sites that misbehave, until the test is over."""
+    with ExitStack() as stack:
+        yield lambda folder, path: stack.enter_context(closing(Rogue(folder, path)))
+
+
+def test_three_sites_with_trouble(deployment, rogue_at):
     folder, experiment = deployment.folder, parse(EXPERIMENT)
     export(experiment, folder / "app")
     sites = shards(experiment, folder / "sites", epsilon=50.0)
@@ -80,7 +92,7 @@ def test_three_sites_with_trouble(deployment):
 
     deployment.superlink()
     keys = [deployment.register(f"site-{number}") for number in range(3)]
-    rogue = Rogue(sites[2], folder / "2")
+    rogue = rogue_at(sites[2], folder / "2")
     parameters = 64 * 10 + 10
     given_up = threading.Event()  # round 5 was over without it
     rogue.acts = {
@@ -95,7 +107,7 @@ def test_three_sites_with_trouble(deployment):
         deployment.supernode("site-1", keys[1], f'site-socket="{folder / "1"}"')
         deployment.wait(lambda: deployment.flwr("supernode", "list").stdout.lower().count("online") == 3, "site 1")
 
-    Rogue(sites[1], folder / "1").acts = {6: lambda answer: (given_up.set(), deployment.kill("site-1"), answer)[-1]}
+    rogue_at(sites[1], folder / "1").acts = {6: lambda answer: (given_up.set(), deployment.kill("site-1"), answer)[-1]}
     deployment.start("door-0", "sightline", "flower", "site", sites[0], "--socket", folder / "0")
     deployment.wait((folder / "0").exists, "the site's own process")
     deployment.supernode("site-0", keys[0], f'site-socket="{folder / "0"}"')

@@ -136,12 +136,16 @@ def test_the_page_is_current():
     assert laws.PAGE.read_text() == page(), "python -m tests.laws.table writes it again"
 
 
-@pytest.mark.slow
-def test_the_whole_product_is_confirmed_or_is_refused_with_the_reason(tmp_path):
-    """The planned ledger of everything that can run is confirmed; a tenth of it is run, always the same."""
+def test_promises_that_nobody_makes_are_refused_with_the_reason():
     for mode, reason in laws.promises().items():
         assert not reason or one_line(reason), mode
-    for number, c in enumerate(laws.whole()):
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", laws.DIMENSIONS["topology"])
+def test_the_whole_product_is_confirmed_or_is_refused_with_the_reason(topology, tmp_path):
+    """The planned ledger of everything that can run is confirmed; a tenth of it is run, always the same."""
+    for number, c in enumerate(laws.whole(topology=topology)):
         try:
             ledger, trusted = laws.planned(c)
         except InvalidInput as error:

@@ -28,6 +28,7 @@ NODE = shutil.which("node")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("browser"),  # one visit is what all tests look at
     pytest.mark.chromium,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
     pytest.mark.skipif(NODE is None, reason="no node on this machine"),
