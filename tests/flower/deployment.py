@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-PATIENCE = 180.0
+PATIENCE = 600.0
 
 
 def free_port():
@@ -94,7 +94,7 @@ class Deployment:
 
     def flwr(self, *words):
         line = [str(BIN / "flwr"), *map(str, words)]
-        return subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
 
     def wait(self, condition, what, seconds=PATIENCE):
         end = time.monotonic() + seconds

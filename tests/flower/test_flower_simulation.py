@@ -36,7 +36,7 @@ def command(tmp_path):
         file.write_text(tomli_w.dumps(plain))
         environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0"}
         line = [sys.executable, "-m", "sightline", "run", str(file), "--runtime", "flower", "--json", *words]
-        return file, subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        return file, subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     return run
 
@@ -114,7 +114,7 @@ def test_flwr_run_starts_an_exported_app_as_it_is(tmp_path):
     out = tmp_path / "there"
     line = ["flwr", "run", str(tmp_path / "app"), "--stream", "--run-config", f'out="{out}"']
     try:
-        done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
     finally:
         end_local_superlink(environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"])
     assert "round 2/2" in done.stdout, done.stdout + done.stderr

@@ -56,6 +56,11 @@ def value(number):
     return Letter({}, {"value": np.full(3, number, np.float32)})
 
 
+def test_what_is_there_counts_also_when_the_time_is_over():
+    found = asked(lambda pushed: [reply(message, value(1)) for message in pushed], timeout=0.0)
+    assert {client: answer.arrays["value"].tolist() for client, answer in found.items()} == {0: [1, 1, 1], 1: [1, 1, 1]}
+
+
 def asked(answers, clients=(0, 1), timeout=0.2):
     post = GridPost(Wire((10, 11), answers), lambda: {0: 10, 1: 11}, timeout=timeout)
     return post.ask({client: Letter({"client": client}) for client in clients}, "server/1")

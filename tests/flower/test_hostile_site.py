@@ -127,13 +127,13 @@ def door(site_of, tmp_path, monkeypatch):  # noqa: F811
     ready, place = threading.Event(), tmp_path / "door"
     site = site_of(LOCAL)
     threading.Thread(target=site_door.serve, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
-    assert ready.wait(30)
+    assert ready.wait(600)
     return place, site
 
 
 def sent(place, content):
     line = socket.socket(socket.AF_UNIX)
-    line.settimeout(30)
+    line.settimeout(600)
     line.connect(str(place))
     line.sendall(content)
     return line

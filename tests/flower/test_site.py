@@ -271,7 +271,7 @@ def test_a_site_behind_a_socket(site_of, tmp_path):
     door = tmp_path / "door"
     assert "nobody answers" in asked(door, Letter()).words["refused"]
     threading.Thread(target=serve, args=(site, door), kwargs={"ready": ready.set}, daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait(600)
     assert asked(door, Letter({"call": "hello"})).words["client"] == 2
     assert asked(door, question(LOCAL)).arrays["value"].shape == (63,)
 

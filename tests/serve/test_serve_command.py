@@ -33,13 +33,13 @@ def test_it_prints_its_address_answers_there_and_stops_quietly(tmp_path: Path) -
         assert told["host"] == "127.0.0.1"
         address, _, token = told["url"].partition("?token=")
         request = urllib.request.Request(f"{address}api/runs", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             assert [row["run"] for row in json.load(answer)["runs"]] == ["quick"]
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(address, timeout=60)
+            urllib.request.urlopen(address, timeout=600)
     finally:
         busy.send_signal(signal.SIGINT)
-        out, err = busy.communicate(timeout=60)
+        out, err = busy.communicate(timeout=600)
     assert busy.returncode == 0
     assert out == ""
     assert err.strip() == ""

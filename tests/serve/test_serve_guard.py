@@ -140,7 +140,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def test_a_real_connection_has_the_headers_and_lives_on(server: Server) -> None:
-    line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     bearer = {"Authorization": f"Bearer {server.token}"}
     for path in ("/", "/static/serve.css", "/nowhere", "/api/runs"):
         line.request("GET", path, headers=bearer)
@@ -163,7 +163,7 @@ def test_a_real_connection_has_the_headers_and_lives_on(server: Server) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_there_is_nothing_to_change(server: Server, method: str) -> None:
-    line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     line.request(method, "/", body=b"x=1", headers={"Authorization": f"Bearer {server.token}"})
     assert line.getresponse().status == 501
     line.close()

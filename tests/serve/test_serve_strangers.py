@@ -35,7 +35,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def line(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=600)
 
 
 def raw(server: Server, text: str | bytes) -> bytes:
@@ -172,7 +172,7 @@ def test_a_crowd_that_drips_does_not_lock_the_owner_out(server: Server, monkeypa
     """However patient the server is: who is waited for longest makes room, those without the token first."""
     monkeypatch.setattr("sightline.serve.server.Handler.request_seconds", 600)
     with (
-        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as owner,
+        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)) as owner,
         ExitStack() as crowd,
     ):
         assert asks(server, owner) == 200
@@ -210,13 +210,13 @@ def test_an_answer_under_way_is_not_broken_off(server: Server, monkeypatch: pyte
 
     def slowly(request: Request) -> Response:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(600)
         return answer(request)
 
     monkeypatch.setattr(server.site, "answer", slowly)
     with line(server) as one, ExitStack() as crowd:
         one.sendall(("GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n").format(token=server.token).encode())
-        begun.wait(60)
+        begun.wait(600)
         monkeypatch.setattr(server.site, "answer", answer)
         for _ in range(20):
             crowd.enter_context(line(server)).sendall(b"GET")
@@ -427,13 +427,13 @@ def test_the_token_is_no_word_of_the_command_line_or_the_environment(tmp_path: P
         for name in ("cmdline", "environ"):
             if (about / name).exists():
                 assert token.encode() not in (about / name).read_bytes()
-        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=600)
         connection.request("GET", f"/?token={token}", headers={"Host": "evil.example"})
         assert connection.getresponse().status == 421
         connection.close()
     finally:
         busy.terminate()
-        busy.communicate(timeout=30)
+        busy.communicate(timeout=600)
 
 
 def test_the_tokens_comparison_does_not_stop_at_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
