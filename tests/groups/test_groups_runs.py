@@ -74,7 +74,8 @@ class Sketch:
         )
 
     def ledger(self, rounds):
-        ledger, worker = Ledger(), engine.plan.__globals__["NoWorker"]([10] * 6)
+        ledger = Ledger(participants=self.setting.participants)
+        worker = engine.plan.__globals__["NoWorker"]([10] * 6)
         algorithm = self.setting.algorithm
         state = algorithm.init(Public(self.setting.start[:1]), self.setting.clients, None)
         for time in range(1, rounds + 1):
