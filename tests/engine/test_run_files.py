@@ -1,5 +1,6 @@
 """What lies in a run directory: whose it is, what vouches for it, and what happens when it is damaged or changed."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
+from sightline.serve.shelf import Shelf
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
 OS = {"privacy.noise_source": "os"}
@@ -120,14 +122,15 @@ def test_an_edited_record_is_neither_shown_nor_gone_on_with(broken, tiny, harm, 
 # What the run is made of
 
 MODEL = """
-from torch import nn
-import {layers}
+import {name}_layers
 
 def model(input_shape, classes):
-    return {layers}.{kind}(input_shape[0], classes)
+    return {name}_layers.Net(input_shape[0], classes)
 """
 LAYERS = """
 from torch import nn
+
+from {name}_scale import scale
 
 class Net(nn.Module):
     def __init__(self, features, classes):
@@ -135,21 +138,24 @@ class Net(nn.Module):
         self.output = nn.Linear(features, classes)
 
     def forward(self, x):
-        return self.output(x) * {factor}
+        return scale(self.output(x))
+"""
+SCALE = """
+def scale(x):
+    return x * {factor}
 """
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Write a model of the user's own, in two files, and return its name; each call has what the last one said."""
+    """Write a model of the user's own, in three files, and return its settings; what is imported is what was written."""
     monkeypatch.syspath_prepend(tmp_path)
     name = f"own_{tmp_path.name}"
 
     def write(factor):
-        for module in (name, f"{name}_layers"):
-            sys.modules.pop(module, None)
-        (tmp_path / f"{name}.py").write_text(MODEL.format(layers=f"{name}_layers", kind="Net"))
-        (tmp_path / f"{name}_layers.py").write_text(LAYERS.format(factor=factor))
+        for part, text in (("", MODEL), ("_layers", LAYERS), ("_scale", SCALE)):
+            sys.modules.pop(name + part, None)
+            (tmp_path / f"{name}{part}.py").write_text(text.format(name=name, factor=factor))
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         return {"model": {"name": f"{name}:model"}}
 
@@ -159,13 +165,13 @@ def own(tmp_path, monkeypatch):
 def test_another_model_body_is_refused_and_can_be_accepted(own, broken, tiny, tmp_path, capsys):
     run = broken(**own(1.0))
     changes = own(2.0)
-    with pytest.raises(InvalidInput, match=r"changed .*code of own_\w+_layers; .*--accept-changes") as told:
+    with pytest.raises(InvalidInput, match=r"changed .*code of own_\w+_scale; .*--accept-changes") as told:
         sightline.run(tiny(**changes), out=run, resume=True)
     assert "\n" not in str(told.value)
     done = sightline.run(tiny(**changes), out=run, resume=True, accept_changes=True)
     assert "made again with other noise, both count" in capsys.readouterr().err
     assert [release.time for release in done.ledger] == [1, 1, 2, 2, 3, 3, 3, 3, 4, 4]
-    assert any("_layers" in note for note in done.summary["notes"])
+    assert any("_scale" in note for note in done.summary["notes"])
     resumed = [entry.body for entry in entries(run) if entry.kind == EntryKind.RESUME]
     assert [(one["round"], one["since"], len(one["accepted"])) for one in resumed] == [(2, 6, 1)]
 
@@ -320,9 +326,13 @@ def test_an_old_directory_can_be_looked_at_and_cut_off_again(broken, tiny, tmp_p
 # Whose files they are
 
 
-@pytest.mark.parametrize("lock", [False, True], ids=["their own", "with a lock beside it"])
-def test_the_users_own_file_is_never_overwritten(tiny, tmp_path, capsys, lock):
-    text = to_toml(tiny(rounds=2)) + "# mine\n"
+@pytest.mark.parametrize(
+    ("mine", "lock"),
+    [("# mine\n", False), ("# mine\n", True), ("", False)],
+    ids=["their own", "with a lock beside it", "as a run would write it"],
+)
+def test_the_users_own_file_is_never_overwritten(tiny, tmp_path, capsys, mine, lock):
+    text = to_toml(tiny(rounds=2)) + mine
     (tmp_path / "config.toml").write_text(text)
     if lock:
         (tmp_path / directory.LOCK).touch()
@@ -338,6 +348,28 @@ def test_a_database_of_somebody_elses_is_no_false_start(tiny, tmp_path):
     change_database(tmp_path, "CREATE TABLE mine (value)")
     with pytest.raises(InvalidInput, match="not empty"):
         sightline.run(tiny(), out=tmp_path)
+
+
+def test_a_run_that_another_process_made_meanwhile_is_not_begun_anew(tiny, tmp_path):
+    place = engine.new_directory(tiny(), tmp_path / "run")
+    sightline.run(tiny(), out=place)
+    before = left_behind(place)
+    with pytest.raises(InvalidInput, match="not empty"):
+        loop.run(engine.build(tiny()), place, lambda *_: pytest.fail("it trained"), resume=False)
+    assert left_behind(place) == before
+
+
+def test_a_lock_that_was_removed_holds_nothing(tiny, tmp_path, monkeypatch):
+    place, real = engine.new_directory(tiny(), tmp_path / "run"), fcntl.flock
+
+    def late(handle, how):
+        (place / directory.LOCK).unlink()
+        (place / directory.LOCK).touch()
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(directory.RunBusy), directory.locked(place):
+        pytest.fail("two processes could be in here")
 
 
 def interrupt(tiny, out, patch):
@@ -402,6 +434,19 @@ def test_a_run_is_for_its_owner_only(tiny, tmp_path):
     found = {*open_while_running, *modes(tmp_path / "run").items()}
     assert {name for name, mode in found if mode & 0o077} <= shared
     assert {DATABASE, f"{DATABASE}-wal", directory.CONFIG, directory.LOCK} <= {name for name, _ in found}
+
+
+def test_the_shards_of_sites_are_for_their_owner_only(tiny, tmp_path):
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny()))
+    before = os.umask(0)
+    try:
+        words = ["flower", "shards", str(tmp_path / "tiny.toml"), str(tmp_path / "sites"), "--epsilon", "8", "--json"]
+        assert main.outcome(words) == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / "sites", *(tmp_path / "sites").rglob("*")]
+    assert len(made) == 2 + 6 * 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600, 0o700}
 
 
 def modes(folder):
@@ -531,6 +576,15 @@ def elsewhere():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
+
+
+def test_the_closed_folder_of_somebody_else_hides_no_other_run(broken, elsewhere):
+    shutil.move(broken(), elsewhere / "closed")
+    (elsewhere / "closed").chmod(0o000)
+    elsewhere.chmod(0o755)
+    said, code = as_stranger(lambda: len(list(Shelf(elsewhere).ids())))
+    (elsewhere / "closed").chmod(0o700)
+    assert (said, code) == ("", 0)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o755], ids=["closed", "open to look at"])

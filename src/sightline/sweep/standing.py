@@ -3,8 +3,8 @@
 from enum import StrEnum
 from pathlib import Path
 
-from sightline.config import Experiment, to_toml
-from sightline.engine import CONFIG, RunRecord
+from sightline.config import Experiment
+from sightline.engine import RunRecord, read_settings
 from sightline.engine.record import DATABASE
 
 
@@ -26,6 +26,6 @@ def standing(directory: Path, experiment: Experiment) -> Standing:
         status, begun = record.facts.get("status"), record.pages.length() > 0
     if not begun:
         return Standing.START
-    if (directory / CONFIG).read_text(encoding="utf-8") != to_toml(experiment):
+    if read_settings(directory) != experiment:
         return Standing.TAKEN
     return Standing.DONE if status in ("finished", "stopped") else Standing.RESUME
