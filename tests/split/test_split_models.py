@@ -124,7 +124,10 @@ def test_overlapping_parts_are_refused(mlp):
         Partitions(mlp, frozenset(), ((one, one),))
 
 
-@pytest.mark.parametrize(("name", "blocks", "kept"), [("resnet101", 33, 29), ("wide_resnet_40_4", 18, 15)])
+@pytest.mark.parametrize(
+    ("name", "blocks", "kept"),
+    [pytest.param("resnet101", 33, 29, marks=pytest.mark.slow), ("wide_resnet_40_4", 18, 15)],
+)
 def test_the_papers_networks_can_be_split(name, blocks, kept):
     model = build(name, input_shape=(3, 32, 32), classes=10, kind=Kind.IMAGE, settings={})
     splitting = split_model(model, split(parts=3), rng=np.random.default_rng(0))
