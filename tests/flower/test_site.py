@@ -12,6 +12,7 @@ from sightline import accounting, engine
 from sightline.api import Run
 from sightline.config import parse, to_toml
 from sightline.data import Client, Federation, Kind
+from sightline.errors import Refused
 from sightline.ledger import LedgerDamaged
 from sightline.runtimes.flower.export import shards
 from sightline.runtimes.letter import Letter
@@ -258,6 +259,14 @@ def test_experiments_that_the_policy_does_not_allow(plain, law, site_of):
     site = site_of(LOCAL)
     assert law in site.answer(question(plain)).words["refused"]
     assert len(releases_of(site)) == 0
+
+
+def test_a_delta_that_promises_nothing_is_refused_by_the_site(site_of):
+    said = site_of(LOCAL, delta=0.5).answer(question(LOCAL)).words
+    assert "clients at random would meet it" in said["refused"]
+    assert "refused" not in site_of(LOCAL, delta=0.5, allow_large_delta=True).answer(question(LOCAL)).words
+    with pytest.raises(Refused, match=r"site\.toml: delta=0\.5: publishing one of \d+ examples"):
+        site_of(SAMPLE, delta=0.5)
 
 
 def test_a_start_of_the_wrong_size_is_refused(site_of):

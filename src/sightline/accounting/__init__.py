@@ -1,6 +1,14 @@
 """Events -> privacy loss -> epsilon(delta). Pure functions; upper bounds only; calibration."""
 
-from sightline.accounting.accountant import Accountant, delta, epsilon, epsilon_curve, interval
+from sightline.accounting.accountant import (
+    Accountant,
+    delta,
+    epsilon,
+    epsilon_curve,
+    interval,
+    large_delta_note,
+    refuse_large_delta,
+)
 from sightline.accounting.budget import Budget, Line, share
 from sightline.accounting.calibration import calibrate
 from sightline.accounting.canonical import Composition
@@ -28,7 +36,9 @@ __all__ = [
     "from_dp_event",
     "gaussian",
     "interval",
+    "large_delta_note",
     "poisson",
+    "refuse_large_delta",
     "share",
     "split",
     "to_dp_event",

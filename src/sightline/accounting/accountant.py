@@ -12,10 +12,12 @@ from sightline.accounting.curve import Curve
 from sightline.accounting.dominating import NoLaw
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
 from sightline.accounting.renyi import renyi_delta, renyi_epsilon
-from sightline.errors import invalid
+from sightline.errors import invalid, refuse
 from sightline.events import Allocation, Clear, Event, Exponential, Pure, WithoutReplacement, with_known_coins
 
 SMALLEST_DELTA = 1e-30
+NEAR = 10
+"""A delta above one over so many times the number of units is remarked upon."""
 
 
 class Accountant(StrEnum):
@@ -139,3 +141,31 @@ def check_delta(delta: float) -> None:
     if not SMALLEST_DELTA <= delta < 1:
         law = "delta lies in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} are not computed"
         invalid("delta", delta, law, "use a value such as 1e-5, below one over the number of subjects")
+
+
+def refuse_large_delta(name: str, delta: float, units: int, noun: str) -> None:
+    """Raise where delta, promised to each of so many units, is one over their number or more.
+
+    Whoever publishes the data of one of n units, picked at random, meets (0, 1/n): such a delta promises nothing.
+
+    >>> refuse_large_delta("delta", 0.5, 10, "clients")
+    Traceback (most recent call last):
+    ...
+    sightline.errors.Refused: delta=0.5: publishing one of 10 clients at random would meet it; use at most 0.01, or \
+set allow_large_delta = true
+    """
+    if delta * units >= 1 - 1e-12:
+        way_out = f"use at most {1 / (NEAR * units):.2g}, or set allow_large_delta = true"
+        refuse(name, f"{delta:g}", f"publishing one of {units} {noun} at random would meet it", way_out)
+
+
+def large_delta_note(delta: float, units: int, noun: str) -> str | None:
+    """What is to be said of a delta within a factor of ten of one over the number of units, or above; else None.
+
+    >>> large_delta_note(1e-3, 100, "clients") is None
+    True
+    """
+    if delta * units * NEAR <= 1 + 1e-12:
+        return None
+    what = f"publishing one of {units} {noun} at random has delta = {1 / units:.2g}"
+    return f"delta = {delta:g} is large: {what}; {1 / (NEAR * units):.2g} or less is usual"

@@ -1,7 +1,8 @@
 """`sightline account`: epsilon of a scheme by its numbers, or of an exported ledger."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -133,7 +134,9 @@ def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
 
     of_scheme = {name: asked.pop(name) for name in ("noise", "samples", "batch_size", "selection_epsilon")}
     times = rounds // 10 if selections is None else selections
-    tell(accounting.clustered(rounds=rounds, selections=times, **of_scheme), **asked)
+    note = accounting.large_delta_note(asked["delta"], of_scheme["samples"], "examples")
+    scheme = accounting.clustered(rounds=rounds, selections=times, **of_scheme)
+    tell(scheme, **asked, more={"note": note} if note else {})
 
 
 @command.command(
@@ -163,7 +166,14 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     show(answer, as_json)
 
 
-def tell(scheme: "Scheme", delta: float, accountant: str, interval: bool, as_json: bool) -> None:
+def tell(
+    scheme: "Scheme",
+    delta: float,
+    accountant: str,
+    interval: bool,
+    as_json: bool,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Account a scheme and print it."""
     from sightline.accounting import Accountant
 
@@ -173,7 +183,7 @@ def tell(scheme: "Scheme", delta: float, accountant: str, interval: bool, as_jso
         lower, upper = scheme.interval(delta=delta)
         answer |= {"interval": [finite(lower), finite(upper)]}
     answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": listed(scheme)}
-    show(answer, as_json)
+    show(answer | dict(more), as_json)
 
 
 def listed(scheme: "Scheme") -> list[dict[str, Any]]:

@@ -136,7 +136,9 @@ def clustered(rounds: int, selections: int | None, selection_epsilon: float | No
     }
     scheme = accounting.clustered(noise=1.0, **numbers)
     split = clustered_noise(**numbers, epsilon=asked["epsilon"], delta=asked["delta"])
-    tell(scheme, **asked, more={"as_published_noise": finite(split.value), "notice": split.notice})
+    note = accounting.large_delta_note(asked["delta"], numbers["samples"], "examples")
+    more = {"as_published_noise": finite(split.value), "notice": split.notice} | ({"note": note} if note else {})
+    tell(scheme, **asked, more=more)
 
 
 def tell(

@@ -61,6 +61,8 @@ def command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) ->
 
 def summary(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
     """What `--json` prints; null where a threat model speaks of nobody."""
+    from sightline.accounting import large_delta_note
+
     question = answer.question
     found: dict[str, Any] = {
         "epsilon_mean": _plain(answer.mean),
@@ -83,6 +85,9 @@ def summary(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, 
     }
     if question.bottleneck:
         found["pairs_tightened"] = answer.tightened
+    note = large_delta_note(question.delta, answer.workers, "workers")
+    if note is not None:
+        found["notes"] = [note]
     if out is not None:
         found["out"] = str(out)
     if plot is not None:
@@ -109,6 +114,8 @@ def show(answer: "Answer", found: dict[str, Any]) -> None:
     console.print(f"epsilon, worst observer: mean over workers {mean}, largest {largest}")
     if found["bottleneck"]:
         console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
+    for note in found.get("notes", []):
+        console.print(f"note: {note}")
     for name in ("out", "plot"):
         if name in found:
             console.print(f"wrote {found[name]}", markup=False)

@@ -194,6 +194,8 @@ class Privacy(Section):
     sensitivity: Literal["clipped_model", "strongly_convex", "per_sample_mean", "as_published"] | None = None
     gradient_tolerance: Annotated[float, Field(ge=1e-12, le=1.0)] = 1e-9
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    allow_large_delta: bool | None = None
+    """Whether delta may be one over the number of protected units, or more."""
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     noise_source: Literal["seed", "os"] = "seed"
     arithmetic: Literal["float", "integer"] = "float"

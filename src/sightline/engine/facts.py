@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sightline import mkl
+from sightline.accounting import large_delta_note
 from sightline.engine.load import load_of
 from sightline.engine.setting import Setting
 from sightline.events import Unit
@@ -80,14 +81,22 @@ def facts_of(setting: Setting) -> dict[str, Any]:
 
 
 def notes_of(setting: Setting) -> list[str]:
-    """What whoever started the run should know at its end: of its topology, and why it was slow."""
-    return [*setting.topology.notes, *_speed_notes(setting)]
+    """What whoever started the run should know at its end: of its topology, why it was slow, how large delta is."""
+    return [*setting.topology.notes, *_speed_notes(setting), *_delta_notes(setting)]
 
 
 def _speed_notes(setting: Setting) -> list[str]:
     """What makes private steps slow, so that nobody has to guess."""
     note = clipping_note(setting.model) if setting.unit is Unit.SAMPLE else None
     return [note] if note else []
+
+
+def _delta_notes(setting: Setting) -> list[str]:
+    """Whether delta is so large that the guarantee says little."""
+    if setting.unit is Unit.NONE:
+        return []
+    note = large_delta_note(setting.experiment.privacy.delta, *setting.protected)
+    return [f"{note}."] if note else []
 
 
 def versions() -> dict[str, str]:
@@ -215,6 +224,7 @@ def caveats(setting: Setting) -> list[str]:
         "Pair guarantees exclude collusion; a coalition sees the union of its members' views.",
         "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
     ]
+    notes += _delta_notes(setting)
     if setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
     if isinstance(setting.mechanism, Output | Objective):

@@ -57,6 +57,8 @@ def calibrated(setting: Setting, *, real_nodes: bool = False) -> Setting:
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return rehearsed(setting)
+    if not privacy.allow_large_delta:
+        accounting.refuse_large_delta("privacy.delta", privacy.delta, *setting.protected)
     if privacy.noise_multiplier is not None:
         multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
     elif privacy.epsilon is not None:

@@ -82,6 +82,18 @@ class Setting:
         """The clients' numbers."""
         return range(len(self.federation.clients))
 
+    @property
+    def protected(self) -> tuple[int, str]:
+        """How many delta is promised to, and of what.
+
+        The clients; or the examples of the data set that one release is computed from: a client's own, the largest
+        here, or all together where others add up what clients hand over.
+        """
+        if self.unit is not Unit.SAMPLE:
+            return len(self.clients), "clients"
+        sizes = self.federation.sizes
+        return int(sizes.max() if self.experiment.privacy.place == "client" else sizes.sum()), "examples"
+
     @cached_property
     def participants(self) -> frozenset[str]:
         """Everybody who may be asked about, by their names in the ledger."""

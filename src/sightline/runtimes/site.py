@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from sightline import engine
+from sightline import accounting, engine
 from sightline.config import FACTORY, Experiment, parse
 from sightline.engine import Setting
 from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
@@ -26,7 +26,7 @@ from sightline.randomness import Streams
 from sightline.runtimes.asking import CHOOSE, LEAVING, Task
 from sightline.runtimes.desk import Desk, Result, ballot
 from sightline.runtimes.letter import Letter
-from sightline.runtimes.site_policy import federation_of, kind_of, read_data, read_policy
+from sightline.runtimes.site_policy import POLICY, federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site_shelf import SiteShelf
 from sightline.topology import client_name
 
@@ -49,6 +49,8 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder, self.policy = folder, read_policy(folder)
         self.data = read_data(folder, self.policy)
+        if self.policy.unit == "sample" and not self.policy.allow_large_delta:
+            accounting.refuse_large_delta(f"{POLICY}: delta", self.policy.delta, len(self.data.train), "examples")
         self._state = folder / "state"
         self._state.mkdir(mode=0o700, exist_ok=True)
         self._root = Streams.from_operating_system(self._state / "noise-root.secret")
@@ -181,6 +183,8 @@ class Site:
         if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
             law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
             refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
+        if policy.unit == "client" and not policy.allow_large_delta:
+            accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, experiment.data.clients, "clients")
         if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
             law = "a site draws fresh coins for every answer, and schedules need the same for all rounds"
             refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')

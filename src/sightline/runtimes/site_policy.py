@@ -29,6 +29,8 @@ class SitePolicy(Section):
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    allow_large_delta: bool = False
+    """Whether delta may be one over the number of protected units, or more."""
     trust_server: bool = False
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
     own_code: bool = False

@@ -104,6 +104,8 @@ def shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[P
             "delta": experiment.privacy.delta,
             "trust_server": experiment.privacy.unit != "none" and experiment.privacy.place == "server",
         }
+        if experiment.privacy.allow_large_delta:
+            policy["allow_large_delta"] = True
         write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
         found.append(folder)
     _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
