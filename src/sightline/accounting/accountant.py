@@ -13,7 +13,16 @@ from sightline.accounting.dominating import NoLaw
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
 from sightline.accounting.renyi import renyi_delta, renyi_epsilon
 from sightline.errors import invalid, refuse
-from sightline.events import Allocation, Clear, Event, Exponential, Pure, WithoutReplacement, with_known_coins
+from sightline.events import (
+    Allocation,
+    Clear,
+    Event,
+    Exponential,
+    Poisson,
+    Pure,
+    WithoutReplacement,
+    with_known_coins,
+)
 
 SMALLEST_DELTA = 1e-30
 NEAR = 10
@@ -54,6 +63,8 @@ def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accou
 def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accountant: Accountant) -> float:
     """Epsilon of a canonical, ordered composition."""
     held = dict(counts)
+    if chance_to_take_part(held) <= delta:
+        return 0.0
     if accountant is Accountant.RDP:
         return renyi_epsilon(held, delta)
     bounds = [summed_epsilon(held)]
@@ -64,6 +75,12 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
     if not math.isfinite(min(bounds)) or moments_may_win(held):
         bounds.append(renyi_epsilon(held, delta, unless=min(bounds)))
     return min(bounds)
+
+
+def chance_to_take_part(counts: Mapping[Event, int]) -> float:
+    """At most how likely the subject is in anything at all: with that delta everything is private at epsilon zero."""
+    rates = [times * event.rate if isinstance(event, Poisson) else math.inf for event, times in counts.items()]
+    return math.fsum(rates) * (1 + 1e-12)
 
 
 def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:

@@ -17,6 +17,12 @@ FINENESS = 0.022
 """Lattice step over the spread of the law, for one level of averaging; divided by the root of the number of levels."""
 MOST_POINTS = 6000
 """Above this many lattice points a level of averaging becomes coarser instead of slower."""
+MANY = 2**20
+"""More copies than these are averaged on lattices of a sixth of the points, and their first eight bits are enough."""
+NARROWEST = 1e-8
+"""Where averaging would make a law narrower than this, fewer copies are averaged: doubles end not far below."""
+FARTHEST = 10**5
+"""Points of a lattice that reaches down to where the atoms at zero would be; if it took more, they are moved apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +36,14 @@ class MeanOf:
 def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
     """The law of (L_1 + ... + L_d) / d for independent copies, by doubling.
 
-    Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy.
+    Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy (as the mean
+    of fewer copies does).
     """
-    fineness = FINENESS / math.sqrt(max(levels(copies), 5))
+    copies = max(1, min(copies, int((spread(law) / NARROWEST) ** 2)))
+    if copies > MANY:
+        copies, fineness = rounded_down(copies), Fineness(FINENESS / math.sqrt(5), MOST_POINTS // 6)
+    else:
+        fineness = Fineness(FINENESS / math.sqrt(max(levels(copies), 5)), MOST_POINTS)
     power = MeanOf(1, settled(law, fineness, tail))
     total: MeanOf | None = None
     rest = copies
@@ -45,20 +56,34 @@ def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
         power = weighted(power, power, fineness, tail)
 
 
+@dataclass(frozen=True)
+class Fineness:
+    """The step of a lattice over the spread of its law, unless that takes more than so many points."""
+
+    step: float
+    points: int
+
+
+def rounded_down(number: int) -> int:
+    """The number with its first eight bits only."""
+    shift = max(0, number.bit_length() - 8)
+    return number >> shift << shift
+
+
 def levels(copies: int) -> int:
     """How many sums the doubling needs."""
     return copies.bit_length() + copies.bit_count() - 2
 
 
-def settled(law: Law, fineness: float, tail: float) -> Law:
+def settled(law: Law, fineness: Fineness, tail: float) -> Law:
     """Trimmed to its mass and put on the step that its spread asks for, never finer than it is."""
     law = trim(law, tail)
     return on_step(law, max(law.step, wanted_step(law, fineness)))
 
 
-def wanted_step(law: Law, fineness: float) -> float:
+def wanted_step(law: Law, fineness: Fineness) -> float:
     """The step that keeps the relative added variance small and the number of points bounded."""
-    return max(fineness * spread(law), law.step * len(law.mass) / MOST_POINTS)
+    return max(fineness.step * spread(law), law.step * len(law.mass) / fineness.points)
 
 
 def spread(law: Law) -> float:
@@ -73,13 +98,13 @@ def spread_of(loss: Array, mass: Array) -> float:
     return math.sqrt(max(float((mass * (loss - mean) ** 2).sum()) / total, 1e-300))
 
 
-def weighted(one: MeanOf, other: MeanOf, fineness: float, tail: float) -> MeanOf:
+def weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float) -> MeanOf:
     """The mean over the copies of both, on a lattice as fine as the result needs."""
     copies = one.copies + other.copies
     share = one.copies / copies
     step = max(one.law.step, other.law.step)
     first, second = on_step(one.law, step), on_step(other.law, step)
-    target = fineness * math.hypot(share * spread(first), (1 - share) * spread(second))
+    target = fineness.step * math.hypot(share * spread(first), (1 - share) * spread(second))
     finer = max(1, math.floor(step / target + 1e-9))
     law = weighted_sum(first, second, share, finer)
     return MeanOf(copies, settled(law, fineness, tail))
@@ -90,17 +115,24 @@ def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
     step = first.step / finer
     log_share, log_rest = math.log(share), math.log1p(-share)
     start = math.log(share * math.exp(first.start) + (1 - share) * math.exp(second.start))
-    if first.zero > 0 or second.zero > 0:
-        start = min(start, first.start + log_share, second.start + log_rest)
     top = math.log(share * math.exp(first.loss[-1]) + (1 - share) * math.exp(second.loss[-1]))
+    zero = first.zero * second.zero
+    lowest = min(start, first.start + log_share, second.start + log_rest)
+    near = (first.zero > 0 or second.zero > 0) and (top - lowest) / step <= FARTHEST
+    if near:
+        start = lowest
     out = np.zeros(math.ceil((top - start) / step) + 3)
     ahead = np.arange(1 - len(second.mass), len(first.mass), dtype=np.float64)
     shift = np.logaddexp(log_rest, log_share + first.start - second.start + first.step * ahead) + second.start - start
     add_pairs(out, first.mass, second.mass, ahead, shift, step, finer)
-    add_shifted(out, first.mass * second.zero, first.start + log_share - start, step, finer)
-    add_shifted(out, second.mass * first.zero, second.start + log_rest - start, step, finer)
+    if near:
+        add_shifted(out, first.mass * second.zero, first.start + log_share - start, step, finer)
+        add_shifted(out, second.mass * first.zero, second.start + log_rest - start, step, finer)
+    else:
+        zero += add_apart(out, first.mass * second.zero, first.loss + log_share - start, step)
+        zero += add_apart(out, second.mass * first.zero, second.loss + log_rest - start, step)
     infinite = share * first.infinite + (1 - share) * second.infinite
-    return Law(start, step, out, first.zero * second.zero, infinite)
+    return Law(start, step, out, zero, infinite)
 
 
 def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Array, step: float, finer: int) -> None:
@@ -122,6 +154,22 @@ def add_shifted(out: Array, mass: Array, shift: float, step: float, finer: int) 
         begin, end = int(base[0]), int(base[0]) + finer * (len(mass) - 1) + 1
         out[begin:end:finer] += mass * (1 - upward[0])
         out[begin + 1 : end + 1 : finer] += mass * upward[0]
+
+
+def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
+    """Add atoms of which some lie below the lattice: those go to its lowest point and to zero, their mean is kept.
+
+    Returns the mass at zero.
+    """
+    if not mass.any():
+        return 0.0
+    below = shift < 0
+    kept = np.exp(shift[below])
+    out[0] += float(np.dot(mass[below], kept))
+    base, upward = placed(shift[~below] / step, step)
+    np.add.at(out, base, mass[~below] * (1 - upward))
+    np.add.at(out, base + 1, mass[~below] * upward)
+    return float(np.dot(mass[below], 1 - kept))
 
 
 def placed(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:

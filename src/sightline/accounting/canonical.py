@@ -6,13 +6,31 @@ from collections.abc import Mapping
 from functools import singledispatch
 
 from sightline.errors import invalid, refuse
-from sightline.events import Allocation, Event, Gaussian, Poisson, Pooled, Product, Repeat, Split, WithoutReplacement
+from sightline.events import (
+    MOST_COUNTED,
+    Allocation,
+    Clear,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Pooled,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+)
 
 Composition = Mapping[Event, int]
 """A multiset of events: what one observer saw of one subject."""
 
 STRONGEST = 12.0
 """Gaussians are merged into copies whose 1 / noise_multiplier is at most this, so that masses stay representable."""
+MOST_EPSILON = 1e100
+"""A larger one is no promise at all."""
+LEAST_NOISE, MOST_NOISE, MOST_HIDDEN_NOISE = 1e-100, 1e100, 1e7
+"""Less noise is none; more is taken for this much, inside wrappers for less. Each costs no less than what it was."""
 
 
 def canonical(events: Composition) -> dict[Event, int]:
@@ -24,6 +42,8 @@ def canonical(events: Composition) -> dict[Event, int]:
         if times:
             for part, repeats in parts_of(event).items():
                 counts[part] += repeats * int(times)
+    if counts and (most := max(counts.values())) > MOST_COUNTED:
+        invalid("times", most, f"an event is counted at most {MOST_COUNTED:.0e} times")
     check_adjacency(counts)
     return merged_gaussians(counts)
 
@@ -42,6 +62,23 @@ def merged_gaussians(counts: Mapping[Event, int]) -> dict[Event, int]:
 def parts_of(event: Event) -> dict[Event, int]:
     """The independent releases an event consists of, with their counts."""
     return {event: 1}
+
+
+@parts_of.register
+def _(event: Gaussian) -> dict[Event, int]:
+    if event.noise_multiplier < LEAST_NOISE:
+        return {Clear(): 1}
+    return {event if event.noise_multiplier <= MOST_NOISE else Gaussian(MOST_NOISE): 1}
+
+
+@parts_of.register
+def _(event: Pure) -> dict[Event, int]:
+    return {Clear() if event.epsilon > MOST_EPSILON else event: 1}
+
+
+@parts_of.register
+def _(event: Exponential) -> dict[Event, int]:
+    return {Clear() if event.epsilon > MOST_EPSILON else event: 1}
 
 
 @parts_of.register
@@ -101,9 +138,16 @@ def wrapped(inner: Event, event: Event) -> dict[Event, int]:
 def simplified(event: Event) -> Event:
     """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one coin."""
     counts = merged_gaussians(parts_of(event))
+    counts = {quieter(inner): times for inner, times in counts.items()}
     listed = tuple(inner if times == 1 else Repeat(times, inner) for inner, times in counts.items())
     ordered = tuple(sorted(listed, key=repr))
     return ordered[0] if len(ordered) == 1 else Product(ordered)
+
+
+def quieter(event: Event) -> Event:
+    """A Gaussian with no more noise than laws on lattices can tell from nothing."""
+    loud = isinstance(event, Gaussian) and event.noise_multiplier > MOST_HIDDEN_NOISE
+    return Gaussian(MOST_HIDDEN_NOISE) if loud else event
 
 
 def inside(event: Event) -> tuple[Event, ...]:

@@ -112,7 +112,10 @@ def compose(total: Sum, order: float) -> Composed:
     low, high = window(total, order, centre)
     step = total.step
     first = math.floor((low - total.start) / step)
-    size = fft.next_fast_len(math.ceil((high - low) / step) + 2, real=True)
+    points = (high - low) / step
+    if not points < LARGEST:
+        raise TooFine
+    size = fft.next_fast_len(math.ceil(points) + 2, real=True)
     if size > LARGEST:
         raise TooFine
     log_power, gain = log_transform(total, order, size)

@@ -6,7 +6,8 @@ from functools import singledispatch
 import numpy as np
 
 from sightline.accounting.averaging import mean_of_copies, spread, spread_of
-from sightline.accounting.law import NOTHING, Law, on_step, product, resplit, sampled_points, trim
+from sightline.accounting.canonical import MOST_HIDDEN_NOISE
+from sightline.accounting.law import NOTHING, Law, on_step, product, sampled_points, trim
 from sightline.accounting.lognormal import gaussian_law
 from sightline.accounting.remember import Remembered
 from sightline.events import (
@@ -48,8 +49,7 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return gaussian_law(checked(event.event), step, tail, rate=event.rate)
     if isinstance(event, Poisson):
-        loss, mass, infinite = sampled_points(native_law(event.event, tail), event.rate)
-        return resplit(loss, mass, step, infinite=infinite)
+        return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
     return on_step(native_law(event, tail), step)
 
 
@@ -57,7 +57,7 @@ def checked(event: Gaussian) -> float:
     """The noise multiplier, when the masses of its law can be represented at all."""
     if event.noise_multiplier < 0.05:
         raise NoLaw
-    return event.noise_multiplier
+    return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
 
 
 @Remembered
@@ -74,7 +74,8 @@ def law_of(event: Event, tail: float) -> Law:
 
 @law_of.register
 def _(event: Gaussian, tail: float) -> Law:
-    return gaussian_law(checked(event), FINENESS / event.noise_multiplier, tail)
+    noise = checked(event)
+    return gaussian_law(noise, FINENESS / noise, tail)
 
 
 @law_of.register
@@ -116,9 +117,9 @@ def _(event: WithoutReplacement, tail: float) -> Law:
 
 @law_of.register
 def _(event: Poisson, tail: float) -> Law:
-    loss, mass, infinite = sampled_points(native_law(event.event, tail), event.rate)
-    step = max(FINENESS * spread_of(loss, mass), float(loss[-1] - loss[0]) / MOST_POINTS)
-    return trim(resplit(loss, mass, step, infinite=infinite), tail)
+    points = sampled_points(native_law(event.event, tail), event.rate)
+    step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
+    return trim(points.on_lattice(step), tail)
 
 
 @law_of.register

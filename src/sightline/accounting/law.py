@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
+FAR = 10.0
+"""A lattice reaches down to an atom that lies so many times its own length below; not to one that lies further."""
+
+
 @dataclass(frozen=True, eq=False)
 class Law:
     """Q-masses of L at the points exp(start + step * j), at zero, and the P-mass at infinity.
@@ -101,17 +105,37 @@ def either(one: float, other: float) -> float:
     return one + other - one * other
 
 
-def sampled_points(law: Law, rate: float) -> tuple[Array, Array, float]:
-    """Losses, masses and infinite part of 1 - g + g L, before they are put on a lattice; the atom at zero sits at 1
-    - g."""
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Masses at increasing losses that are on no lattice yet, at zero and at infinity."""
+
+    loss: Array
+    mass: Array
+    zero: float
+    infinite: float
+
+    def on_lattice(self, step: float) -> Law:
+        """The law on a lattice that starts at the lowest of them."""
+        return resplit(self.loss, self.mass, step, zero=self.zero, infinite=self.infinite)
+
+
+def sampled_points(law: Law, rate: float) -> Points:
+    """1 - g + g L, before it is put on a lattice.
+
+    The atom at zero sits at 1 - g; where that is far below all others, it is moved apart, to the lowest of them and to
+    zero.
+    """
     loss = np.log1p(rate * np.expm1(law.loss))
-    mass = law.mass
-    if law.zero > 0:
-        loss, mass = np.append(np.log1p(-rate), loss), np.append(law.zero, mass)
-    return loss, mass, rate * law.infinite
+    mass, zero, lowest = law.mass, 0.0, float(np.log1p(-rate)) if rate < 1 else -np.inf
+    if law.zero > 0 and loss[0] - lowest <= FAR * (loss[-1] - loss[0]):
+        loss, mass = np.append(lowest, loss), np.append(law.zero, mass)
+    elif law.zero > 0:
+        kept = law.zero * float(np.exp(lowest - loss[0]))
+        mass, zero = mass.copy(), law.zero - kept
+        mass[0] += kept
+    return Points(loss, mass, zero, rate * law.infinite)
 
 
 def sampled(law: Law, rate: float, step: float) -> Law:
     """The law of Poisson sampling, L -> 1 - g + g L, on a lattice of the given step."""
-    loss, mass, infinite = sampled_points(law, rate)
-    return resplit(loss, mass, step, infinite=infinite)
+    return sampled_points(law, rate).on_lattice(step)

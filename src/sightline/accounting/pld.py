@@ -228,6 +228,8 @@ def chernoff_epsilon(total: Sum, order: float, delta: float) -> float:
     """Epsilon by moments alone, with the sharp constant (the order here is one less than Renyi's)."""
     rest = delta - total.infinite
     renyi = order + 1
+    if renyi == 1:
+        return math.inf
     return max(0.0, (total.log_moment(order) - math.log(renyi * rest)) / order + math.log1p(-1 / renyi))
 
 

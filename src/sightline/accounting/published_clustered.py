@@ -6,6 +6,7 @@ again at delta: two guarantees at delta each, and the classic conversion twice.
 
 import math
 
+from sightline.accounting.accountant import check_delta
 from sightline.accounting.published import AsPublished, calibrated, gaussian_moments, poisson_moments
 
 NOTICE = "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
@@ -29,7 +30,8 @@ def clustered_noise(
     >>> round(clustered_noise(**numbers, selection_epsilon=0.3, epsilon=10.0, delta=1e-4).value, 3)
     1.089
     """
-    rho = selections * selection_epsilon**2 / 8
+    check_delta(delta)
+    rho = selections * (selection_epsilon * selection_epsilon / 8)
     left = epsilon - rho - 2 * math.sqrt(rho * math.log(1 / delta))
     if left <= 0:
         return AsPublished(math.inf, NOTICE)

@@ -5,6 +5,7 @@ some mass that is charged to delta. Bounds in between integer orders follow beca
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
@@ -98,17 +99,17 @@ def _(event: Pure) -> Array:
 @forward_of.register
 def _(event: Exponential) -> Array:
     """eps-DP, and eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.4)."""
-    return np.minimum(forward_of(Pure(event.epsilon)), ORDERS * (ORDERS - 1) * event.epsilon**2 / 8)
+    return np.minimum(forward_of(Pure(event.epsilon)), ORDERS * (ORDERS - 1) * (event.epsilon * event.epsilon / 8))
 
 
 @forward_of.register
 def _(event: Product) -> Array:
-    return composed_forward({inner: event.events.count(inner) for inner in event.events})
+    return composed_forward(Counter(event.events))
 
 
 @backward_of.register
 def _(event: Product) -> Backward:
-    return composed_backward({inner: event.events.count(inner) for inner in event.events})
+    return composed_backward(Counter(event.events))
 
 
 @forward_of.register
@@ -246,8 +247,8 @@ def low_moments_of(event: Event) -> Array:
 def gaussian_renyi_epsilon(precision: float, delta: float) -> float:
     """The same for Gaussians alone, whose moments are known at every real order."""
     best = math.sqrt(2 * math.log(1 / delta) / precision)
-    a = 1 + best * np.geomspace(0.1, 2.0, 4001)
-    epsilon = a * precision / 2 - np.log(a * delta) / (a - 1) + np.log1p(-1 / a)
+    above = best * np.geomspace(0.1, 2.0, 4001)  # the order less one, which may be far below one
+    epsilon = (1 + above) * precision / 2 - (np.log1p(above) + math.log(delta)) / above + np.log(above / (1 + above))
     return max(0.0, float(np.min(epsilon)))
 
 

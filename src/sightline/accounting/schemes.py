@@ -10,7 +10,7 @@ from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.errors import invalid
-from sightline.events import Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scaled
+from sightline.events import MOST_COUNTED, Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scaled
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 """At which a notebook shows what a scheme costs."""
@@ -126,7 +126,7 @@ def clustered(
 
 
 def counted(name: str, value: int) -> int:
-    """A whole number of at least one."""
-    if not (value >= 1 and int(value) == value):
-        invalid(name, value, "a whole number of at least one")
+    """A whole number of at least one, and not too large to count to."""
+    if not (1 <= value <= MOST_COUNTED and int(value) == value):
+        invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")
     return int(value)

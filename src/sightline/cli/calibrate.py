@@ -111,10 +111,15 @@ def h2fdp(
         "scheme": "h2fdp",
         "segment_rate": whole,
         "as_published_noise": printed.value,
-        "as_published_costs": scheme.with_noise(printed.value).epsilon(delta=delta, accountant=chosen),
+        "as_published_costs": finite(_cost_of(scheme, printed.value, delta, chosen)),
         "notice": printed.notice,
     }
     show(answer, as_json)
+
+
+def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> float:
+    """Epsilon with a noise that somebody printed; without noise there is no bound."""
+    return scheme.with_noise(noise).epsilon(delta=delta, accountant=accountant) if noise > 0 else float("inf")
 
 
 @command.command(

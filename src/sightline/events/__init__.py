@@ -1,6 +1,7 @@
 """The frozen facts of privacy: events, units, adjacency."""
 
 from sightline.events.event import (
+    MOST_COUNTED,
     Allocation,
     Clear,
     Event,
@@ -22,6 +23,7 @@ from sightline.events.event import (
 from sightline.events.unit import Adjacency, Unit
 
 __all__ = [
+    "MOST_COUNTED",
     "Adjacency",
     "Allocation",
     "Clear",

@@ -11,6 +11,12 @@ from typing import Any, ClassVar
 
 from sightline.errors import did_you_mean, invalid
 
+MOST_COUNTED = 10**15
+"""Steps, uses, parts and repetitions are at most as many: every whole number up to there is a double."""
+
+DEEPEST = 64
+"""So many events stand inside one another at most."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -79,6 +85,7 @@ class WithoutReplacement(Event):
     event: Event
 
     def __post_init__(self) -> None:
+        check(self, "population", self.population >= 1, "there is somebody to draw from")
         check(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
 
 
@@ -106,6 +113,7 @@ class Allocation(Event):
     event: Event
 
     def __post_init__(self) -> None:
+        check(self, "steps", self.steps >= 1, "there is at least one step")
         check(self, "uses", 1 <= self.uses <= self.steps, "a subject is used in 1 to `steps` steps")
 
 
@@ -143,8 +151,10 @@ class Product(Event):
 
 
 def check(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
-    """Raise unless every number of the event is finite and the law holds."""
+    """Raise unless the number is finite, not too large to count to, and the law holds."""
     value = getattr(event, name)
+    if isinstance(value, int) and abs(value) > MOST_COUNTED:
+        invalid(f"{event.kind}.{name}", value, f"whole numbers are at most {MOST_COUNTED:.0e}")
     if not (holds and math.isfinite(value)):
         invalid(f"{event.kind}.{name}", value, law, way_out)
 
@@ -224,8 +234,10 @@ def _plain(value: Any) -> Any:
     return [to_json(part) for part in value] if isinstance(value, tuple) else value
 
 
-def from_json(plain: Any) -> Event:
+def from_json(plain: Any, *, depth: int = 0) -> Event:
     """The event that `to_json` wrote; anything else is refused."""
+    if depth > DEEPEST:
+        invalid("event", "nested", f"at most {DEEPEST} events stand inside one another")
     if not isinstance(plain, dict):
         invalid("event", plain, 'an event is an object with a "kind"')
     kind = str(plain.get("kind"))
@@ -235,14 +247,14 @@ def from_json(plain: Any) -> Event:
     types = {f.name: f.type for f in fields(cls)}
     if set(plain) - {"kind"} != set(types):
         invalid(f"event.{kind}", sorted(set(plain) - {"kind"}), f"its fields are {sorted(types)}")
-    return cls(**{name: _read(f"event.{kind}.{name}", type_, plain[name]) for name, type_ in types.items()})
+    return cls(**{name: _read(f"event.{kind}.{name}", type_, plain[name], depth + 1) for name, type_ in types.items()})
 
 
-def _read(name: str, type_: Any, value: Any) -> Any:
+def _read(name: str, type_: Any, value: Any, depth: int) -> Any:
     if type_ is Event:
-        return from_json(value)
+        return from_json(value, depth=depth)
     if isinstance(value, list) and type_ not in (int, float):
-        return tuple(from_json(part) for part in value)
+        return tuple(from_json(part, depth=depth) for part in value)
     allowed = (int,) if type_ is int else (int, float)
     if isinstance(value, bool) or type_ not in (int, float) or not isinstance(value, allowed):
         invalid(name, value, "is not of the kind that this field holds")

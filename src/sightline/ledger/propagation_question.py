@@ -18,6 +18,8 @@ from sightline.topology import STRUCTURES, Schedule, constant, read_schedule
 
 FULL = 4096
 """Up to so many workers a matrix is written pair by pair, above by class."""
+MOST = 10**7
+"""Workers, groups and epochs of a question."""
 MOST_CLASSES = 4096
 """More different memberships than these are not written or drawn as a matrix."""
 
@@ -155,6 +157,10 @@ def answered(question: Question) -> Answer:
     """The answer to a question; everything wrong with it is said here."""
     if not (question.noise > 0 and math.isfinite(question.noise)):
         invalid("--noise", question.noise, "a noise multiplier is positive and finite")
+    for name, value in (("workers", question.workers), ("groups", question.count), ("period", question.period),
+                        ("epochs", question.epochs)):  # fmt: skip
+        if value is not None and value > MOST:
+            invalid(f"--{name}", value, f"at most {MOST:.0e} are worked out")
     if not 0 < question.rate <= 1:
         invalid("--rate", question.rate, "a probability lies in (0, 1]")
     if not 0 < question.delta < 1:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from sightline.errors import refuse
-from sightline.events import Adjacency, Event, Gaussian, Poisson
+from sightline.errors import invalid, refuse
+from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sensitivity
@@ -18,6 +18,9 @@ from sightline.mechanisms.worker import Left, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
+RARE = 1e-6
+"""Below this rate, one minus it forgets digits that matter."""
+
 
 def segment_rate(rate: float, steps: int) -> float:
     """The probability that an example is in at least one of `steps` independent Poisson batches.
@@ -25,6 +28,12 @@ def segment_rate(rate: float, steps: int) -> float:
     >>> segment_rate(0.1, 1), round(segment_rate(0.1, 2), 6), segment_rate(1.0, 5)
     (0.1, 0.19, 1.0)
     """
+    if not 0 < rate <= 1:
+        invalid("rate", rate, "a participation probability lies in (0, 1]")
+    if not 1 <= steps <= MOST_COUNTED:
+        invalid("segment", steps, f"a segment has 1 to {MOST_COUNTED:.0e} steps")
+    if rate < RARE and steps > 1:
+        return min(1.0, -math.expm1(steps * math.log1p(-rate)) * (1 + 1e-12))
     return rate if steps == 1 else 1 - (1 - rate) ** steps
 
 
