@@ -62,9 +62,7 @@ def run_modules(root: Path, plan: Plan, apply: bool) -> list[str]:
     problems = check_moves(project, plan)
     if problems:
         return problems
-    if apply:
-        write_texts(prepare_texts(root, plan, "modules"))
-    problems, count = move_modules(project, plan, apply)
+    problems, count = move_modules(project, plan, apply, prepare_texts(root, plan, "modules"))
     print(len(plan.moves), "modules,", count, "files that import them")
     return problems
 

@@ -13,7 +13,7 @@ TEXTS = frozenset({".py", ".md", ".toml", ".yml", ".html", ".txt", ".json", ".ip
 TODO = '"""TODO"""\n'
 
 
-def move_modules(project: Project, plan: Plan, apply: bool) -> tuple[list[str], int]:
+def move_modules(project: Project, plan: Plan, apply: bool, prepared: dict[Path, str]) -> tuple[list[str], int]:
     """Move all modules of the plan; give what stands in the way and how many files refer to moved modules."""
     targets = {source: move.target for move in plan.moves for source in move.sources}
     problems = [problem for move in plan.moves for problem in find_clashes(project, move, targets)]
@@ -22,7 +22,7 @@ def move_modules(project: Project, plan: Plan, apply: bool) -> tuple[list[str], 
     problems += [problem for rewriter in rewriters for problem in rewriter.problems]
     changed = {path: text for path, text in texts.items() if text is not None}
     if apply and not problems:
-        for path, text in changed.items():
+        for path, text in (prepared | changed).items():
             path.write_text(text)
         for move in plan.moves:
             join_modules(project, move)
