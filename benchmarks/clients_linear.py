@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.measure import interleaved, line, medians
 from sightline.data import Kind, Shard
-from sightline.models import build
-from sightline.training import LocalWork, train
+from sightline.models import build_model
+from sightline.training import LocalWork, train_local
 
 CLIENTS, FEATURES, CLASSES, EPOCHS, BATCH = 30, 60, 10, 10, 10
 
@@ -57,13 +57,13 @@ def run() -> dict[str, Any]:
     """One round of local training of all clients."""
     torch.set_num_threads(1)
     data = shards()
-    model = build("linear", input_shape=(FEATURES,), classes=CLASSES, kind=Kind.VECTOR, settings={})
+    model = build_model("linear", input_shape=(FEATURES,), classes=CLASSES, kind=Kind.VECTOR, settings={})
     start = torch.zeros(model.parameters)
     plain = LocalWork(learning_rate=0.05, batch_size=BATCH, epochs=EPOCHS)
 
     def trained(work: LocalWork) -> None:
         rngs = [np.random.default_rng(n) for n in range(CLIENTS)]
-        for _ in train(model, start, data, work, rngs=rngs):
+        for _ in train_local(model, start, data, work, rngs=rngs):
             pass
 
     ways: dict[str, Any] = {

@@ -10,11 +10,11 @@ from benchmarks.measure import line
 
 def run() -> dict[str, Any]:
     """All pairs, by class."""
-    from sightline.cli.main import outcome
+    from sightline.cli.main import run_arguments
 
     words = "groups --structure ring --workers 10000 --groups 100 --period 10 --epochs 1000 --noise 2 --rate 0.7"
     begun = time.perf_counter()
     with redirect_stdout(io.StringIO()):
-        outcome([*words.split(), "--delta", "1e-5"])
+        run_arguments([*words.split(), "--delta", "1e-5"])
     seconds = time.perf_counter() - begun
     return line("groups_scale", seconds / 10, 1, at_least=False, seconds=round(seconds, 2))

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.measure import ROOT, interleaved, medians
 from sightline.data import Kind, Shard
-from sightline.models import build
-from sightline.training import LocalWork, train
+from sightline.models import build_model
+from sightline.training import LocalWork, train_local
 
 CLIENTS = (1, 3, 10, 30, 100, 300, 1000)
 SAMPLES = (10, 30, 100, 300, 1000)
@@ -22,12 +22,12 @@ def round_of(clients: int, samples: int, hidden: int) -> Any:
         Shard(rng.standard_normal((samples, 64)).astype(np.float32), rng.integers(0, 10, samples))
         for _ in range(clients)
     ]
-    model = build("mlp", input_shape=(64,), classes=10, kind=Kind.VECTOR, settings={"hidden": [hidden]})
+    model = build_model("mlp", input_shape=(64,), classes=10, kind=Kind.VECTOR, settings={"hidden": [hidden]})
     start = model.init(rng)
     work = LocalWork(learning_rate=0.05, batch_size=10, epochs=1)
 
     def call() -> None:
-        for _ in train(model, start, shards, work, rngs=[np.random.default_rng(n) for n in range(clients)]):
+        for _ in train_local(model, start, shards, work, rngs=[np.random.default_rng(n) for n in range(clients)]):
             pass
 
     return call, model.parameters

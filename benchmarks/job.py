@@ -50,7 +50,7 @@ def our_round(size: str, *, workers: int, users: int = USERS, cohort: int = COHO
             "privacy": {"unit": "client", "noise_multiplier": 1.0, "clip_norm": 1.0, "adjacency": "replace"},
         }
     )  # fmt: skip
-    setting = engine.calibrated(engine.build(experiment))
+    setting = engine.calibrate_noise(engine.build_experiment(experiment))
     streams = Streams.from_seed(0)
     worker = Simulator(setting, streams, streams, workers=workers)
     with tempfile.TemporaryDirectory() as folder, RunRecord.create(Path(folder)) as record:

@@ -57,12 +57,12 @@ def prepare_work() -> dict[str, Callable[[], None]]:
     import torch
 
     from sightline.data import Kind, Shard
-    from sightline.models import build
-    from sightline.training import LocalWork, train
+    from sightline.models import build_model
+    from sightline.training import LocalWork, train_local
 
     rng, random = np.random.default_rng(0), torch.Generator().manual_seed(0)
     shards = [Shard(rng.standard_normal((80, 64)).astype(np.float32), rng.integers(0, 10, 80)) for _ in range(20)]
-    model = build("mlp", input_shape=(64,), classes=10, kind=Kind.VECTOR, settings={"hidden": (64,)})
+    model = build_model("mlp", input_shape=(64,), classes=10, kind=Kind.VECTOR, settings={"hidden": (64,)})
     start = 0.1 * torch.randn(model.parameters, generator=random)
     local = LocalWork(learning_rate=0.1, batch_size=32, epochs=5)
     sizes = [(32, 64, 10), (128, 784, 256), (512, 512, 512), (64, 1, 64)]
@@ -70,7 +70,7 @@ def prepare_work() -> dict[str, Callable[[], None]]:
     images, kernels = torch.randn(32, 16, 14, 14, generator=random), torch.randn(32, 16, 5, 5, generator=random)
 
     def train_clients() -> None:
-        for _ in train(model, start, shards, local, rngs=[np.random.default_rng(n) for n in range(len(shards))]):
+        for _ in train_local(model, start, shards, local, rngs=[np.random.default_rng(n) for n in range(len(shards))]):
             pass
 
     def multiply() -> None:

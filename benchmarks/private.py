@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sightline.data import Kind, Shard
-from sightline.models import build
+from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
 
 STEPS = 8
@@ -18,7 +18,7 @@ def private_steps(name: str, x: Tensor, y: Tensor, **settings: object) -> Callab
     """A call that runs STEPS private steps on the given batch and returns the seconds of one."""
     import time
 
-    model = build(name, input_shape=tuple(x.shape[1:]), classes=10, kind=Kind.IMAGE, settings=settings)
+    model = build_model(name, input_shape=tuple(x.shape[1:]), classes=10, kind=Kind.IMAGE, settings=settings)
     start = model.init(np.random.default_rng(0))
     shard = Shard(x.numpy(), y.numpy())
     work = LocalWork(learning_rate=0.01)

@@ -30,7 +30,7 @@ def run() -> dict[str, Any]:
 
 def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int) -> dict[str, Any]:
     """Median seconds of a round's coins, releases on disk and worst epsilon; then the reading of the whole ledger."""
-    from sightline.ledger import Ledger, SqliteStore, connect
+    from sightline.ledger import Ledger, SqliteStore, connect_to_write
     from sightline.mechanisms.samplers import PoissonCohorts
     from sightline.randomness import Purpose, Streams
 
@@ -38,10 +38,10 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
     spent: dict[str, list[float]] = {"coins": [], "ledger": [], "epsilon": []}
 
     def count_stored(path: Path) -> int:
-        with closing(connect(path)) as connection:
+        with closing(connect_to_write(path)) as connection:
             return len(SqliteStore(connection).read())
 
-    with tempfile.TemporaryDirectory() as folder, closing(connect(Path(folder) / "run.sqlite")) as connection:
+    with tempfile.TemporaryDirectory() as folder, closing(connect_to_write(Path(folder) / "run.sqlite")) as connection:
         ledger = Ledger(store=SqliteStore(connection))
         for number in range(1, rounds + 1):
             rng = streams.rng(Purpose.COHORT, round=number)
@@ -88,9 +88,9 @@ def _own_releases(number: int, cohort: tuple[int, ...]) -> Iterator[Any]:
 
 def warm(channel: Any) -> Any:
     """The names of a million clients are made and written down once a run."""
-    from sightline.ledger import written
+    from sightline.ledger import write_parties
 
-    written(channel.subjects), written(channel.audience)
+    write_parties(channel.subjects), write_parties(channel.audience)
     return channel
 
 

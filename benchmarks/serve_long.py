@@ -27,12 +27,12 @@ def run() -> dict[str, Any]:
     from sightline.serve.guard import Guard
     from sightline.serve.message import Request
     from sightline.serve.server import ROUTES
-    from sightline.serve.site import Site
+    from sightline.serve.site import PageServer
     from tests.report.report_runs import quickstart
 
     with tempfile.TemporaryDirectory() as place:
         quickstart(Path(place) / "long", rounds=ROUNDS)
-        site = Site(Path(place), Guard("token"), ROUTES)
+        site = PageServer(Path(place), Guard("token"), ROUTES)
         headers = {"Host": "localhost", "Cookie": "sightline=token"}
         seconds = {}
         for target in ALLOWED:

@@ -22,11 +22,11 @@ def step(parts: int) -> Any:
     from sightline.config import Split
     from sightline.data import Kind
     from sightline.mechanisms import Splitter
-    from sightline.models import build, split_model
+    from sightline.models import build_model, split_model
     from sightline.training.parted import parted_gradient_sum
 
     torch.set_num_threads(1)
-    model = build("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
+    model = build_model("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
     rng = np.random.default_rng(0)
     splitter = Splitter(split_model(model, Split(parts=parts), rng=rng))
     weights, apart = model.init(rng), splitter.apart(1.0)
@@ -45,17 +45,17 @@ def client(parts: int) -> None:
 
     from sightline.config import Split
     from sightline.data import Kind, Shard
-    from sightline.models import build, split_model
-    from sightline.training import LocalWork, train
+    from sightline.models import build_model, split_model
+    from sightline.training import LocalWork, train_local
 
     torch.set_num_threads(1)
-    model = build("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
+    model = build_model("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
     rng = np.random.default_rng(0)
     sub = split_model(model, Split(parts=parts), rng=rng).alone(0, np.empty(0))[0]
     shard = Shard(rng.normal(size=(256, *SHAPE)).astype(np.float32), np.arange(256) % 10)
     start = sub.model.init(rng)
     before = resident()
-    list(train(sub.model, start, [shard], LocalWork(learning_rate=0.1, steps=2), rngs=[rng]))
+    list(train_local(sub.model, start, [shard], LocalWork(learning_rate=0.1, steps=2), rngs=[rng]))
     print(json.dumps({"bytes": peak() - before, "parameters": sub.model.parameters}))
 
 

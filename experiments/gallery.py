@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from sightline.config.exhibit import Exhibit, exhibits
+from sightline.config.exhibit import Exhibit, read_exhibits
 
 HERE = Path(__file__).parent
 ORDER = ("groups", "hierarchy", "partitioning", "clustered", "upcycled")
@@ -16,7 +16,7 @@ MORE = {"groups": ("python -m experiments.groups.bottleneck",)}
 def listed(systems: Iterable[str] = ORDER) -> list[Exhibit]:
     """The exhibits of some systems, in the order in which they are run."""
     wanted = set(systems)
-    return sorted((e for e in exhibits(HERE) if e.system in wanted), key=lambda e: ORDER.index(e.system))
+    return sorted((e for e in read_exhibits(HERE) if e.system in wanted), key=lambda e: ORDER.index(e.system))
 
 
 def file_command(exhibit: Exhibit) -> str:

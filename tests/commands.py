@@ -11,7 +11,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def command(*words: str, cwd: Path = Path(), **environment: str) -> subprocess.C
     """`sightline` with those words, as `main` calls it: exit code, stdout, stderr."""
     out, err = io.StringIO(), io.StringIO()
     with at_work_in(cwd, environment), redirect_stdout(out), redirect_stderr(err):
-        code = outcome(list(words))
+        code = run_arguments(list(words))
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 

@@ -71,8 +71,8 @@ def run_accuracy(job: Accuracy) -> dict[str, Any]:
     torch.set_num_threads(1)
     begun, rows = time.process_time(), []
     with tempfile.TemporaryDirectory() as folder:
-        setting = engine.calibrated(engine.build(parse(job.plain)))
-        engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
+        setting = engine.calibrate_noise(engine.build_experiment(parse(job.plain)))
+        engine.run_loop(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
         summary = Run(Path(folder)).summary
     facts = {"key": job.key, "part": job.part, "algorithm": job.algorithm, "partition": job.partition}
     facts |= {"epsilon": job.epsilon, "seed": job.seed, "auto": job.count == "auto"}

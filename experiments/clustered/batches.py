@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from experiments.clustered.first_round import CLUSTERS, judged
 from experiments.clustered.noise import noise_of
-from sightline.algorithms.mixture import fit
+from sightline.algorithms.mixture import fit_mixture
 from sightline.algorithms.mixture_points import KINDS
 from sightline.randomness import Purpose, Streams
 
@@ -76,7 +76,7 @@ def run_batches(job: Batches) -> dict[str, Any]:
     one_each = [truth.index(cluster) for cluster in range(len(CLUSTERS))]
     clean, _ = trained(job, 0.0, one_each)
     distances = [float(np.linalg.norm(clean[a] - clean[b])) for a, b in combinations(range(len(CLUSTERS)), 2)]
-    plane, known = (fit(KINDS[k](updates)(4), 4, seed=job.seed) for k in ("principal", "spanning"))
+    plane, known = (fit_mixture(KINDS[k](updates)(4), 4, seed=job.seed) for k in ("principal", "spanning"))
     facts = {"key": job.key, "part": job.part, "first": job.first, "later": job.later, "seed": job.seed}
     measured = {"noise_multiplier": z, "distances": distances, "cpu_seconds": time.process_time() - begun}
     return facts | measured | judged(known, truth) | {"plane": judged(plane, truth)}
@@ -88,7 +88,7 @@ def trained(job: Batches, std: float, clients: Sequence[int]) -> tuple[NDArray[n
 
     from sightline import models
     from sightline.config import Data
-    from sightline.data import load
+    from sightline.data import load_federation
     from sightline.training import LocalWork, dp_sgd
 
     torch.set_num_threads(1)
@@ -97,8 +97,8 @@ def trained(job: Batches, std: float, clients: Sequence[int]) -> tuple[NDArray[n
         source="mnist", clients=21, partition="rotation", clusters=CLUSTERS, reuse=True, train_samples=15_000,
         test_samples=100,
     )  # fmt: skip
-    federation = load(data, streams=streams)
-    model = models.build("cnn", input_shape=federation.input_shape, classes=10, kind=federation.kind, settings={})
+    federation = load_federation(data, streams=streams)
+    model = models.build_model("cnn", input_shape=federation.input_shape, classes=10, kind=federation.kind, settings={})
     start, shards = model.init(streams.rng(Purpose.INIT)), [federation.clients[n].train for n in clients]
     samples, many = len(shards[0]), len(shards)
     batch = min(job.first, samples)

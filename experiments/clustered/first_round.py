@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.clustered.noise import EPSILONS, noise_of
-from sightline.algorithms.mixture import Mixture, fit
-from sightline.algorithms.mixture_count import confidences, surest
+from sightline.algorithms.mixture import Mixture, fit_mixture
+from sightline.algorithms.mixture_count import confidence_by_count, surest_mixture
 from sightline.algorithms.mixture_points import KINDS, PointsOf
 from sightline.algorithms.mixture_truth import same_clusters
 from sightline.randomness import Purpose, Streams
@@ -72,14 +72,14 @@ def clipped_sums(job: FirstRound) -> tuple[NDArray[np.float32], list[int], int]:
 
     from sightline import models
     from sightline.config import Data
-    from sightline.data import load
+    from sightline.data import load_federation
     from sightline.training import clipped_gradient_sum
 
     torch.set_num_threads(1)
     streams = Streams.from_seed(job.seed)
     data = Data(source=job.source, clients=21, partition=job.partition, clusters=CLUSTERS, reuse=True)  # type: ignore[arg-type]
-    federation = load(data, streams=streams)
-    model = models.build("cnn", input_shape=federation.input_shape, classes=10, kind=federation.kind, settings={})
+    federation = load_federation(data, streams=streams)
+    model = models.build_model("cnn", input_shape=federation.input_shape, classes=10, kind=federation.kind, settings={})
     start = model.init(streams.rng(Purpose.INIT))
     sums = [
         clipped_gradient_sum(model, start, c.train.x, c.train.y, clip_norm=job.clip_norm) for c in federation.clients
@@ -90,11 +90,11 @@ def clipped_sums(job: FirstRound) -> tuple[NDArray[np.float32], list[int], int]:
 
 def noised(sums: NDArray[np.float32], std: float, *, seed: int, use: int) -> NDArray[np.float32]:
     """What the clients send, up to the step size and the public N that all have in common."""
-    from sightline.training.noise import gaussian
+    from sightline.training.noise import draw_gaussian
 
     streams = Streams.from_seed(seed)
     noise = [
-        gaussian(sums.shape[1], rng=streams.rng(Purpose.NOISE, participant=n, use=use)).numpy()
+        draw_gaussian(sums.shape[1], rng=streams.rng(Purpose.NOISE, participant=n, use=use)).numpy()
         for n in range(len(sums))
     ]
     noisy: NDArray[np.float32] = sums + np.float32(std) * np.stack(noise)
@@ -116,9 +116,9 @@ def run_first(job: FirstRound) -> dict[str, Any]:
     for use, factor in enumerate(LOUDER, start=len(EPSILONS)):
         updates = noised(sums, factor * loudest * job.clip_norm, seed=job.seed, use=use)
         for points in POINTS:
-            known = fit(KINDS[points](updates)(4), 4, seed=job.seed)
+            known = fit_mixture(KINDS[points](updates)(4), 4, seed=job.seed)
             louder.append({"factor": factor, "points": points} | judged(known, truth))
-    plane = fit(KINDS["principal"](noised(sums, loudest * job.clip_norm, seed=job.seed, use=0))(4), 4, seed=job.seed)
+    plane = fit_mixture(KINDS["principal"](noised(sums, loudest * job.clip_norm, seed=job.seed, use=0))(4), 4, seed=job.seed)
     facts = {"key": job.key, "part": job.part, "source": job.source, "partition": job.partition, "seed": job.seed}
     size = {"samples": samples, "parameters": sums.shape[1], "cpu_seconds": seconds + time.process_time() - begun}
     return facts | size | {"cells": cells, "louder": louder, "points": picture(plane)}
@@ -126,10 +126,10 @@ def run_first(job: FirstRound) -> dict[str, Any]:
 
 def fitted(points_of: PointsOf, truth: list[int], seed: int) -> dict[str, Any]:
     """With the number of clusters unknown, and known."""
-    auto = surest(points_of, clients=len(truth), seed=seed)
-    curve = confidences(points_of, clients=len(truth), seed=seed)
+    auto = surest_mixture(points_of, clients=len(truth), seed=seed)
+    curve = confidence_by_count(points_of, clients=len(truth), seed=seed)
     found = {"curve": curve, "count": auto.count, "right": same_clusters(auto.assigned.tolist(), truth)}
-    return found | judged(fit(points_of(4), 4, seed=seed), truth)
+    return found | judged(fit_mixture(points_of(4), 4, seed=seed), truth)
 
 
 def judged(known: Mixture, truth: list[int]) -> dict[str, Any]:

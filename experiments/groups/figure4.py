@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from sightline import engine
 from sightline.config import parse
-from sightline.ledger.propagation_question import Question, answered
-from sightline.report.groups_plot import heatmap, mean_and_deviation
+from sightline.ledger.propagation_question import Question, answer_question
+from sightline.report.groups_plot import draw_heatmap, mean_and_deviation
 
 HERE = Path(__file__).parent
 EPOCHS = np.unique(np.concatenate([[1, 2, 3], np.arange(5, 201, 5)]))
@@ -31,7 +31,7 @@ def labels_file(source="mnist"):
                  "train_samples": 20000, "test_samples": 1000},
         "topology": {"kind": "groups", "structure": "labels", "groups": 5, "label_share": 0.1},
     }  # fmt: skip
-    groups = engine.build(parse(plain)).topology.schedule.eras[0].groups
+    groups = engine.build_experiment(parse(plain)).topology.schedule.eras[0].groups
     path = Path(tempfile.mkdtemp()) / "labels.json"
     path.write_text(json.dumps({"workers": 100, "groups": groups}))
     return str(path)
@@ -94,10 +94,10 @@ def draw_heatmaps(labels, table, results):
     figure = Figure(figsize=(17, 8), layout="constrained")
     places = figure.subplots(2, 4).ravel()
     for axes, (name, asked) in zip(places, panels(labels).items(), strict=False):
-        answer = answered(asked)
-        heatmap(axes, answer)
+        answer = answer_question(asked)
+        draw_heatmap(axes, answer)
         axes.set_title(name)
-        by_pld = answered(question_by_pld(asked))
+        by_pld = answer_question(question_by_pld(asked))
         table[name] = {
             "rdp_mean": round(answer.mean, 2), "rdp_max": round(answer.largest, 2),
             "pld_mean": round(by_pld.mean, 2), "pld_max": round(by_pld.largest, 2),
@@ -118,7 +118,7 @@ def draw_curves(labels, table, results):
     figure = Figure(figsize=(9, 5.4), layout="constrained")
     axes = figure.subplots()
     for name, asked in curves(labels, labels_file("fashion_mnist")).items():
-        answer = answered(asked)
+        answer = answer_question(asked)
         mean, deviation = mean_and_deviation([answer.at(int(t)).worst for t in EPOCHS])
         (line,) = axes.plot(EPOCHS, mean, label=name)
         axes.fill_between(EPOCHS, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15)

@@ -104,8 +104,8 @@ def work(cell: Cell) -> dict[str, Any]:
     rows: list[Any] = []
     begun, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        setting = engine.calibrated(engine.build(parse(cell.plain)))
-        engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
+        setting = engine.calibrate_noise(engine.build_experiment(parse(cell.plain)))
+        engine.run_loop(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
         summary = Run(Path(folder)).summary
     spent, curve = {"energy_joule": 0.0, "delay_seconds": 0.0}, []
     for row in rows:

@@ -19,8 +19,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     rows: list[Any] = []
     begun, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        setting = engine.calibrated(engine.build(experiment))
-        engine.run(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
+        setting = engine.calibrate_noise(engine.build_experiment(experiment))
+        engine.run_loop(setting, Path(folder), Simulator, resume=False, on_round=rows.append)
         summary = Run(Path(folder)).summary
     judged = [row for row in rows if "test_loss" in row]
     return {

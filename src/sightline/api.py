@@ -16,9 +16,9 @@ from sightline.engine import RunRecord
 from sightline.engine.record import DATABASE
 from sightline.errors import did_you_mean, invalid, printable
 from sightline.ledger import Ledger
-from sightline.progress import RoundBar, wanted
-from sightline.report.curves import worst
-from sightline.runtimes.flower.simulation import check_installed, simulated
+from sightline.progress import RoundBar, wants_progress
+from sightline.report.curves import worst_epsilons
+from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
 from sightline.runtimes.simulator import Simulator
 
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -61,33 +61,33 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What `sightline run --json` prints."""
-        return report.summarised(report.Run.read(self.directory))
+        return report.summarise_run(report.RunView.read(self.directory))
 
     @property
     def test_accuracy(self) -> float:
         """Accuracy of the last evaluated model on the test set; NaN before the first."""
-        return _number(self.summary["test_accuracy"], math.nan)
+        return _number_or(self.summary["test_accuracy"], math.nan)
 
     @property
     def epsilon(self) -> float:
         """The worst epsilon over untrusted observers; infinite when nothing is promised."""
-        return _number(self.summary["epsilon"], math.inf)
+        return _number_or(self.summary["epsilon"], math.inf)
 
     def _repr_html_(self) -> str:
-        done, summary = report.Run.read(self.directory), self.summary
-        spent = {kind: _number(value, math.inf) for kind, value in summary["observers"].items()}
+        done, summary = report.RunView.read(self.directory), self.summary
+        spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
         facts = [
             ("status", summary["status"]),
             ("rounds", summary["rounds_done"]),
-            ("test accuracy", f"{_number(summary['test_accuracy'], math.nan):.1%}"),
+            ("test accuracy", f"{_number_or(summary['test_accuracy'], math.nan):.1%}"),
             *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
             ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
             ("trusted", ", ".join(summary["trusted"]) or "nobody"),
         ]
-        drawn = shown.curve("test accuracy over the rounds", done.series("test_accuracy"))
-        drawn += shown.curve("worst epsilon over the rounds", worst(done))
+        drawn = shown.svg_curve("test accuracy over the rounds", done.series("test_accuracy"))
+        drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
         link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
-        return shown.table(str(self.directory), ("", ""), facts) + drawn + link
+        return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link
 
 
 def run(
@@ -134,20 +134,20 @@ def run(
     if accept_changes and not resume:
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     directory = engine.directory_to_resume(experiment, place) if resume else None
-    setting = engine.calibrated(engine.build(experiment))
+    setting = engine.calibrate_noise(engine.build_experiment(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    with _interruptible(directory), _progress(experiment, progress) as advance:
+    with _interruptible(directory), _progress_listener(experiment, progress) as advance:
         loop = partial(
-            engine.run,
+            engine.run_loop,
             setting,
             directory,
             resume=resume,
             accept_changes=accept_changes,
-            on_round=_both(advance, on_round),
+            on_round=_call_both(advance, on_round),
             on_note=_tell,
         )
         if runtime == "flower":
-            simulated(setting, directory, loop, workers=workers)
+            simulate_nodes(setting, directory, loop, workers=workers)
         else:
             loop(partial(Simulator, workers=workers))
     report.write_report(directory)
@@ -180,16 +180,16 @@ def _tell(note: str) -> None:
 
 
 @contextmanager
-def _progress(experiment: Experiment, progress: bool | None) -> Iterator[OnRound]:
+def _progress_listener(experiment: Experiment, progress: bool | None) -> Iterator[OnRound]:
     """Whoever is to be told of a round for the progress that was asked for."""
-    if not wanted(progress):
+    if not wants_progress(progress):
         yield lambda row: None
         return
     with RoundBar(experiment.name, experiment.rounds) as bar:
         yield bar.advance
 
 
-def _both(first: OnRound, second: OnRound) -> OnRound:
+def _call_both(first: OnRound, second: OnRound) -> OnRound:
     def tell(row: Mapping[str, Any]) -> None:
         first(row)
         second(row)
@@ -204,5 +204,5 @@ def flower_server_app(file: Path) -> Any:
     return server_app(file, report.write_report)
 
 
-def _number(value: float | None, otherwise: float) -> float:
+def _number_or(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else float(value)

@@ -45,7 +45,7 @@ def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
 
 def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
     """`name=value: law; way out`, on one line whatever the value holds."""
-    shown = printable(_plainly(value), most=80)
+    shown = printable(_plain_value(value), most=80)
     return printable(f"{name}={shown}: {law}") + (f"; {printable(way_out)}" if way_out else "")
 
 
@@ -62,15 +62,15 @@ def printable(text: str, *, most: int = 0, keep: bool = False) -> str:
     'red \\\\x1b[31m and backwards \\\\u202e'
     """
     words = text if keep else " ".join(text.split())
-    shown = "".join(_spelt(one) if unicodedata.category(one) in HIDDEN else one for one in words)
+    shown = "".join(_spell_character(one) if unicodedata.category(one) in HIDDEN else one for one in words)
     return shown[: most - 3] + "..." if most and len(shown) > most else shown
 
 
-def _spelt(one: str) -> str:
+def _spell_character(one: str) -> str:
     return one.encode("unicode_escape").decode("ascii")
 
 
-def _plainly(value: Any) -> str:
+def _plain_value(value: Any) -> str:
     try:
         return str(value)
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ from typing import Any
 MOST_BYTES = 2**28
 
 
-def text_of(path: Any, *, encoding: str = "utf-8") -> str:
+def read_text(path: Any, *, encoding: str = "utf-8") -> str:
     """The text of a regular file of at most 256 MiB.
 
     Raises FileNotFoundError where there is none, and OSError or ValueError, one line to the reader, for anything else:

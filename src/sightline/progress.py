@@ -19,21 +19,21 @@ PAUSE = 0.2
 """Seconds between two looks of a notebook's line."""
 
 
-def terminal() -> bool:
+def on_terminal() -> bool:
     """Whether somebody looks at stderr on a terminal that can move its cursor."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
-def notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     found = shell.get_ipython() if shell else None
     return found is not None and "IPKernelApp" in getattr(found, "config", {})
 
 
-def wanted(progress: bool | None) -> bool:
+def wants_progress(progress: bool | None) -> bool:
     """What was asked for; unasked, wherever somebody looks: a terminal or a notebook, not a script's log."""
-    return (terminal() or notebook()) if progress is None else progress
+    return (on_terminal() or in_notebook()) if progress is None else progress
 
 
 def worth_a_line(number: int, total: int) -> bool:
@@ -41,11 +41,11 @@ def worth_a_line(number: int, total: int) -> bool:
     return number == total or number % max(1, total // 10) == 0
 
 
-def console() -> Any:
+def open_console() -> Any:
     """A console on stderr that moves its cursor on terminals only, whatever FORCE_COLOR says."""
     from rich.console import Console
 
-    live = terminal()
+    live = on_terminal()
     return Console(stderr=True, highlight=False, force_terminal=live, force_jupyter=False, soft_wrap=not live)
 
 
@@ -55,7 +55,7 @@ class RoundBar:
     def __init__(self, name: str, rounds: int) -> None:
         self._rounds = rounds
         self._accuracy = self._epsilon = "-"
-        self._face: Face = Notebook(name) if notebook() else Terminal(name, rounds) if terminal() else Log()
+        self._face: Face = Notebook(name) if in_notebook() else Terminal(name, rounds) if on_terminal() else Log()
 
     def __enter__(self) -> "RoundBar":
         self._face.start()
@@ -97,7 +97,7 @@ class Terminal:
     def __init__(self, name: str, rounds: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        screen = console()
+        screen = open_console()
         columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
                    TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn()]  # fmt: skip
         shown = columns if screen.width >= WIDE else columns[2:4]

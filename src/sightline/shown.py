@@ -42,14 +42,14 @@ def _to_digits(bound: float, digits: int, rounding: str) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Rows as an HTML table under a title; whatever the cells hold is shown as text."""
     head = "".join(f"<th>{escape(word)}</th>" for word in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def curve(title: str, values: Sequence[float | None]) -> str:
+def svg_curve(title: str, values: Sequence[float | None]) -> str:
     """A line over 1, 2, ..., as an SVG from zero to its largest value; what is missing or infinite is a gap."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.accounting.averaging import mean_of_copies
-from sightline.accounting.composed import compose
+from sightline.accounting.composed import compose_losses
 from sightline.accounting.dominating import lattice_law, native_law
-from sightline.accounting.law import Law, on_step, product, resplit, sampled, trim
+from sightline.accounting.law import Law, on_step, multiply_laws, resplit_atoms, sample_law, trim_law
 from sightline.accounting.lognormal import gaussian_law
-from sightline.accounting.losses import Sum, backward, forward, order_for_epsilon
+from sightline.accounting.losses import Sum, backward_losses_of, forward_losses_of, order_for_epsilon
 from sightline.accounting.lower import lower_law
-from sightline.accounting.remember import MOST_POINTS, Remembered
+from sightline.accounting.remember import MOST_POINTS, LawCache
 from sightline.events import Allocation, Gaussian, Poisson, Product, Pure, Split
 
 
@@ -49,9 +49,9 @@ def test_gaussian_laws_keep_mass_and_mean(law):
 @given(laws, st.floats(1.3, 6.0), st.floats(0.01, 1.0), st.integers(2, 9))
 def test_every_operation_keeps_mass_and_mean(law, factor, rate, copies):
     coarse = on_step(law, law.step * factor)
-    for made in (coarse, trim(coarse, 1e-6), sampled(coarse, rate, coarse.step), product(coarse, coarse)):
+    for made in (coarse, trim_law(coarse, 1e-6), sample_law(coarse, rate, coarse.step), multiply_laws(coarse, coarse)):
         assert mass_and_mean(made) == pytest.approx((1.0, 1.0), abs=1e-9)
-    assert mass_and_mean(mean_of_copies(trim(coarse, 1e-12), copies, 1e-12)) == pytest.approx((1.0, 1.0), abs=1e-9)
+    assert mass_and_mean(mean_of_copies(trim_law(coarse, 1e-12), copies, 1e-12)) == pytest.approx((1.0, 1.0), abs=1e-9)
 
 
 @settings(max_examples=25)
@@ -112,30 +112,30 @@ def trim_above(law, size):
 
 
 def delta_backward(law, times, epsilon):
-    total = Sum([(backward(law), times)])
-    return compose(total, order_for_epsilon(total, epsilon)).delta(epsilon)
+    total = Sum([(backward_losses_of(law), times)])
+    return compose_losses(total, order_for_epsilon(total, epsilon)).delta(epsilon)
 
 
 def test_composition_agrees_with_direct_convolution():
     law = gaussian_law(2.0, 0.05, 1e-15, rate=0.4)
-    direct = product(product(law, law), law)
-    for side in (forward, backward):
+    direct = multiply_laws(multiply_laws(law, law), law)
+    for side in (forward_losses_of, backward_losses_of):
         losses = side(direct)
         epsilon = 0.7
         exact = losses.infinite + np.dot(losses.mass, np.maximum(-np.expm1(epsilon - losses.loss), 0.0))
         total = Sum([(side(law), 3)])
-        assert compose(total, order_for_epsilon(total, epsilon)).delta(epsilon) == pytest.approx(exact, rel=1e-7)
+        assert compose_losses(total, order_for_epsilon(total, epsilon)).delta(epsilon) == pytest.approx(exact, rel=1e-7)
 
 
 def test_resplit_keeps_each_atom():
-    law = resplit(np.array([0.0, 0.013, 0.2]), np.array([0.5, 0.3, 0.2]), 0.05)
+    law = resplit_atoms(np.array([0.0, 0.013, 0.2]), np.array([0.5, 0.3, 0.2]), 0.05)
     assert law.mass.sum() == pytest.approx(1.0)
     exact = 0.5 + 0.3 * math.exp(0.013) + 0.2 * math.exp(0.2)
     assert np.dot(law.mass, np.exp(law.loss)) == pytest.approx(exact, rel=1e-14)
 
 
 def test_the_cache_is_bounded_by_points():
-    made = Remembered(lambda size: Law(0.0, 1.0, np.zeros(size)))
+    made = LawCache(lambda size: Law(0.0, 1.0, np.zeros(size)))
     for size in range(MOST_POINTS // 4, MOST_POINTS // 4 + 10):
         assert made(size) is made(size)
     assert made.points <= MOST_POINTS

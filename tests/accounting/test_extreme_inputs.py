@@ -11,16 +11,16 @@ from sightline.accounting import averaging
 from sightline.accounting.averaging import mean_of_copies
 from sightline.accounting.dominating import native_law
 from sightline.accounting.law import FAR, sampled_points
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.events import Adjacency, Gaussian, Poisson, Split, Unit, from_json
-from sightline.ledger import Ledger, Release, export, parties
+from sightline.ledger import Ledger, Release, export_ledger, parties
 
 NINES = "9" * 400
 
 
 def asked(line, capsys):
     """The answer to a command, None where it was refused as it should be."""
-    code = outcome([*line.split(), "--json"])
+    code = run_arguments([*line.split(), "--json"])
     printed = capsys.readouterr()
     assert code in (0, 2), printed.err
     if code == 2:
@@ -130,7 +130,7 @@ def told(*events):
             1, "server", parties("client-0"), Unit.CLIENT, Adjacency.ADD_REMOVE, Gaussian(1.0), parties("public")
         ).body()
     )
-    plain = export(Ledger())
+    plain = export_ledger(Ledger())
     return plain | {"releases": [row | {"event": event} for event in events]}
 
 
@@ -178,7 +178,7 @@ def test_atoms_at_zero_may_be_moved_apart(copies, monkeypatch):
     law, tail = native_law(Gaussian(1.0), 1e-12), 1e-12
     assert law.zero > 0
     whole = mean_of_copies(law, copies, tail)
-    monkeypatch.setattr(averaging, "FARTHEST", 0)
+    monkeypatch.setattr(averaging, "FARTHEST_AVERAGED", 0)
     apart = mean_of_copies(law, copies, tail)
     assert apart.zero >= whole.zero
     assert apart.mass.sum() + apart.zero == pytest.approx(1.0, abs=1e-12)

@@ -10,7 +10,7 @@ from sightline import accounting
 from sightline.cli.account import command
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
-from sightline.ledger import Ledger, Release, export
+from sightline.ledger import Ledger, Release, export_ledger
 from sightline.ledger.parties import parties
 
 
@@ -32,7 +32,7 @@ def file(tmp_path):
     rounds = [release(time, Poisson(0.1, Gaussian(1.0)), {"public", "server"}) for time in range(10)]
     ledger = Ledger([*rounds, release(10, Clear(), {"server"})])
     path = tmp_path / "ledger.json"
-    path.write_text(json.dumps(export(ledger)))
+    path.write_text(json.dumps(export_ledger(ledger)))
     return str(path)
 
 

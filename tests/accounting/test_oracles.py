@@ -13,7 +13,7 @@ from sightline.accounting.dominating import native_law
 from sightline.accounting.losses import Sum, order_for_delta
 from sightline.accounting.moments import ORDERS
 from sightline.accounting.normal import gaussian_delta, gaussian_epsilon
-from sightline.accounting.pld import direction_epsilon, fitted, forward_losses, tail_for
+from sightline.accounting.pld import direction_epsilon, fit_lattice, forward_losses, tail_for
 from sightline.accounting.renyi import backward_moments, forward_moments
 from sightline.events import Gaussian, Poisson, Product, Split
 from tests.oracle.accounting_quadrature import log_moment, split_delta
@@ -39,7 +39,7 @@ def test_one_release_against_quadrature(parts, noise, rate):
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
 def test_composition_engine_against_closed_form(noise, times, delta):
     kinds = [(Gaussian(noise), times)]
-    fit = fitted(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
     engine = direction_epsilon(fit.side(forward_losses), delta, fit.order, 0.0)
     exact = gaussian_epsilon(math.sqrt(times) / noise, delta)
     assert exact * (1 - 1e-9) <= engine <= exact * 1.001

@@ -20,14 +20,14 @@ BATCH = 5000
     ],
 )
 def test_noise_of_section_4_2(moments, printed):
-    found = published.calibrated(moments, **TARGET)
+    found = published.calibrate_published(moments, **TARGET)
     assert found.value == pytest.approx(printed, abs=6e-4)
     assert "not a guarantee" in found.notice
 
 
 @pytest.mark.parametrize(("parts", "printed"), [(1, 6.618e-4), (3, 5.440e-4), (8, 4.99e-4)])
 def test_noise_of_table_1(parts, printed):
-    found = published.calibrated(lambda z: published.split_moments(z, parts, 0.1, 1000, unsplit_noise=z), **TARGET)
+    found = published.calibrate_published(lambda z: published.split_moments(z, parts, 0.1, 1000, unsplit_noise=z), **TARGET)
     assert found.value / BATCH == pytest.approx(printed, abs=4e-7)
 
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline import accounting
-from sightline.accounting import Line
+from sightline.accounting import BudgetLine
 from sightline.cli.account import command as account
 from sightline.cli.calibrate import command as calibrate
 from sightline.errors import InvalidInput
@@ -53,11 +53,11 @@ def test_bad_counts_are_refused(steps):
 def test_one_budget_for_unlike_releases():
     """Round one at rate one, later rounds sampled, selections by the exponential mechanism: one calibration."""
     lines = [
-        Line("round one", Gaussian(1.0), 1, weight=3.0),
-        Line("later rounds", Poisson(0.1, Gaussian(1.0)), 200),
-        Line("selections", Exponential(0.05), 4),
+        BudgetLine("round one", Gaussian(1.0), 1, weight=3.0),
+        BudgetLine("later rounds", Poisson(0.1, Gaussian(1.0)), 200),
+        BudgetLine("selections", Exponential(0.05), 4),
     ]
-    budget = accounting.share(lines, epsilon=4.0, delta=1e-5)
+    budget = accounting.share_budget(lines, epsilon=4.0, delta=1e-5)
     assert 4.0 * (1 - 1e-4) <= budget.epsilon <= 4.0
     assert budget.noise_of("round one") == pytest.approx(3 * budget.noise_multiplier)
     assert accounting.epsilon(budget.composition, 1e-5) == budget.epsilon

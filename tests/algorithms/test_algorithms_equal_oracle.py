@@ -22,7 +22,7 @@ def ran(tiny, tmp_path, name, *, steps=None, momentum=MOMENTUM, local=(), **sett
         privacy={"unit": "none"},
         **{"local.learning_rate": LR, "local.momentum": momentum, **work, **dict(local)},
     )
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     run = sightline.run(experiment, out=tmp_path / "run")
     count = (lambda size: steps) if steps else (lambda size: 2 * math.ceil(size / 4))
     problem = naive.Softmax(setting.federation, seed=0, steps=count, batch_size=4)

@@ -52,9 +52,9 @@ def settled(tiny, tmp_path, name, *, rounds, worker=Quadratics, lr=0.2, **settin
         rounds=rounds, evaluate_every=rounds, algorithm={"name": name, **settings}, privacy={"unit": "none"},
         **{"sampling.clients": {"scheme": "full"}, "local.epochs": None, "local.steps": 5, "local.learning_rate": lr},
     )  # fmt: skip
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     (tmp_path / "run").mkdir()
-    engine.run(setting, tmp_path / "run", worker, resume=False)
+    engine.run_loop(setting, tmp_path / "run", worker, resume=False)
     sizes = torch.tensor(setting.federation.sizes.tolist(), dtype=torch.float64)
     return load_checkpoint(tmp_path / "run"), worker(setting, None, None), sizes / sizes.sum()
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from sightline import accounting
 from sightline.algorithms.theory_h2fdp import Hierarchy
-from sightline.algorithms.theory_h2fdp_bound import corrected, dispersion, privacy_noise, published
+from sightline.algorithms.theory_h2fdp_bound import corrected_terms, model_dispersion, privacy_noise, published_terms
 from sightline.cli.convergence import command
 from sightline.errors import InvalidInput
 
@@ -44,8 +44,8 @@ def test_the_terms_are_the_papers(change):
         h.smoothness, h.clip_norm, h.sgd_noise, h.between, h.within, h.devices, h.trusted, h.tau, h.local_aggregations,
         h.rounds, h.parameters, h.rate, h.epsilon, h.delta, h.gap, h.step, h.c2, h.v2,
     )  # fmt: skip
-    found = published(h)
-    assert (found.a1, found.a2, found.b, *dispersion(h)) == pytest.approx(whole, rel=1e-12)
+    found = published_terms(h)
+    assert (found.a1, found.a2, found.b, *model_dispersion(h)) == pytest.approx(whole, rel=1e-12)
     assert found.bound == pytest.approx(sum(whole[:3]))
 
 
@@ -67,9 +67,9 @@ def test_as_printed_it_is_no_bound_and_corrected_it_is():
                                  "clip_norm": 2.0})  # fmt: skip
         mean, gap = descent(h, start=1.0)
         h = Hierarchy(**{**vars(h), "gap": gap})
-        assert mean <= corrected(h).bound
+        assert mean <= corrected_terms(h).bound
         if gamma == 1e-6:
-            assert mean > 1000 * published(h).bound
+            assert mean > 1000 * published_terms(h).bound
 
 
 def test_the_constant_is_the_accountants():
@@ -97,7 +97,7 @@ WORDS = "h2fdp --beta 2 --G 1.5 --sigma 0.3 --zeta 0.7 --zeta-c 0.4 --rate 0.1 -
 
 def test_the_command_says_the_same():
     printed = json.loads(CliRunner().invoke(command, [*WORDS, "--json"]).stdout)
-    found, right = published(Hierarchy(**PAPER)), corrected(Hierarchy(**PAPER))
+    found, right = published_terms(Hierarchy(**PAPER)), corrected_terms(Hierarchy(**PAPER))
     assert (printed["a1"], printed["a2"], printed["b"], printed["bound"]) == (found.a1, found.a2, found.b, found.bound)
     assert printed["bound_corrected"] == right.bound
     text = CliRunner().invoke(command, WORDS).stdout

@@ -13,7 +13,7 @@ from sightline.errors import InvalidInput, Refused
 from sightline.events import Adjacency, Pure
 from sightline.mechanisms.objective import REMAINDER, Objective
 from sightline.mechanisms.objective_noise import isotropic_noise
-from sightline.mechanisms.objective_solver import Regression, from_unit, minimise, to_unit, unit_examples
+from sightline.mechanisms.objective_solver import Regression, from_unit, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
 
@@ -33,7 +33,7 @@ def problem(rng, *, n=7, features=2, classes=3, mu=0.3):
 def test_the_solver_equals_a_general_optimiser(seed):
     x, y, anchor, linear, mu, classes = problem(np.random.default_rng(seed), mu=[1.0, 0.1, 0.01, 3.0][seed])
     ours = Regression(unit_examples(x.astype(np.float32)), y, classes, anchor, mu, 0.0, linear)
-    found = minimise(ours, gradient_tolerance=1e-10)
+    found = minimise_regression(ours, gradient_tolerance=1e-10)
     assert np.linalg.norm(ours.value_and_gradient(found)[1]) <= 1e-10
     weights = np.full(len(y), 1 / len(y))
     slow = oracle.minimiser(oracle.augmented(x), y, weights, classes, mu=mu, anchor=anchor, linear=linear)
@@ -47,8 +47,8 @@ def test_weight_decay_is_a_proximal_term_towards_zero():
     x, y, _, _, _, classes = problem(np.random.default_rng(5))
     zero = np.zeros(9)
     unit = unit_examples(x.astype(np.float32))
-    decay = minimise(Regression(unit, y, classes, zero + 0.7, 0.0, 0.4), gradient_tolerance=1e-10)
-    near = minimise(Regression(unit, y, classes, zero, 0.4, 0.0), gradient_tolerance=1e-10)
+    decay = minimise_regression(Regression(unit, y, classes, zero + 0.7, 0.0, 0.4), gradient_tolerance=1e-10)
+    near = minimise_regression(Regression(unit, y, classes, zero, 0.4, 0.0), gradient_tolerance=1e-10)
     np.testing.assert_allclose(decay, near, atol=1e-8)
 
 
@@ -96,7 +96,7 @@ def test_the_privacy_loss_of_its_outputs_never_exceeds_epsilon(adjacency, rate, 
     losses = []
     for _ in range(150):
         noise = isotropic_noise(4, rate=rate, rng=rng)
-        v = minimise(Regression(x, y, classes, np.zeros(4), mu, 0.0, noise), gradient_tolerance=1e-10)
+        v = minimise_regression(Regression(x, y, classes, np.zeros(4), mu, 0.0, noise), gradient_tolerance=1e-10)
         shared = {"mu": mu, "anchor": np.zeros(4), "rate": rate}
         losses.append(
             log_density(v, x, y, weights, classes, **shared)
@@ -121,7 +121,7 @@ def test_a_run_sends_the_minimiser_of_the_perturbed_objective(tiny, tmp_path):
         rounds=1, privacy={"unit": "sample", "mechanism": "objective", "noise_rate": 5.0},
         **{"data.clients": 1, "sampling.clients": {"scheme": "full"}}, **PROX,
     )  # fmt: skip
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     run = sightline.run(experiment, out=tmp_path / "run")
     v = to_unit(load_checkpoint(run.directory).state["model"].value.double().numpy(), 3)
     shard = setting.federation.clients[0].train

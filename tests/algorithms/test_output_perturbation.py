@@ -11,7 +11,7 @@ from sightline.config import parse
 from sightline.engine.checkpoint import load_checkpoint
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
-from sightline.mechanisms.objective_solver import Regression, minimise
+from sightline.mechanisms.objective_solver import Regression, minimise_regression
 from sightline.mechanisms.output_sensitivity import Bound, Facts, output_sensitivity, published_epsilon
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
@@ -49,7 +49,7 @@ def test_no_neighbours_are_further_apart_than_the_strongly_convex_bound(adjacenc
         if adjacency is Adjacency.REPLACE:
             y = y.copy()
             y[0] = (y[0] + 1) % classes
-            second = minimise(Regression(x, y, classes, anchor, mu), gradient_tolerance=1e-9)
+            second = minimise_regression(Regression(x, y, classes, anchor, mu), gradient_tolerance=1e-9)
         else:
             weights[0] = 0.0
             second = oracle.minimiser(x, y, weights, classes, mu=mu, anchor=anchor)
@@ -121,7 +121,7 @@ def test_the_noise_is_what_the_event_says(tiny, tmp_path):
 def test_as_published_is_charged_for_what_it_is(tiny, tmp_path):
     experiment = tiny(privacy=private("as_published", noise_multiplier=2.0), **FULL)
     run = sightline.run(experiment, out=tmp_path / "run")
-    sizes = engine.build(experiment).federation.sizes
+    sizes = engine.build_experiment(experiment).federation.sizes
     for client, size in enumerate(sizes):
         assert run.ledger.composition(f"client-{client}", "public") == {Gaussian(2.0 * (1.0 / size) / 2.0): 4}
     assert run.epsilon > 100 * published_epsilon(rounds=4, clip_norm=1.0, noise_std=2.0 / sizes.max(), size=int(sizes.max()), delta=1e-5)  # fmt: skip

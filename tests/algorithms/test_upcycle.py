@@ -8,7 +8,7 @@ import torch
 
 import sightline
 from sightline.algorithms import REGISTRY
-from sightline.algorithms.upcycle import Upcycle, upcycled
+from sightline.algorithms.upcycle import Upcycle, wrap_upcycle
 from sightline.errors import InvalidInput
 from sightline.mechanisms import Public
 
@@ -57,7 +57,7 @@ def test_a_calibrated_run_of_an_algorithm_with_memory_meets_its_target(tiny, tmp
 def test_without_a_model_of_its_own_it_is_refused_before_anything_is_released():
     mixed = replace(REGISTRY["fedavg"], models=lambda state, clients: 1.0 * state["model"])
     with pytest.raises(InvalidInput, match="no model of its own"):
-        upcycled(mixed, Upcycle.read(0.5)).init(Public(torch.zeros(2)), range(3), None)
+        wrap_upcycle(mixed, Upcycle.read(0.5)).init(Public(torch.zeros(2)), range(3), None)
 
 
 def test_u_by_hand():

@@ -14,18 +14,18 @@ from sightline.mechanisms.schedule import Schedules
 from sightline.models.submodel import Partitions
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
-from sightline.training.privately import Privately
+from sightline.training.privately import DPSGDSettings
 
-CLIP = import_module("sightline.mechanisms.clip")
+CLIP = import_module("sightline.mechanisms.clip_update")
 
 
 def halved(monkeypatch):
     """Half of the noise that is claimed: in sums, exact or not, in private steps, and in the step of a server."""
     for kind in (FloatSum, GridSum):
         monkeypatch.setattr(kind, "noisy", _half(kind.noisy))
-    samplewise, steps = import_module("sightline.mechanisms.samplewise"), Privately.noise_of
+    samplewise, steps = import_module("sightline.mechanisms.samplewise"), DPSGDSettings.noise_of
     monkeypatch.setattr(samplewise, "with_gaussian_noise", _half(samplewise.with_gaussian_noise))
-    monkeypatch.setattr(Privately, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a)))
+    monkeypatch.setattr(DPSGDSettings, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a)))
 
 
 def _half(whole):

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from sightline.audit import audit
 from sightline.audit.audit import DROWNED
-from sightline.cli.main import outcome, sightline
+from sightline.cli.main import run_arguments, sightline
 from sightline.config import parse, to_toml
 from sightline.errors import InvalidInput
-from sightline.report.audit_picture import svg
+from sightline.report.audit_picture import audit_svg
 from tests.audit.breaking import (
     everybody_is_sampled,
     halved,
@@ -131,7 +131,7 @@ def test_a_claim_that_stands_is_said_to_and_drawn(file, tmp_path, ending):
 def test_words_in_a_picture_are_text():
     told = {"refuted": True, "observer": "<b>", "subject": "&", "unit": "client", "rounds": 1, "confidence": 0.95,
             "findings": [{"method": "<i>", "delta": 0.1, "epsilon_lower": 2.0, "epsilon_upper": 1.0}]}  # fmt: skip
-    words = " ".join(ElementTree.fromstring(svg("<script>", told)).itertext())
+    words = " ".join(ElementTree.fromstring(audit_svg("<script>", told)).itertext())
     assert "<script>: REFUTED" in words
     assert "<b> about &" in words
     assert "<i>" in words
@@ -139,7 +139,7 @@ def test_words_in_a_picture_are_text():
 
 def test_a_claim_that_is_broken_is_said_to_be_and_exits_with_1(file, monkeypatch, capsys):
     unclipped(monkeypatch)
-    assert outcome(["audit", str(file), "--trials", "60", "--canaries", "40", "--delta", "0.2", "--rounds", "1"]) == 1
+    assert run_arguments(["audit", str(file), "--trials", "60", "--canaries", "40", "--delta", "0.2", "--rounds", "1"]) == 1
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("REFUTED")
     assert "refuted" in err
@@ -147,7 +147,7 @@ def test_a_claim_that_is_broken_is_said_to_be_and_exits_with_1(file, monkeypatch
 
 @pytest.mark.parametrize("wrong", ["audit.png", "no/such/folder/audit.svg"])
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(file, wrong, capsys):
-    assert outcome(["audit", str(file), "--plot", wrong]) == 2
+    assert run_arguments(["audit", str(file), "--plot", wrong]) == 2
     assert f"plot={wrong}" in capsys.readouterr().err
 
 
@@ -163,7 +163,7 @@ def test_the_command(file):
 def test_the_headline_and_every_line_below_it_speak_of_one_delta(file, words, capsys):
     """Forty canaries at the file's delta would drown the bound of one run: then all is said at a smaller one."""
     asked = ("audit", str(file), "--set", "privacy.delta=0.01", "--trials", "20", "--canaries", "40", *words)
-    assert outcome([*asked, "--json"]) == 0
+    assert run_arguments([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["delta"] == (0.01 if words else 0.03 / 40)
     assert {(one["delta"], one["epsilon_upper"]) for one in told["findings"]} == {
@@ -172,7 +172,7 @@ def test_the_headline_and_every_line_below_it_speak_of_one_delta(file, words, ca
     assert told["epsilon_lower"] == max(one["epsilon_lower"] for one in told["findings"])
     assert told["file_delta"] == 0.01
     assert (told["file_epsilon"] < told["epsilon_upper"]) == (not words)
-    assert outcome(list(asked)) == 0
+    assert run_arguments(list(asked)) == 0
     said = capsys.readouterr().out
     assert said.count("delta = 0.01") == 1
     assert ("at the file's delta = 0.01" in said) == (not words)

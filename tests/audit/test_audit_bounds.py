@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sightline.audit.bounds import epsilon_of_rates, one_run_lower, proportions, surprise, two_worlds_lower
+from sightline.audit.bounds import epsilon_of_rates, one_run_lower, bound_proportions, bound_surprise, two_worlds_lower
 
 
 def test_clopper_pearson_is_scipys():
     for true, false, trials in [(0, 0, 20), (7, 3, 20), (20, 20, 20), (500, 10, 1000)]:
-        lower, upper = proportions(true, false, trials, confidence=0.95)
+        lower, upper = bound_proportions(true, false, trials, confidence=0.95)
         assert lower == pytest.approx(stats.binomtest(true, trials).proportion_ci(0.95, "exact").low)
         assert upper == pytest.approx(stats.binomtest(false, trials).proportion_ci(0.95, "exact").high)
 
@@ -41,7 +41,7 @@ def test_the_price_of_delta_is_the_theorems():
     chance = math.exp(epsilon) / (1 + math.exp(epsilon))
     masses = [sum(stats.binom.pmf(v - j, r, chance) for j in range(1, i + 1)) / i for i in range(1, v + 1)]
     expected = stats.binom.sf(v - 1, r, chance) + 2 * m * delta * max(masses)
-    assert surprise(m, r, v, epsilon=epsilon, delta=delta) == pytest.approx(expected)
+    assert bound_surprise(m, r, v, epsilon=epsilon, delta=delta) == pytest.approx(expected)
 
 
 def test_more_delta_says_less():

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from sightline import engine
-from sightline.audit.audit import audit, audited, repeated
+from sightline.audit.audit import audit, audit_built, repeat_runs
 from sightline.audit.own_model import for_own_model
-from sightline.audit.stage import Pair
-from sightline.cli.main import outcome
+from sightline.audit.stage import AskedPair
+from sightline.cli.main import run_arguments
 from sightline.config import parse, to_toml
 from sightline.training import dispatch, worker
 from tests.training import strange_modules
@@ -29,9 +29,9 @@ def experiment(name, **samples):
 
 def attacked(name, trials=60, **samples):
     """(what the attack on the module found, by how many clip norms a canary moved a sum)."""
-    setting = engine.calibrated(engine.build(experiment(name, **samples)))
-    stage = for_own_model(setting, rounds=1, delta=1e-3, pair=Pair())
-    found = repeated(stage, trials=trials, confidence=CONFIDENCE, seed=1, progress=lambda done, all: None)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment(name, **samples)))
+    stage = for_own_model(setting, rounds=1, delta=1e-3, pair=AskedPair())
+    found = repeat_runs(stage, trials=trials, confidence=CONFIDENCE, seed=1, progress=lambda done, all: None)
     return found, stage.moved
 
 
@@ -56,7 +56,7 @@ def test_a_module_that_is_given_one_example_at_a_time_is_not_accused(name, words
 @pytest.mark.parametrize(("name", "heard"), [("DrownedInTraining", True), ("CentredAboveFour", False)])
 def test_a_module_that_mixes_examples_in_a_batch_is_caught(name, heard):
     found, moved = attacked(name, trials=60 if heard else 20)
-    assert isinstance(dispatch.worker_for(engine.build(experiment(name)).model), dispatch.HookedWorker)
+    assert isinstance(dispatch.worker_for(engine.build_experiment(experiment(name)).model), dispatch.AutogradWorker)
     assert moved > 2
     assert (found.lower > found.upper) == heard  # also through the noise, when it is far enough
 
@@ -68,8 +68,8 @@ def test_masks_that_are_drawn_are_no_movement():
 
 
 def test_the_whole_audit_has_the_finding_and_the_confidence_is_shared():
-    setting = engine.calibrated(engine.build(experiment("Plain")))
-    found = audited(setting, trials=20, canaries=10, rounds=1, delta=1e-3, confidence=0.97)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment("Plain")))
+    found = audit_built(setting, trials=20, canaries=10, rounds=1, delta=1e-3, confidence=0.97)
     assert [finding.method for finding in found.findings] == ["repeated", "canaries", "own model"]
     assert {round(finding.confidence, 9) for finding in found.findings} == {0.99}
     assert not found.broken
@@ -86,7 +86,7 @@ def test_the_command_says_why_and_exits_with_one(tmp_path, capsys):
     file = tmp_path / "own.toml"
     file.write_text(to_toml(experiment("CentredInTraining")))
     words = ["audit", str(file), "--trials", "20", "--canaries", "10", "--rounds", "1", "--json"]
-    assert outcome(words) == 1
+    assert run_arguments(words) == 1
     said = capsys.readouterr()
     assert "one example moves a sum by more than the clip norm" in said.err
     told = json.loads(said.out)

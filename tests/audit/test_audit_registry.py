@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from sightline import algorithms
-from sightline.ledger.propagation_question import Question, answered
+from sightline.ledger.propagation_question import Question, answer_question
 from sightline.mechanisms.choose import MECHANISMS
 from sightline.mechanisms.output_sensitivity import Bound
 from sightline.mechanisms.samplers import SAMPLERS
@@ -73,7 +73,7 @@ def pair_bounds(words):
             structure=topology["file"], epochs=words["rounds"] + 1, noise=1.0, delta=words["delta"],
             period=topology["period"], bottleneck=bottleneck,
         )  # fmt: skip
-        answer = answered(question)
+        answer = answer_question(question)
         first, *_, last = answer.pairs.class_of
         yield float(answer.matrix[first, last])
 

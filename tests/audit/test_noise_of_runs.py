@@ -11,10 +11,10 @@ import torch
 from scipy import stats
 
 from sightline import engine
-from sightline.audit.canaries import CanaryClients, Coins, canary_examples
+from sightline.audit.canaries import CanaryClients, CanaryCoins, canary_examples
 from sightline.audit.examples import CanaryShards
 from sightline.audit.stage import STILL, with_examples
-from sightline.audit.watch import Watch, watched_run
+from sightline.audit.watch import Observer, watched_run
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.randomness import Purpose, Streams
@@ -30,8 +30,8 @@ Z, C = 1.0, 0.5
 
 def silent_run(rounds=3, **words):
     """(key -> released vector, setting) of a run in which nobody has anything to say: what is released is noise."""
-    setting = engine.calibrated(engine.build(parse(plain(Combination(**words)))))
-    secret, coins = Streams.from_seed(7), Coins({}, setting.adjacency)
+    setting = engine.calibrate_noise(engine.build_experiment(parse(plain(Combination(**words)))))
+    secret, coins = Streams.from_seed(7), CanaryCoins({}, setting.adjacency)
     if words.get("unit") == "sample":
         setting, _ = with_examples(setting, SIZE)
         setting = replace(setting, federation=canary_examples(setting.federation, SIZE, {}, coins))
@@ -39,7 +39,7 @@ def silent_run(rounds=3, **words):
     else:
         setting = replace(setting, start=torch.zeros(SIZE))
         worker = CanaryClients(SIZE, setting.federation.sizes.tolist(), {}, coins, C, secret)
-    watch = Watch("", lambda source, value, round: value[:SIZE].double(), turning=False)
+    watch = Observer("", lambda source, value, round: value[:SIZE].double(), turning=False)
     watch._sees = lambda ledger, time, source: True
     watched_run(setting, watch, worker, rounds=rounds, secret=secret)
     return {key: value.numpy() for key, value in watch.seen.items()}, setting
@@ -170,7 +170,7 @@ class Crash(BaseException):
 @pytest.mark.parametrize("place", ["append", "save_checkpoint"])
 def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(place, drawn, tmp_path, monkeypatch):
     """The broken round is made again bit by bit, and no noise of an earlier round is ever used for a later one."""
-    setting = engine.calibrated(engine.build(parse(plain(Combination(where="client", clients="poisson")))))
+    setting = engine.calibrate_noise(engine.build_experiment(parse(plain(Combination(where="client", clients="poisson")))))
 
     def names_of(directory, *, resume=False, crash=0):
         drawn.clear()
@@ -187,7 +187,7 @@ def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(p
             patch.setattr(*target, crashing)
             path = directory if resume else engine.new_directory(setting.experiment, directory)
             with suppress(Crash):
-                engine.run(setting, path, Simulator, resume=resume)
+                engine.run_loop(setting, path, Simulator, resume=resume)
         return set(drawn.of(SECRET))
 
     unbroken = names_of(tmp_path / "unbroken")
@@ -200,11 +200,11 @@ def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(p
 def test_two_runs_of_one_file_share_no_noise_when_it_is_the_operating_systems(drawn, tmp_path):
     file = plain(Combination(clients="poisson"))
     file["privacy"]["noise_source"] = "os"
-    setting = engine.calibrated(engine.build(parse(file)))
+    setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
     keys = []
     for name in ("one", "other"):
         drawn.clear()
-        engine.run(setting, engine.new_directory(setting.experiment, tmp_path / name), Simulator, resume=False)
+        engine.run_loop(setting, engine.new_directory(setting.experiment, tmp_path / name), Simulator, resume=False)
         keys.append({key for (purpose, *_), key, *_ in drawn if purpose in SECRET})
     assert keys[0]
     assert not keys[0] & keys[1]

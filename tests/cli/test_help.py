@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from sightline.cli.main import COMMANDS, outcome
+from sightline.cli.main import COMMANDS, run_arguments
 from sightline.cli.main import sightline as root
 
 
@@ -46,7 +46,7 @@ def sightline(*words, **environment):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_about_us(shell, capsys):
-    assert outcome(["completion", shell]) == 0
+    assert run_arguments(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "_SIGHTLINE_COMPLETE" in script
     assert f"{shell}_complete" in script

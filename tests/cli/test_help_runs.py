@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from tests.cli.test_help import ALL, lines
 
 ROOT = Path(__file__).parents[2]
@@ -28,11 +28,11 @@ def desk(tmp_path_factory):
             Path(name).symlink_to(ROOT / name)
         short = ["run", "examples/quickstart.toml", "--set", "rounds=2", "--json"]
         for out in ("quickstart", "quickstart-2", "prox-sweep/a"):
-            assert outcome([*short, "--out", f"runs/{out}"]) == 0
-        assert outcome(["run", "examples/quickstart.toml", "--out", "runs/mine", "--json"]) == 0
-        assert outcome(["report", "runs/quickstart", "--ledger", "ledger.json"]) == 0
+            assert run_arguments([*short, "--out", f"runs/{out}"]) == 0
+        assert run_arguments(["run", "examples/quickstart.toml", "--out", "runs/mine", "--json"]) == 0
+        assert run_arguments(["report", "runs/quickstart", "--ledger", "ledger.json"]) == 0
         Path("groups.json").write_text(json.dumps({"workers": 3, "groups": [[0, 1], [1, 2]]}))
-        assert outcome(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
+        assert run_arguments(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
         yield place
     finally:
         os.chdir(before)
@@ -55,7 +55,7 @@ def test_it_runs(desk, line):
         words[3] = f"app-{len(list(desk.glob('app*')))}"
     if words[0] == "audit":
         words += ["--trials", "30"]  # the last one counts: hundreds take minutes, and are the same words
-    assert outcome(words) == 0
+    assert run_arguments(words) == 0
 
 
 def test_what_waits_is_named_and_exists():

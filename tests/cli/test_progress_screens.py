@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 import sightline
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.toml")
@@ -94,7 +94,7 @@ def run(out):
 
 
 def ran(out):
-    assert outcome(run(out)) == 0
+    assert run_arguments(run(out)) == 0
 
 
 def screens(text):

@@ -12,7 +12,7 @@ from tests.oracle import clustered_naive as naive
 def both(clustered, tmp_path, **changes):
     """(run, last checkpoint, the naive clients, the start)."""
     experiment = clustered(**changes)
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     run = sightline.run(experiment, out=tmp_path / "run")
     clients = naive.Naive(
         setting.federation, seed=0, clip_norm=1.0, noise=0.8, learning_rate=0.5, batch_size=16, sharpness=1.5

@@ -11,7 +11,7 @@ from experiments.clustered.noise import composition, noise_of
 from experiments.clustered.page import write_page
 from experiments.clustered.parts import PARTS, WORK
 from sightline import accounting
-from sightline.algorithms.mixture import fit
+from sightline.algorithms.mixture import fit_mixture
 from sightline.algorithms.mixture_points import KINDS
 from sightline.config import parse
 from sightline.events import Exponential, Gaussian, Poisson
@@ -49,7 +49,7 @@ def rows():
         facts = {"epsilon": 3, "noise_multiplier": 1.9, "points": points}
         cells.append(facts | fitted(KINDS[points](updates), TRUTH, 0))
         louder.append({"factor": 3, "points": points, "mss": 1.1, "known_right": False})
-    plane = picture(fit(KINDS["principal"](updates)(4), 4, seed=0))
+    plane = picture(fit_mixture(KINDS["principal"](updates)(4), 4, seed=0))
     first = {"key": "a", "part": "first", "source": "mnist", "partition": "rotation", "seed": 0, "samples": 8000}
     first |= {"parameters": 300, "cpu_seconds": 60.0, "cells": cells, "louder": louder, "points": plane}
     judged = {"part": "accuracy", "partition": "rotation", "epsilon": 3, "seed": 0, "auto": False, "worst": 0.1}

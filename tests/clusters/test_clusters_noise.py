@@ -8,7 +8,7 @@ import pytest
 
 from sightline import accounting
 from sightline.accounting.published_clustered import clustered_noise
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 
 NUMBERS = {"samples": 8000, "batch_size": 32, "rounds": 200, "selections": 20}
 REFERENCE = {3: (2.908, 1.545), 4: (2.245, 1.257), 5: (1.851, 1.091), 10: (1.089, 0.773), 15: (0.856, 0.668)}
@@ -49,7 +49,7 @@ def test_a_run_calibrates_to_the_noise_of_the_calculator(clustered):
     from sightline import engine
 
     changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 6.0, "algorithm.selection_epsilon": None}
-    setting = engine.calibrated(engine.build(clustered(**changes)))
+    setting = engine.calibrate_noise(engine.build_experiment(clustered(**changes)))
     (size,) = set(setting.federation.sizes.tolist())
     scheme = accounting.clustered(
         noise=1.0, samples=size, batch_size=16, rounds=8, selections=2, selection_epsilon=0.18
@@ -60,7 +60,7 @@ def test_a_run_calibrates_to_the_noise_of_the_calculator(clustered):
 
 def test_the_command_says_both(capsys):
     def asked(*words):
-        assert outcome(list(words)) == 0
+        assert run_arguments(list(words)) == 0
         return json.loads(capsys.readouterr().out)
 
     numbers = "--samples 800 --batch-size 80 --rounds 10 --delta 1e-4 --json".split()

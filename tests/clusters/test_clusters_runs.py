@@ -9,7 +9,7 @@ import torch
 
 import sightline
 from sightline import accounting, engine
-from sightline.engine.planning import plan
+from sightline.engine.planning import plan_releases
 from sightline.engine.round import LiveRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Exponential, Gaussian, Poisson, Repeat
@@ -82,7 +82,7 @@ def test_models_know_the_choices_that_left_them_as_they_are(clustered, tmp_path)
 def test_later_rounds_are_small_batches_and_choices(clustered, tmp_path):
     experiment = clustered()
     run = ran(experiment, tmp_path)
-    for client, size in enumerate(engine.build(experiment).federation.sizes):
+    for client, size in enumerate(engine.build_experiment(experiment).federation.sizes):
         later = Repeat(math.ceil(size / 16), Poisson(16 / size, Gaussian(0.8)))
         seen = run.ledger.composition(client_name(client), "server")
         assert seen == {Gaussian(0.8): 1, later: 7, Exponential(1.5): 2}
@@ -96,7 +96,7 @@ def test_how_many_choices_there_are_does_not_depend_on_what_was_released(cluster
     """Clear clusters are drawn for long, unclear ones briefly; a number that follows them would be no guarantee."""
     changes = {"privacy.noise_multiplier": noise, "algorithm.selection_rounds": choices}
     experiment = clustered(**changes)
-    run, planned = ran(experiment, tmp_path), plan(engine.calibrated(engine.build(experiment)))
+    run, planned = ran(experiment, tmp_path), plan_releases(engine.calibrate_noise(engine.build_experiment(experiment)))
     for client in map(client_name, range(7)):
         seen = run.ledger.composition(client, "server")
         assert seen == planned.composition(client, "server")
@@ -131,7 +131,7 @@ def test_epsilon_calibrates_every_client_to_its_own_size(clustered, tmp_path, ch
     for client in range(6):
         assert run.ledger.epsilon(client_name(client), "server", 1e-4) <= 6.0
     assert 5.99 < run.epsilon <= 6.0
-    assert engine.build(experiment).settings.selection_epsilon == pytest.approx(0.18)
+    assert engine.build_experiment(experiment).settings.selection_epsilon == pytest.approx(0.18)
     assert run.summary["clusters"]["purity"] is None
     assert run.summary["clusters"]["minority_accuracy"] is None
 
@@ -145,8 +145,8 @@ def test_epsilon_calibrates_every_client_to_its_own_size(clustered, tmp_path, ch
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_path_costs_more_than_the_plan(clustered, tmp_path, changes, seed):
     experiment = clustered(seed=seed, **changes)
-    setting = engine.calibrated(engine.build(experiment))
-    planned = plan(setting)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment))
+    planned = plan_releases(setting)
     run = ran(experiment, tmp_path)
     for client in map(client_name, range(7)):
         happened, allowed = run.ledger.composition(client, "server"), planned.composition(client, "server")
@@ -281,7 +281,7 @@ def test_the_whole_batch_is_worked_on_in_pieces():
     from sightline.data import Kind, Shard
     from sightline.training import LocalWork, dp_sgd
 
-    model = models.build("cnn", input_shape=(1, 12, 12), classes=4, kind=Kind.IMAGE, settings={})
+    model = models.build_model("cnn", input_shape=(1, 12, 12), classes=4, kind=Kind.IMAGE, settings={})
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3000, 1, 12, 12)).astype(np.float32)
     shard, start = Shard(x, rng.integers(0, 4, 3000)), model.init(rng)
@@ -321,6 +321,6 @@ def test_the_whole_batch_is_worked_on_in_pieces():
 )
 def test_what_cannot_be_run_is_said_in_one_line(clustered, changes, error, words):
     with pytest.raises(error) as caught:
-        engine.build(clustered(**changes))
+        engine.build_experiment(clustered(**changes))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

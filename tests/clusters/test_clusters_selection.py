@@ -11,18 +11,18 @@ import sightline
 from sightline.accounting import epsilon
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Exponential, Unit
-from sightline.mechanisms import choice, sharpness
+from sightline.mechanisms import draw_choice, choice_sharpness
 
 
 def exponents(k, eps, unit, adjacency, examples):
-    return sharpness(eps, unit=unit, adjacency=adjacency, examples=examples) * np.asarray(k, float)
+    return choice_sharpness(eps, unit=unit, adjacency=adjacency, examples=examples) * np.asarray(k, float)
 
 
 @pytest.mark.parametrize("right", [(3, 3), (10, 4, 7), (0, 0, 1, 5), (2,)])
 def test_frequencies_are_those_of_the_softmax(right):
     """Chi-square at level 1e-9: one false alarm in a billion seeds."""
     rng = np.random.default_rng(5)
-    drawn = [choice(right, sharpness=0.3, rng=rng) for _ in range(40_000)]
+    drawn = [draw_choice(right, sharpness=0.3, rng=rng) for _ in range(40_000)]
     counts = np.bincount(drawn, minlength=len(right))
     if len(right) > 1:
         assert chisquare(counts, 40_000 * softmax(0.3 * np.array(right, float))).pvalue > 1e-9
@@ -95,4 +95,4 @@ def test_without_privacy_the_best_model_is_chosen_in_the_clear(clustered, tmp_pa
 @pytest.mark.parametrize("given", [-1.0, 0.0, float("nan"), "much", True])
 def test_strange_epsilons_are_refused(clustered, given):
     with pytest.raises(InvalidInput, match="selection_epsilon"):
-        sightline.engine.build(clustered(**{"algorithm.selection_epsilon": given}))
+        sightline.engine.build_experiment(clustered(**{"algorithm.selection_epsilon": given}))

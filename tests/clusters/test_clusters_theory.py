@@ -7,17 +7,17 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from sightline.algorithms.mixture import fit
+from sightline.algorithms.mixture import fit_mixture
 from sightline.algorithms.theory_clustered import (
     component_overlap,
     overlap_of_larger_batch,
-    separation,
+    expected_separation,
     update_noise,
 )
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
-from sightline.models import build
+from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
 
 RNG = np.random.default_rng
@@ -47,7 +47,7 @@ def client(features, *, turn=0.0, examples=64, seed=0):
 
 
 def linear(features):
-    return build("linear", input_shape=(features,), classes=2, kind=Kind.VECTOR, settings={})
+    return build_model("linear", input_shape=(features,), classes=2, kind=Kind.VECTOR, settings={})
 
 
 @pytest.mark.parametrize(("batch", "epochs", "z"), [(64, 1, 1.0), (16, 1, 3.0), (8, 2, 3.0), (20, 1, 3.0)])
@@ -77,9 +77,9 @@ def test_the_overlap_of_fitted_components_is_lemma_4_2():
         samples=64, batch_size=batch, parameters=model.parameters, clip_norm=clip_norm, noise_multiplier=z,
         learning_rate=eta,
     )  # fmt: skip
-    assert 1.5 < separation(noise, distance) < 2.5
-    fitted = fit(np.concatenate(both), 2, seed=0)
-    assert fitted.mss == pytest.approx(separation(noise, distance), rel=0.05)
+    assert 1.5 < expected_separation(noise, distance) < 2.5
+    fitted = fit_mixture(np.concatenate(both), 2, seed=0)
+    assert fitted.mss == pytest.approx(expected_separation(noise, distance), rel=0.05)
     assert fitted.mpo == pytest.approx(component_overlap(noise, distance), rel=0.25)
     truth = np.repeat([0, 1], many)
     wrong = min(np.mean(fitted.assigned != truth), np.mean(fitted.assigned == truth))
@@ -124,7 +124,7 @@ SETTING = "--samples 8000 --batch 32 --parameters 28938 --clip-norm 1 --noise 1.
 
 
 def test_the_command(capsys):
-    assert outcome(["convergence", "clustered", *SETTING, "--distance", "0.3", "--larger", "250", "--json"]) == 0
+    assert run_arguments(["convergence", "clustered", *SETTING, "--distance", "0.3", "--larger", "250", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     noise = update_noise(
         samples=8000, batch_size=32, parameters=28938, clip_norm=1, noise_multiplier=1.3, learning_rate=0.005
@@ -132,10 +132,10 @@ def test_the_command(capsys):
     assert found["variance"] == noise.variance
     assert found["overlap"] == component_overlap(noise, 0.3)
     assert found["overlap_of_larger_batch"] == overlap_of_larger_batch(noise, 0.3, factor=250)
-    assert outcome(["convergence", "clustered", *SETTING]) == 0
+    assert run_arguments(["convergence", "clustered", *SETTING]) == 0
     assert "distance_for_mss_2" in capsys.readouterr().out
 
 
 def test_the_command_teaches(capsys):
-    assert outcome(["convergence", "clustered", *SETTING, "--larger", "2"]) == 2
+    assert run_arguments(["convergence", "clustered", *SETTING, "--larger", "2"]) == 2
     assert "give --distance" in capsys.readouterr().err

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.algorithms.contract import Heard
-from sightline.algorithms.control_estimates import Slope, diversity, mean, of_round, sgd_noise, slope, smoothness
+from sightline.algorithms.contract import ChannelMean
+from sightline.algorithms.control_estimates import Slope, estimate_diversity, mean_slope, of_round, sgd_noise, slope_of, estimate_smoothness
 from sightline.mechanisms import Public
 from sightline.topology import Channel
 
 
 def heard(value, *, reach=1.0, noise_std=0.0, name="edge-0"):
-    return Heard(
+    return ChannelMean(
         Channel(name, (0,), frozenset()), Public(torch.as_tensor(value, dtype=torch.float32)), reach, noise_std
     )
 
 
 def test_a_release_is_read_as_a_gradient():
-    found = slope(heard([-2.0, 4.0], reach=0.5, noise_std=0.1))
+    found = slope_of(heard([-2.0, 4.0], reach=0.5, noise_std=0.1))
     assert found.value.tolist() == [4.0, -8.0]
     assert found.variance == pytest.approx(0.04)
 
@@ -27,8 +27,8 @@ def test_a_release_is_read_as_a_gradient():
 def test_the_secant_of_a_quadratic_is_its_smoothness():
     """Gradients of 3/2 |w|^2 at two points."""
     w, v = torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 0.5])
-    assert smoothness(Slope(3 * w, 0.0), Slope(3 * v, 0.0), w - v) == pytest.approx(3.0)
-    assert smoothness(Slope(3 * w, 0.0), Slope(3 * w, 0.0), w - w) == 0.0
+    assert estimate_smoothness(Slope(3 * w, 0.0), Slope(3 * v, 0.0), w - v) == pytest.approx(3.0)
+    assert estimate_smoothness(Slope(3 * w, 0.0), Slope(3 * w, 0.0), w - w) == 0.0
 
 
 def test_known_noise_is_taken_off_and_what_it_covers_is_nothing():
@@ -48,14 +48,14 @@ def test_the_diversity_is_the_distance_from_the_mean():
     gradients, shares = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([4.0, 2.0])], [0.5, 0.25, 0.25]
     centre = sum(share * g for share, g in zip(shares, gradients, strict=True))
     naive = math.sqrt(sum(s * np.sum((g - centre) ** 2) for s, g in zip(shares, gradients, strict=True)))
-    found = diversity([heard(-g, name=f"edge-{n}") for n, g in enumerate(gradients)], shares)
+    found = estimate_diversity([heard(-g, name=f"edge-{n}") for n, g in enumerate(gradients)], shares)
     assert found == pytest.approx(naive, rel=1e-6)
 
 
 def test_the_noise_of_a_difference_from_the_mean_is_counted_once():
     """Var(g_c - sum_d share_d g_d) = (1 - share_c)^2 v_c + sum_others share_d^2 v_d."""
     slopes = [Slope(torch.zeros(3), v) for v in (1.0, 2.0, 5.0)]
-    found = mean(slopes, [1 - 0.5, -0.25, -0.25]).variance
+    found = mean_slope(slopes, [1 - 0.5, -0.25, -0.25]).variance
     assert found == pytest.approx(0.25 * 1.0 + 0.0625 * 2.0 + 0.0625 * 5.0)
 
 

@@ -71,13 +71,13 @@ def test_epsilon_holds_whatever_is_chosen(tmp_path, monkeypatch, worst, unit):
     """A controller that always takes an extreme choice stays within the budget that the noise was calibrated for."""
     tau, trusted, untrusted = worst
     monkeypatch.setattr(
-        control, "search", lambda *args, **kwargs: control_search.Choice(tau, trusted, untrusted, 0, 0, 0)
+        control, "search_choice", lambda *args, **kwargs: control_search.Choice(tau, trusted, untrusted, 0, 0, 0)
     )
     done = run(tmp_path / "run", **{"privacy.unit": unit, "privacy.where": "edge"})
     assert set(done.summary["control"]["tau"]) == {tau}
     assert 0 < done.epsilon <= 20.0
-    planned = engine.plan(
-        engine.calibrated(engine.build(parse(changed(TREE, {"privacy.unit": unit, "privacy.where": "edge"}))))
+    planned = engine.plan_releases(
+        engine.calibrate_noise(engine.build_experiment(parse(changed(TREE, {"privacy.unit": unit, "privacy.where": "edge"}))))
     )
     assert len(done.ledger) <= len(planned)
 
@@ -171,4 +171,4 @@ def test_the_report_draws_the_decisions_and_the_costs(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_controlled_is_refused_in_one_line(changes, reason):
     with pytest.raises(InvalidInput, match=reason):
-        engine.build(parse(changed(TREE, changes)))
+        engine.build_experiment(parse(changed(TREE, changes)))

@@ -9,9 +9,9 @@ import pytest
 from data_files import idx_bytes, write_csv, write_gz, write_images, write_webp
 
 from sightline.config import Data
-from sightline.data import Federation, Kind, load
+from sightline.data import Federation, Kind, load_federation
 from sightline.data.sources import SOURCES
-from sightline.data.tokens import bucket, encode, words
+from sightline.data.tokens import hash_word, encode_texts, split_words
 from sightline.errors import InvalidInput
 from sightline.randomness import Purpose, Streams
 
@@ -19,7 +19,7 @@ STREAMS = Streams.from_seed(3)
 
 
 def deal(root: Path | None = None, *, streams: Streams = STREAMS, **given: Any) -> Federation:
-    return load(Data(**given), streams=streams, root=root)
+    return load_federation(Data(**given), streams=streams, root=root)
 
 
 def arrays(federation: Federation) -> list[np.ndarray]:
@@ -232,15 +232,15 @@ def test_airline_tweets_with_two_classes(tmp_path: Path) -> None:
 
 def test_tokens_are_a_function_of_each_text_alone() -> None:
     texts = ["Hello WORLD, it's me!", "", "@a http://x.y &amp; www.z"]
-    together = encode(texts, tokens=6, vocabulary=97)
-    apart = np.concatenate([encode([text], tokens=6, vocabulary=97) for text in reversed(texts)])[::-1]
+    together = encode_texts(texts, tokens=6, vocabulary=97)
+    apart = np.concatenate([encode_texts([text], tokens=6, vocabulary=97) for text in reversed(texts)])[::-1]
     np.testing.assert_array_equal(together, apart)
-    assert words(texts[0]) == ["hello", "world", "it's", "me", "!"]
-    assert words(texts[2]) == ["<name>", "<link>", "<link>"]
+    assert split_words(texts[0]) == ["hello", "world", "it's", "me", "!"]
+    assert split_words(texts[2]) == ["<name>", "<link>", "<link>"]
     assert (together[:, 0] > 0).all()
     assert (together[1, 1:] == 0).all()
-    assert bucket("hello", 5000) == 1 + 0x3610A686 % 4999  # CRC-32 of "hello" is a known value
-    numbers = {bucket(f"word{n}", 100) for n in range(5000)}
+    assert hash_word("hello", 5000) == 1 + 0x3610A686 % 4999  # CRC-32 of "hello" is a known value
+    numbers = {hash_word(f"word{n}", 100) for n in range(5000)}
     assert numbers == set(range(1, 100))
 
 

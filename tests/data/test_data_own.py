@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sightline.config import Data
-from sightline.data import Client, Federation, Kind, Shard, load
+from sightline.data import Client, Federation, Kind, Shard, load_federation
 from sightline.errors import InvalidInput
-from sightline.models import build
+from sightline.models import build_model
 from sightline.randomness import Streams
 
 GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def own(source: str, **given: Any) -> Federation:
     given = {"partition": "natural", "clients": 2, "classes": 2} | given
-    return load(Data(source=source, **given), streams=Streams.from_seed(0))
+    return load_federation(Data(source=source, **given), streams=Streams.from_seed(0))
 
 
 def blocks(language: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_the_guide_runs(here: Path) -> None:
     python = blocks("python")
     (here / "sensors.py").write_text(python[0])
     settings = Data(**tomllib.loads(blocks("toml")[1])["data"])
-    first, second = (load(settings, streams=Streams.from_seed(0)) for _ in range(2))
+    first, second = (load_federation(settings, streams=Streams.from_seed(0)) for _ in range(2))
     assert first.kind is Kind.VECTOR
     assert first.input_shape == (3,)
     assert first.sizes.tolist() == [60] * 12
@@ -58,7 +58,7 @@ def test_the_guides_model_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (here / "nets.py").write_text(blocks("python")[2])
     monkeypatch.syspath_prepend(here)
     settings = tomllib.loads(blocks("toml")[2])["model"]
-    model = build(settings.pop("name"), input_shape=(3,), classes=2, kind=Kind.VECTOR, settings=settings)
+    model = build_model(settings.pop("name"), input_shape=(3,), classes=2, kind=Kind.VECTOR, settings=settings)
     assert model.parameters == 3 * 8 + 8 + 8 * 2 + 2
     assert set(model.constants) == {"body.weight", "body.bias"}
 

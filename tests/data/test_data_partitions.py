@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.deal import split
+from sightline.data.deal import split_examples
 from sightline.data.partition import (
     by_owner,
     cluster_of,
     deal_clusters,
-    dirichlet,
+    deal_dirichlet,
     grouped_users,
-    iid,
+    deal_iid,
     label_shards,
     one_user_each,
     share_by_cluster,
 )
-from sightline.data.subsample import subsample
+from sightline.data.subsample import draw_subsample
 from sightline.errors import InvalidInput
 
 seeds = st.integers(0, 2**32 - 1)
@@ -39,28 +39,28 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 @given(seeds, st.integers(1, 40), st.integers(0, 400))
 @quick
 def test_iid(seed: int, clients: int, more: int) -> None:
-    parts = iid(clients + more, clients=clients, rng=rng(seed))
+    parts = deal_iid(clients + more, clients=clients, rng=rng(seed))
     sizes = [len(part) for part in parts]
     assert dealt_once(parts, clients + more)
     assert len(parts) == clients
     assert max(sizes) - min(sizes) <= 1
-    assert same(parts, iid(clients + more, clients=clients, rng=rng(seed)))
+    assert same(parts, deal_iid(clients + more, clients=clients, rng=rng(seed)))
 
 
 @given(seeds, st.integers(1, 30), st.integers(0, 600), st.integers(1, 10), st.floats(1e-3, 1e3))
 @quick
 def test_dirichlet(seed: int, clients: int, more: int, classes: int, concentration: float) -> None:
     labels = rng(seed).integers(0, classes, clients + more)
-    parts = dirichlet(labels, clients=clients, concentration=concentration, rng=rng(seed + 1))
+    parts = deal_dirichlet(labels, clients=clients, concentration=concentration, rng=rng(seed + 1))
     assert dealt_once(parts, clients + more)
     assert min(len(part) for part in parts) >= max(1, min(10, len(labels) // (2 * clients)))
-    assert same(parts, dirichlet(labels, clients=clients, concentration=concentration, rng=rng(seed + 1)))
+    assert same(parts, deal_dirichlet(labels, clients=clients, concentration=concentration, rng=rng(seed + 1)))
 
 
 @pytest.mark.parametrize("concentration", [1e-300, 1e-12, 1e300])
 def test_dirichlet_at_the_ends_of_its_range(concentration: float) -> None:
     labels = np.arange(500) % 10
-    parts = dirichlet(labels, clients=20, concentration=concentration, rng=rng(0))
+    parts = deal_dirichlet(labels, clients=20, concentration=concentration, rng=rng(0))
     assert dealt_once(parts, 500)
     assert min(len(part) for part in parts) >= 10
 
@@ -69,7 +69,7 @@ def test_dirichlet_proportions_have_the_right_mean_and_variance() -> None:
     """A client's share of a class has mean 1/K and variance (1/K)(1 - 1/K)/(K c + 1): K = 5, c = 2."""
     labels = np.zeros(4000, dtype=np.int64)
     shares = [
-        [len(part) / 4000 for part in dirichlet(labels, clients=5, concentration=2.0, rng=rng(seed))]
+        [len(part) / 4000 for part in deal_dirichlet(labels, clients=5, concentration=2.0, rng=rng(seed))]
         for seed in range(2000)
     ]
     variance = 0.2 * 0.8 / 11
@@ -81,7 +81,7 @@ def test_less_concentration_means_more_skew() -> None:
     labels = np.arange(5000) % 10
 
     def skew(concentration: float) -> float:
-        parts = dirichlet(labels, clients=20, concentration=concentration, rng=rng(0))
+        parts = deal_dirichlet(labels, clients=20, concentration=concentration, rng=rng(0))
         return float(np.mean([np.bincount(labels[part], minlength=10).max() / len(part) for part in parts]))
 
     assert skew(0.05) > skew(0.5) + 0.1 > skew(100.0) + 0.2
@@ -166,7 +166,7 @@ def test_by_owner_keeps_the_clients_of_the_source() -> None:
 @quick
 def test_split(seed: int, examples: int, fraction: float) -> None:
     part = np.arange(examples) * 2
-    train, test = split(part, test_fraction=fraction, rng=rng(seed))
+    train, test = split_examples(part, test_fraction=fraction, rng=rng(seed))
     assert np.array_equal(np.sort(np.concatenate([train, test])), part)
     assert len(train) >= 1
     assert (len(test) >= 1) == (examples > 1 and fraction > 0)
@@ -179,9 +179,9 @@ def test_subsample(seed: int, owners: list[int], data: st.DataObject) -> None:
     owner = np.array(owners)
     distinct = len(set(owners))
     keep = data.draw(st.integers(distinct, len(owners)))
-    index = subsample(len(owner), keep=keep, rng=rng(seed), owner=owner)
+    index = draw_subsample(len(owner), keep=keep, rng=rng(seed), owner=owner)
     assert len(index) == keep
     assert (np.diff(index) > 0).all()
     assert len(set(owner[index])) == distinct
-    plain = subsample(len(owner), keep=keep, rng=rng(seed))
+    plain = draw_subsample(len(owner), keep=keep, rng=rng(seed))
     assert len(plain) == len(set(plain.tolist())) == keep

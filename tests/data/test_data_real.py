@@ -5,9 +5,9 @@ import pytest
 from data_files import REAL, needs
 
 from sightline.config import Data
-from sightline.data import Kind, load
+from sightline.data import Kind, load_federation
 from sightline.data.source import Request
-from sightline.data.sources import find
+from sightline.data.sources import find_source
 from sightline.data.table import Table
 from sightline.randomness import Streams
 
@@ -15,7 +15,7 @@ STREAMS = Streams.from_seed(0)
 
 
 def read(name: str, **options: int | str) -> Table:
-    source = find(name)
+    source = find_source(name)
     checked = source.checked_options(options)
     return source.read(Request(Data(source=name), STREAMS, REAL / name, checked))
 
@@ -114,7 +114,7 @@ def test_airline_tweets() -> None:
 def test_the_papers_clustered_mnist(partition: str) -> None:
     """R-DPCFL, appendix C.2: 8,000 training examples for each of 21 clients."""
     settings = Data(source="mnist", clients=21, partition=partition, clusters=(3, 6, 6, 6), reuse=True)
-    federation = load(settings, streams=STREAMS, root=REAL)
+    federation = load_federation(settings, streams=STREAMS, root=REAL)
     assert federation.sizes.tolist() == [8000] * 21
     assert {len(client.test) for client in federation.clients} == {2000}
     assert len(federation.test) == 10_000
@@ -123,7 +123,7 @@ def test_the_papers_clustered_mnist(partition: str) -> None:
 @needs("mnist")
 def test_mnist_for_a_hundred_clients() -> None:
     settings = Data(source="mnist", clients=100, partition="dirichlet", concentration=0.1)
-    federation = load(settings, streams=STREAMS, root=REAL)
+    federation = load_federation(settings, streams=STREAMS, root=REAL)
     assert federation.kind is Kind.IMAGE
     assert sum(len(client.train) + len(client.test) for client in federation.clients) == 60_000
 
@@ -131,6 +131,6 @@ def test_mnist_for_a_hundred_clients() -> None:
 @needs("sentiment140_users")
 def test_a_user_is_one_client() -> None:
     settings = Data(source="sentiment140_users", clients=141, partition="by_user")
-    federation = load(settings, streams=STREAMS, root=REAL)
+    federation = load_federation(settings, streams=STREAMS, root=REAL)
     assert min(len(client.train) + len(client.test) for client in federation.clients) >= 5
     assert all(len(client.test) for client in federation.clients)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from data_files import write_images
 
 from sightline.cli.datasets import command
-from sightline.data import available
+from sightline.data import available_datasets
 from sightline.data.sources import SOURCES
 
 
@@ -18,7 +18,7 @@ def test_available_tells_the_files_that_lack(tmp_path: Path) -> None:
     write_images(tmp_path / "mnist", train=3, test=2)
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     write_images(tmp_path / "fashion_mnist", train=3, test=2)
-    states = {status.name: status for status in available(tmp_path)}
+    states = {status.name: status for status in available_datasets(tmp_path)}
     assert list(states) == list(SOURCES)
     assert states["digits"].available
     assert states["digits"].looked_in == ""
@@ -29,7 +29,7 @@ def test_available_tells_the_files_that_lack(tmp_path: Path) -> None:
     (tmp_path / "emnist_letters").mkdir()
     for name in SOURCES["emnist_letters"].files[1]:
         (tmp_path / "emnist_letters" / name).touch()
-    assert {s.name for s in available(tmp_path) if s.available} >= {"emnist_letters"}
+    assert {s.name for s in available_datasets(tmp_path) if s.available} >= {"emnist_letters"}
     for status in states.values():
         assert status.how_to_get
         assert status.licence

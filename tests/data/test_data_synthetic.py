@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sightline.config import Data
-from sightline.data import load
+from sightline.data import load_federation
 from sightline.data.sources.synthetic import Truth, client_size, draw_examples, draw_shared_truth, draw_truth
 from sightline.randomness import Purpose, Streams
 
@@ -56,7 +56,7 @@ def test_sizes_are_lognormal_above_the_minimum() -> None:
 def test_iid_clients_share_one_truth() -> None:
     settings = Data(source="synthetic", partition="natural", iid=True, features=20, clients=12, test_fraction=0.0)
     streams = Streams.from_seed(5)
-    federation = load(settings.model_copy(update={"test_fraction": 0.2}), streams=streams)
+    federation = load_federation(settings.model_copy(update={"test_fraction": 0.2}), streams=streams)
     truth = draw_shared_truth(settings, streams.rng(Purpose.SYNTHETIC))
     x = np.concatenate([client.train.x for client in federation.clients])
     y = np.concatenate([client.train.y for client in federation.clients])
@@ -70,7 +70,7 @@ def test_heterogeneity_grows_with_alpha_and_beta() -> None:
 
     def spread(beta: float) -> float:
         settings = Data(source="synthetic", partition="natural", clients=60, beta=beta, features=20)
-        federation = load(settings, streams=Streams.from_seed(0))
+        federation = load_federation(settings, streams=Streams.from_seed(0))
         means = np.array([client.train.x.mean() for client in federation.clients])
         return float(means.var())
 

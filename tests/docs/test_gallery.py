@@ -19,7 +19,7 @@ from experiments.times import measured
 from sightline import engine
 from sightline.cli.experiments import command
 from sightline.config import read
-from sightline.config.exhibit import Exhibit, exhibits
+from sightline.config.exhibit import Exhibit, read_exhibits
 from sightline.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ PAPERS = {
 }
 """Every numbered exhibit of the papers that shows a result; decision 0130 says which do not."""
 
-FILES = exhibits(ROOT / "experiments")
+FILES = read_exhibits(ROOT / "experiments")
 
 
 def name_of(exhibit: Exhibit) -> str:
@@ -70,7 +70,7 @@ QUICK = [exhibit for exhibit in FILES if read(exhibit.file).data.source in ("dig
 
 @pytest.mark.parametrize("exhibit", QUICK, ids=name_of)
 def test_files_whose_data_is_always_there_can_be_built(exhibit: Exhibit):
-    assert engine.build(read(exhibit.file)).experiment.name
+    assert engine.build_experiment(read(exhibit.file)).experiment.name
 
 
 def known(experiment: Any) -> Any:

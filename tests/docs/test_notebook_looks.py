@@ -83,7 +83,7 @@ def test_a_curve_is_a_list_that_draws_itself():
 
 
 def test_gaps_stay_gaps():
-    text = shown.curve(HOSTILE, [1.0, None, math.inf, 2.0, 3.0])
+    text = shown.svg_curve(HOSTILE, [1.0, None, math.inf, 2.0, 3.0])
     assert "<script" not in text
     assert len(re.findall("<polyline", text)) == 2
-    assert shown.curve("nothing", [None, math.inf]) == ""
+    assert shown.svg_curve("nothing", [None, math.inf]) == ""

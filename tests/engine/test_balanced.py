@@ -83,7 +83,7 @@ def test_noise_at_the_clients_counts_exactly_the_uses(tiny, tmp_path):
 )
 def test_calibration_is_for_the_uses(tiny, changes, scheme):
     target = {"privacy.noise_multiplier": None, "privacy.epsilon": 3.0}
-    setting = engine.calibrated(engine.build(tiny(**changes, **target)))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny(**changes, **target)))
     assert setting.mechanism.noise_multiplier == scheme.calibrated(epsilon=3.0, delta=1e-5).noise_multiplier
 
 
@@ -106,7 +106,7 @@ def test_every_example_is_used_exactly_so_often(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Schedules, "used", watched)
     run = sightline.run(tiny(**SAMPLES), out=tmp_path / "run")
-    sizes = engine.build(tiny(**SAMPLES)).federation.sizes.tolist()
+    sizes = engine.build_experiment(tiny(**SAMPLES)).federation.sizes.tolist()
     assert used == {
         (n, epoch, example): 3 for n, size in enumerate(sizes) for epoch in (0, 1) for example in range(size)
     }
@@ -117,7 +117,7 @@ def test_every_example_is_used_exactly_so_often(tiny, tmp_path, monkeypatch):
 
 def test_each_clients_examples_get_their_own_noise(tiny):
     target = {"privacy.noise_multiplier": None, "privacy.epsilon": 3.0}
-    setting = engine.calibrated(engine.build(tiny(**SAMPLES, **target)))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny(**SAMPLES, **target)))
     for plan in setting.mechanism.plans.values():
         scheme = accounting.balanced(noise=1.0, steps=plan.allotment.steps, uses=3, epochs=2)
         assert plan.noise_multiplier == scheme.calibrated(epsilon=3.0, delta=1e-5).noise_multiplier
@@ -165,7 +165,7 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "reason"), REFUSED)
 def test_what_would_not_hold_is_refused(tiny, changes, reason):
     with pytest.raises(InvalidInput, match=reason):
-        engine.build(tiny(**changes))
+        engine.build_experiment(tiny(**changes))
 
 
 def test_members_that_come_and_go_have_no_schedule(tmp_path):
@@ -175,7 +175,7 @@ def test_members_that_come_and_go_have_no_schedule(tmp_path):
     topology = {"kind": "groups", "file": str(tmp_path / "groups.json")}
     plain = changed(TINY, {"topology": topology, "algorithm": {"name": "dp_ogl"}} | BALANCED)
     with pytest.raises(Refused, match="come and go"):
-        engine.build(sightline.config.parse(plain))
+        engine.build_experiment(sightline.config.parse(plain))
 
 
 GROUPS = {"topology": {"kind": "groups", "structure": "ring", "groups": 2, "period": 2}}

@@ -12,7 +12,7 @@ from sightline import accounting
 from sightline.config import to_toml
 from sightline.engine import loop
 from sightline.events import from_json
-from sightline.ledger import export
+from sightline.ledger import export_ledger
 from tests.engine.leftovers import left_behind
 from tests.engine.many_kinds import KINDS, experiment
 from tests.interrupts import stopped_after
@@ -50,7 +50,7 @@ def cost(counts, delta):
 def unlimited(request, tmp_path_factory):
     """(kind, a run without a limit, what it had spent after every round)."""
     run = sightline.run(experiment(request.param, **LONG), out=tmp_path_factory.mktemp("budgets") / "run")
-    delta, releases = run.metadata["delta"], export(run.ledger)["releases"]
+    delta, releases = run.metadata["delta"], export_ledger(run.ledger)["releases"]
     done = [[release for release in releases if release["time"] <= number] for number in range(1, ROUNDS + 1)]
     return request.param, run, [worst(some, lines_of(run), delta) for some in done]
 
@@ -70,7 +70,7 @@ def test_it_stops_where_a_plain_search_would(unlimited, tmp_path, share):
     assert run.summary["rounds_done"] == rounds_within(spent, limit)
     assert run.epsilon <= limit
     if len(run.ledger):
-        assert worst(export(run.ledger)["releases"], lines_of(run), whole.metadata["delta"]) <= limit
+        assert worst(export_ledger(run.ledger)["releases"], lines_of(run), whole.metadata["delta"]) <= limit
     before = len(run.ledger)
     again = sightline.run(asked, out=tmp_path / "run", resume=True)
     assert (len(again.ledger), again.epsilon) == (before, run.epsilon)

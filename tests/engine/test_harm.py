@@ -18,7 +18,7 @@ from sightline.engine import checkpoint, loop
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
-from sightline.ledger.store import chained
+from sightline.ledger.store import chain_hash
 from sightline.randomness import write_secret
 from tests.engine.leftovers import left_behind
 
@@ -124,7 +124,7 @@ def test_replayed_and_rewritten_rows_are_noticed(tiny, tmp_path, monkeypatch):
     with closing(sqlite3.connect(run / "run.sqlite")) as database:
         last = database.execute("SELECT max(id) FROM release").fetchone()[0]
         time, body, head = database.execute("SELECT time, body, hash FROM release WHERE id = ?", (last,)).fetchone()
-        row = (last + 1, time + 1, body, chained(head, body))
+        row = (last + 1, time + 1, body, chain_hash(head, body))
         database.execute("INSERT INTO release VALUES (?, ?, ?, ?)", row)
         database.commit()
     with pytest.raises(LedgerDamaged, match="added to it"):

@@ -6,7 +6,7 @@ import pytest
 
 import sightline
 from sightline import engine
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.config import parse, to_toml
 from sightline.errors import Refused
 
@@ -20,7 +20,7 @@ def small(delta, *, clients=10, unit="client", examples=160, **privacy):
 
 
 def built(*given, **more):
-    return engine.calibrated(engine.build(small(*given, **more)))
+    return engine.calibrate_noise(engine.build_experiment(small(*given, **more)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_below_it_runs(delta, more):
 
 
 def test_without_privacy_there_is_no_delta_to_speak_of():
-    assert engine.calibrated(engine.build(parse(SMALL | {"privacy": {"unit": "none", "delta": 0.5}})))
+    assert engine.calibrate_noise(engine.build_experiment(parse(SMALL | {"privacy": {"unit": "none", "delta": 0.5}})))
 
 
 def test_an_untold_setting_leaves_resolved_files_as_they_were():
@@ -64,7 +64,7 @@ def test_near_it_and_above_it_the_run_says_so(delta, said, tmp_path):
 def test_the_command_says_it_in_one_line_and_leaves_nothing(tmp_path, capsys):
     file = tmp_path / "ten.toml"
     file.write_text(to_toml(small(0.5)))
-    assert outcome(["run", str(file), "--out", str(tmp_path / "run"), "--json"]) == 2
+    assert run_arguments(["run", str(file), "--out", str(tmp_path / "run"), "--json"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert "use at most 0.01, or set allow_large_delta = true" in printed.err
@@ -73,7 +73,7 @@ def test_the_command_says_it_in_one_line_and_leaves_nothing(tmp_path, capsys):
 
 def test_the_groups_calculator_notes_it(capsys):
     words = ["groups", "--structure", "ring", "--workers", "20", "--groups", "4", "--epochs", "3", "--noise", "2"]
-    assert outcome([*words, "--delta", "0.01", "--json"]) == 0
+    assert run_arguments([*words, "--delta", "0.01", "--json"]) == 0
     assert "one of 20 workers" in json.loads(capsys.readouterr().out)["notes"][0]
-    assert outcome([*words, "--delta", "0.001", "--json"]) == 0
+    assert run_arguments([*words, "--delta", "0.001", "--json"]) == 0
     assert "notes" not in json.loads(capsys.readouterr().out)

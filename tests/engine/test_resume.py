@@ -115,13 +115,13 @@ def test_other_data_are_not_resumed(tiny, tmp_path, harm):
     digest = run.directory / "data.digest"
     assert digest.stat().st_mode & 0o077 == 0
     before = left_behind(run.directory)
-    setting = engine.build(tiny(seed=1) if harm == "another seed" else tiny())
+    setting = engine.build_experiment(tiny(seed=1) if harm == "another seed" else tiny())
     if harm == "edited":
         setting.federation.clients[2].train.x[0, 0] += 1e-6
     if harm == "gone":
         digest.unlink()
     with pytest.raises(InvalidInput, match="data"):
-        loop.run(setting, run.directory, make_worker=lambda *_: pytest.fail("it trained"), resume=True)
+        loop.run_loop(setting, run.directory, make_worker=lambda *_: pytest.fail("it trained"), resume=True)
     assert left_behind(run.directory) == before
 
 

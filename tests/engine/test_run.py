@@ -17,7 +17,7 @@ from sightline.engine.planning import NoWorker
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
-from sightline.mechanisms import MECHANISMS, SAMPLERS, Memory, Public, Shelf
+from sightline.mechanisms import MECHANISMS, SAMPLERS, StateRule, Public, ClientState
 from sightline.randomness import Streams
 from tests.oracle.fedavg_naive import central_fedavg
 
@@ -29,7 +29,7 @@ def final_model(run):
 
 def test_it_equals_the_naive_loop(tiny, tmp_path):
     experiment = tiny()
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     expected = central_fedavg(
         setting.federation, setting.start.numpy(), rounds=4, rate=0.6, clip_norm=0.5, noise_multiplier=0.8, seed=0,
         epochs=2, batch_size=4, learning_rate=0.2,
@@ -93,7 +93,7 @@ def test_sample_unit_charges_every_client_its_own_steps(tiny, tmp_path):
     changes = {"privacy.unit": "sample", "sampling.clients": {"scheme": "full"}, "privacy.noise_multiplier": 1.5}
     experiment = tiny(**changes)
     run = sightline.run(experiment, out=tmp_path / "run")
-    sizes = engine.build(experiment).federation.sizes
+    sizes = engine.build_experiment(experiment).federation.sizes
     for client, size in enumerate(sizes):
         step = Poisson(min(1.0, 4 / size), Gaussian(1.5))
         steps = 2 * math.ceil(size / 4)
@@ -163,11 +163,11 @@ def test_a_broken_client_counts_as_zero_and_is_counted(tiny, tmp_path):
 
 def test_private_personal_models_need_noise_at_the_client(tiny):
     with pytest.raises(Refused, match="where"):
-        engine.build(tiny(**{"algorithm.name": "local"}))
+        engine.build_experiment(tiny(**{"algorithm.name": "local"}))
 
 
 def test_updates_are_released_once(tiny, tmp_path):
-    setting = engine.calibrated(engine.build(tiny()))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
     updates = r.train(r.sample(), Public(torch.zeros(1)))
     r.release_mean(updates)
@@ -177,21 +177,21 @@ def test_updates_are_released_once(tiny, tmp_path):
 
 def test_what_clients_kept_is_among_the_inputs_of_what_they_send(tiny):
     """Also when nothing that they start from now was computed from the releases behind it."""
-    setting = engine.calibrated(engine.build(tiny(**{"privacy.where": "client"})))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny(**{"privacy.where": "client"})))
     ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
     first = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 1)
     received = first.release_mean(first.train(first.sample(), Public(torch.zeros(1))))
-    kept = {"some": Shelf({}, received.sources)}
+    kept = {"some": ClientState({}, received.sources)}
     r = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 2, kept)
     before = len(ledger)
-    r.release_mean(r.train(r.sample(), Public(torch.zeros(1)), memory=Memory("some")))
+    r.release_mean(r.train(r.sample(), Public(torch.zeros(1)), memory=StateRule("some")))
     sent = [release for release in list(ledger)[before:] if release.subjects]
     assert sent
     assert all(received.sources <= set(release.inputs) for release in sent)
 
 
 def test_a_hidden_cohort_is_released_once(tiny):
-    setting = engine.calibrated(engine.build(tiny()))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
     start, cohort = Public(torch.zeros(1)), r.sample()
     r.release_mean(r.train(cohort, start))
@@ -200,7 +200,7 @@ def test_a_hidden_cohort_is_released_once(tiny):
 
 
 def test_nobody_who_was_not_drawn_hides_behind_coins(tiny):
-    setting = engine.calibrated(engine.build(tiny()))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
     with pytest.raises(Refused, match="no cohort was drawn"):
         r.release_mean(r.train(r.everyone(), Public(torch.zeros(1))))
@@ -239,14 +239,14 @@ def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_pat
 
 
 def test_what_nine_in_ten_clients_reach_and_on_how_few_the_worst_was_tried(tiny, tmp_path):
-    from sightline.engine import build
-    from sightline.engine.evaluation import decile
+    from sightline.engine import build_experiment
+    from sightline.engine.evaluation import tenth_percentile
 
     experiment = tiny(**{"data.clients": 30, "rounds": 1})
     row = sightline.run(experiment, out=tmp_path / "run").rounds[-1]
     assert row["client_accuracy_worst"] <= row["client_accuracy_decile"] <= 1
-    sizes = {len(client.test.y) for client in build(experiment).federation.clients}
+    sizes = {len(client.test.y) for client in build_experiment(experiment).federation.clients}
     assert row["client_worst_examples"] in sizes
     values = [place / 100 for place in range(100)]
-    assert sum(value >= decile(values) for value in values) == 90
-    assert decile(list(reversed(values))) == decile(values)
+    assert sum(value >= tenth_percentile(values) for value in values) == 90
+    assert tenth_percentile(list(reversed(values))) == tenth_percentile(values)

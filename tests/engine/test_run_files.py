@@ -22,7 +22,7 @@ from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
-from sightline.serve.shelf import Shelf
+from sightline.serve.shelf import RunFolder
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
 OS = {"privacy.noise_source": "os"}
@@ -112,8 +112,8 @@ def test_an_edited_record_is_neither_shown_nor_gone_on_with(broken, tiny, harm, 
         change_database(run, HARM[harm], HARM[harm])
     with pytest.raises(LedgerDamaged):
         sightline.run(tiny(), out=run, resume=True)
-    assert main.outcome(["report", str(run)]) == 2
-    assert main.outcome(["compare", str(run)]) == 2
+    assert main.run_arguments(["report", str(run)]) == 2
+    assert main.run_arguments(["compare", str(run)]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 2
     assert str(run) in said[0] or "entry=" in said[0]
@@ -187,14 +187,14 @@ def test_the_same_model_read_again_is_no_change(own, broken, tiny, tmp_path):
 @pytest.mark.parametrize("package", ["python", "torch", "numpy", "sightline"])
 def test_another_package_is_one_line_with_a_way_out(broken, tiny, monkeypatch, package, capsys):
     run = broken()
-    now = identity.versions()
-    monkeypatch.setattr(identity, "versions", lambda: now | {package: "99.1"})
-    assert main.outcome(["run", "--resume", str(run)]) == 2
+    now = identity.package_versions()
+    monkeypatch.setattr(identity, "package_versions", lambda: now | {package: "99.1"})
+    assert main.run_arguments(["run", "--resume", str(run)]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1
     assert f"{package} {now[package]} -> 99.1" in said
     assert said.endswith("--accept-changes")
-    assert main.outcome(["run", "--resume", str(run), "--accept-changes", "--json"]) == 0
+    assert main.run_arguments(["run", "--resume", str(run), "--accept-changes", "--json"]) == 0
     accepted = [entry.body["accepted"] for entry in entries(run) if entry.kind == EntryKind.RESUME]
     assert accepted == [[f"{package} {now[package]} -> 99.1"]]
 
@@ -223,8 +223,8 @@ def test_other_code_never_draws_the_noise_of_an_interrupted_round_again(tiny, tm
             sightline.run(tiny(**changes), out=run)
     first = {key for number, key in drawn if number == 3}
     assert first
-    now = identity.versions()
-    monkeypatch.setattr(identity, "versions", lambda: now | {"torch": "99.1"})
+    now = identity.package_versions()
+    monkeypatch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
     drawn.clear()
     with monkeypatch.context() as patch:  # and cut off again in the same place
         crash_in(patch, loop, "save_checkpoint", 1, before=True)
@@ -242,9 +242,9 @@ def test_other_code_never_draws_the_noise_of_an_interrupted_round_again(tiny, tm
 def test_a_schedule_has_every_round_once_so_other_code_does_not_go_on_in_its_middle(broken, tiny, monkeypatch):
     changes = {"sampling.clients": {"scheme": "balanced", "uses": 2}}
     run = broken(**changes)
-    now = identity.versions()
+    now = identity.package_versions()
     with monkeypatch.context() as patch:
-        patch.setattr(identity, "versions", lambda: now | {"torch": "99.1"})
+        patch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
         with pytest.raises(InvalidInput, match="a schedule has it once"):
             sightline.run(tiny(**changes), out=run, resume=True, accept_changes=True)
     assert sightline.run(tiny(**changes), out=run, resume=True).summary["rounds_done"] == 4
@@ -253,8 +253,8 @@ def test_a_schedule_has_every_round_once_so_other_code_does_not_go_on_in_its_mid
 def test_a_checkpoint_from_before_a_change_is_not_gone_on_from(broken, tiny, tmp_path, monkeypatch):
     run = broken()
     shutil.copy(run / checkpoint.EARLIER, tmp_path / "earlier")
-    now = identity.versions()
-    monkeypatch.setattr(identity, "versions", lambda: now | {"torch": "99.1"})
+    now = identity.package_versions()
+    monkeypatch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
     with monkeypatch.context() as patch:
         crash_in(patch, loop, "save_checkpoint", 2, before=True)
         with pytest.raises(Crash):
@@ -278,7 +278,7 @@ def test_the_journal_tells_nothing_of_the_data(tiny, tmp_path):
     for name in ("one", "two"):
         sightline.run(tiny(), out=tmp_path / name)
     assert entries(tmp_path / "one")[0].body["data"] != entries(tmp_path / "two")[0].body["data"]
-    fingerprint = engine.build(tiny()).federation.digest()
+    fingerprint = engine.build_experiment(tiny()).federation.digest()
     assert fingerprint.encode() not in (tmp_path / "one" / DATABASE).read_bytes()
 
 
@@ -304,7 +304,7 @@ def test_a_directory_without_hashes_goes_on_and_has_them_from_then_on(broken, ti
         sightline.run(tiny(), out=tmp_path / "whole")
         assert left_behind(run) == left_behind(tmp_path / "whole")
     assert [entry.kind for entry in entries(run)][:4] == ["adopt", "facts", "resume", "checkpoint"]
-    assert main.outcome(["report", str(run)]) == 0
+    assert main.run_arguments(["report", str(run)]) == 0
     change_database(run, "UPDATE round SET body = '{}' WHERE round = 1")
     with pytest.raises(LedgerDamaged, match="rounds up to 2"):
         sightline.run(tiny(**changes), out=run, resume=True)
@@ -313,7 +313,7 @@ def test_a_directory_without_hashes_goes_on_and_has_them_from_then_on(broken, ti
 def test_an_old_directory_can_be_looked_at_and_cut_off_again(broken, tiny, tmp_path, monkeypatch):
     run = broken()
     age(run)
-    assert main.outcome(["report", str(run)]) == 0
+    assert main.run_arguments(["report", str(run)]) == 0
     with monkeypatch.context() as patch:
         crash_in(patch, loop.RunRecord, "remember", 1, before=True)
         with pytest.raises(Crash):
@@ -337,7 +337,7 @@ def test_the_users_own_file_is_never_overwritten(tiny, tmp_path, capsys, mine, l
     if lock:
         (tmp_path / directory.LOCK).touch()
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert main.outcome(["run", str(tmp_path / "config.toml"), "--out", str(tmp_path)]) == 2
+    assert main.run_arguments(["run", str(tmp_path / "config.toml"), "--out", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "config.toml").read_text() == text
@@ -355,7 +355,7 @@ def test_a_run_that_another_process_made_meanwhile_is_not_begun_anew(tiny, tmp_p
     sightline.run(tiny(), out=place)
     before = left_behind(place)
     with pytest.raises(InvalidInput, match="not empty"):
-        loop.run(engine.build(tiny()), place, lambda *_: pytest.fail("it trained"), resume=False)
+        loop.run_loop(engine.build_experiment(tiny()), place, lambda *_: pytest.fail("it trained"), resume=False)
     assert left_behind(place) == before
 
 
@@ -368,7 +368,7 @@ def test_a_lock_that_was_removed_holds_nothing(tiny, tmp_path, monkeypatch):
         real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(directory.RunBusy), directory.locked(place):
+    with pytest.raises(directory.RunBusy), directory.lock_directory(place):
         pytest.fail("two processes could be in here")
 
 
@@ -408,15 +408,15 @@ def test_ctrl_c_exits_130_and_says_how_to_go_on(tiny, tmp_path, monkeypatch, cap
     words = ["run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert main.outcome(words) == 130
+        assert main.run_arguments(words) == 130
     said = capsys.readouterr().err.strip().splitlines()
     assert said[-1] == f"sightline: interrupted; go on with: sightline run --resume {tmp_path / 'run'}"
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert main.outcome([*words[:-1], str(tmp_path / "none")]) == 130
+        assert main.run_arguments([*words[:-1], str(tmp_path / "none")]) == 130
     assert "nothing is left of it" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-    assert main.outcome(["run", "--resume", str(tmp_path / "run"), "--json"]) == 0
+    assert main.run_arguments(["run", "--resume", str(tmp_path / "run"), "--json"]) == 0
 
 
 def test_a_run_is_for_its_owner_only(tiny, tmp_path):
@@ -441,7 +441,7 @@ def test_the_shards_of_sites_are_for_their_owner_only(tiny, tmp_path):
     before = os.umask(0)
     try:
         words = ["flower", "shards", str(tmp_path / "tiny.toml"), str(tmp_path / "sites"), "--epsilon", "8", "--json"]
-        assert main.outcome(words) == 0
+        assert main.run_arguments(words) == 0
     finally:
         os.umask(before)
     made = [tmp_path / "sites", *(tmp_path / "sites").rglob("*")]
@@ -477,10 +477,10 @@ def test_a_run_that_has_ended_is_not_continued(tiny, tmp_path, capsys):
     sightline.run(tiny(**OS), out=tmp_path / "run")
     before = left_behind(tmp_path / "run"), len(entries(tmp_path / "run"))
     for _ in range(2):
-        assert main.outcome(["run", "--resume", str(tmp_path / "run")]) == 0
+        assert main.run_arguments(["run", "--resume", str(tmp_path / "run")]) == 0
         assert "a run that has ended cannot be continued" in capsys.readouterr().err
     assert (left_behind(tmp_path / "run"), len(entries(tmp_path / "run"))) == before
-    assert main.outcome(["run", "--resume", str(tmp_path / "run"), "--set", "rounds=9"]) == 2
+    assert main.run_arguments(["run", "--resume", str(tmp_path / "run"), "--set", "rounds=9"]) == 2
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
     assert "has ended and cannot be continued" in said
@@ -505,12 +505,12 @@ def test_the_model_of_a_run_that_has_ended_is_made_again_from_its_checkpoint(tin
 
 def test_a_directory_is_all_that_resume_needs(broken, tiny, tmp_path, capsys):
     run = broken(**{"rounds": 5})
-    assert main.outcome(["run", "--resume", str(run), "--set", "rounds=6"]) == 2
+    assert main.run_arguments(["run", "--resume", str(run), "--set", "rounds=6"]) == 2
     assert "other settings" in capsys.readouterr().err
-    assert main.outcome(["run", "--resume", str(run), "--out", str(tmp_path / "else")]) == 2
-    assert main.outcome(["run", str(run)]) == 2
+    assert main.run_arguments(["run", "--resume", str(run), "--out", str(tmp_path / "else")]) == 2
+    assert main.run_arguments(["run", str(run)]) == 2
     assert "--resume" in capsys.readouterr().err
-    assert main.outcome(["run", "--resume", str(run), "--set", "rounds=5", "--json"]) == 0
+    assert main.run_arguments(["run", "--resume", str(run), "--set", "rounds=5", "--json"]) == 0
     sightline.run(tiny(rounds=5), out=tmp_path / "whole")
     assert left_behind(run) == left_behind(tmp_path / "whole")
 
@@ -539,12 +539,12 @@ def test_a_spoilt_directory_is_one_line(broken, tiny, tmp_path, capsys, how):
     (tmp_path / "tiny.toml").write_text(to_toml(tiny()))
     capsys.readouterr()
     for words in (["--resume", str(run)], [str(tmp_path / "tiny.toml"), "--out", str(run), "--resume"]):
-        assert main.outcome(["run", *words]) == 2
+        assert main.run_arguments(["run", *words]) == 2
         said = capsys.readouterr()
         assert len(said.err.strip().splitlines()) == 1, said.err
         assert said.out == ""
     for words in (["report", str(run)], ["compare", str(run), "--json"]):
-        assert main.outcome(words) == 0
+        assert main.run_arguments(words) == 0
 
 
 def as_stranger(work):
@@ -582,7 +582,7 @@ def test_the_closed_folder_of_somebody_else_hides_no_other_run(broken, elsewhere
     shutil.move(broken(), elsewhere / "closed")
     (elsewhere / "closed").chmod(0o000)
     elsewhere.chmod(0o755)
-    said, code = as_stranger(lambda: len(list(Shelf(elsewhere).ids())))
+    said, code = as_stranger(lambda: len(list(RunFolder(elsewhere).ids())))
     (elsewhere / "closed").chmod(0o700)
     assert (said, code) == ("", 0)
 
@@ -594,7 +594,7 @@ def test_the_run_of_somebody_else_is_one_line(broken, elsewhere, words, mode):
     for path in [] if mode == 0 else run.iterdir():
         path.chmod(0o000)
     run.chmod(mode)
-    said, code = as_stranger(lambda: main.outcome([*words, str(run)]))
+    said, code = as_stranger(lambda: main.run_arguments([*words, str(run)]))
     run.chmod(0o700)
     assert (code, len(said.strip().splitlines())) == (2, 1), said
     assert str(run) in said

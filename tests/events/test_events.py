@@ -20,7 +20,7 @@ from sightline.events import (
     Split,
     WithoutReplacement,
     from_json,
-    scaled,
+    scale_noise,
     to_json,
     with_known_coins,
 )
@@ -60,7 +60,7 @@ def test_known_coins_leave_no_coin(event):
 
 @given(EVENTS)
 def test_scaling_twice_is_scaling_once(event):
-    assert str(scaled(scaled(event, 2.0), 4.0)) == str(scaled(event, 8.0))
+    assert str(scale_noise(scale_noise(event, 2.0), 4.0)) == str(scale_noise(event, 8.0))
 
 
 def test_the_registry_knows_every_event():

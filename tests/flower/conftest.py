@@ -6,8 +6,8 @@ from sightline import engine, report
 from sightline.api import Run
 from sightline.config import parse
 from sightline.runtimes import simulated_node
-from sightline.runtimes.letter import Letter
-from sightline.runtimes.remote import Remote
+from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.remote import RemoteClients
 
 
 class Loopback:
@@ -21,9 +21,9 @@ class Loopback:
         self.asked.append((group, {client: letter.words for client, letter in letters.items()}))
         found = {}
         for client, letter in reversed(letters.items()):
-            arrived = Letter.from_bytes(letter.to_bytes())
-            answer = simulated_node.answer(arrived, self.kept.setdefault(client, {}))
-            found[client] = Letter.from_bytes(answer.to_bytes())
+            arrived = WireMessage.from_bytes(letter.to_bytes())
+            answer = simulated_node.answer_simulated(arrived, self.kept.setdefault(client, {}))
+            found[client] = WireMessage.from_bytes(answer.to_bytes())
         return found
 
     def close(self):
@@ -40,15 +40,15 @@ def run_remotely(tmp_path, loopback):
     """Run an experiment on nodes behind a post."""
 
     def run(plain, *, post=None, out="remote", resume=False, tell=None, on_round=lambda row: None):
-        setting = engine.calibrated(engine.build(parse(plain)))
+        setting = engine.calibrate_noise(engine.build_experiment(parse(plain)))
         directory = tmp_path / out
         directory.mkdir(exist_ok=resume)
 
         def worker(setting, public, secret):
             words = {"folder": str(directory)}
-            return Remote(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
+            return RemoteClients(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
 
-        engine.run(setting, directory, worker, resume=resume, on_round=on_round)
+        engine.run_loop(setting, directory, worker, resume=resume, on_round=on_round)
         report.write_report(directory)
         return Run(directory)
 

@@ -12,8 +12,8 @@ import tomli_w
 
 from sightline.api import Run
 from sightline.config import parse, to_toml
-from sightline.runtimes.flower.export import export, shards
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.flower.export import export_app, export_shards
+from sightline.runtimes.letter import WireMessage
 from sightline.runtimes.site import Site
 from tests.flower.cases import changed, privacy, releases_of
 from tests.flower.deployment import Deployment, tools_missing
@@ -48,7 +48,7 @@ class Rogue:
     def serve(self):
         while not self.closed:
             with suppress(EOFError, OSError), self.listener.accept() as caller:
-                letter = Letter.from_bytes(caller.recv_bytes())
+                letter = WireMessage.from_bytes(caller.recv_bytes())
                 caller.send_bytes(self.answer(letter).to_bytes())
 
     def answer(self, letter):
@@ -65,7 +65,7 @@ class Rogue:
 
 def sends(array):
     """Its own letter with another vector in it."""
-    return lambda answer: Letter(answer.words, {"value": array})
+    return lambda answer: WireMessage(answer.words, {"value": array})
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def rogue_at():
 
 def test_three_sites_with_trouble(deployment, rogue_at):
     folder, experiment = deployment.folder, parse(EXPERIMENT)
-    export(experiment, folder / "app")
-    sites = shards(experiment, folder / "sites", epsilon=50.0)
+    export_app(experiment, folder / "app")
+    sites = export_shards(experiment, folder / "sites", epsilon=50.0)
     policy = sites[0] / "site.toml"
     policy.write_text(re.sub(r"epsilon = .*", "epsilon = 2.0", policy.read_text()))
 

@@ -13,7 +13,7 @@ import tomli_w
 
 import sightline
 from sightline.config import parse, read
-from sightline.runtimes.flower.export import export, shards
+from sightline.runtimes.flower.export import export_app, export_shards
 from tests.flower.cases import BASE, CASES, changed, privacy, same
 from tests.flower.deployment import BIN, free_port
 
@@ -88,15 +88,15 @@ def test_an_error_at_a_node_is_one_line_and_leaves_nothing(command, tmp_path):
 def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
     from flwr.app import Context, RecordDict
 
-    from sightline.runtimes.flower.client_app import answered
-    from sightline.runtimes.letter import Letter
+    from sightline.runtimes.flower.client_app import answer_request
+    from sightline.runtimes.letter import WireMessage
 
-    site = shards(parse(CASES["local noise"]), tmp_path / "sites", epsilon=8.0)[2]
-    hello = Letter({"call": "hello"})
+    site = export_shards(parse(CASES["local noise"]), tmp_path / "sites", epsilon=8.0)[2]
+    hello = WireMessage({"call": "hello"})
 
     def node(**config):
         context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-        return answered(hello, context).words
+        return answer_request(hello, context).words
 
     assert node(site=str(site))["client"] == 2
     assert "names no site" in node(somewhere="else")["refused"]
@@ -105,7 +105,7 @@ def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
 
 def test_flwr_run_starts_an_exported_app_as_it_is(tmp_path):
     plain = changed(rounds=2)
-    export(parse(plain), tmp_path / "app")
+    export_app(parse(plain), tmp_path / "app")
     environment = os.environ | {
         "FLWR_HOME": str(tmp_path / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()), "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from sightline.errors import SightlineError
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 from tests.flower.cases import CASES, bits, changed, privacy
 
 FULL = {"clients": {"scheme": "full"}}
@@ -43,7 +43,7 @@ def value(make):
 
     def change(found, post):
         honest = found[post.client]
-        return found | {post.client: Letter(honest.words, {"value": make(honest.arrays["value"])})}
+        return found | {post.client: WireMessage(honest.words, {"value": make(honest.arrays["value"])})}
 
     return change
 
@@ -51,7 +51,7 @@ def value(make):
 def words(**more):
     def change(found, post):
         honest = found[post.client]
-        return found | {post.client: Letter({**honest.words, **more}, honest.arrays)}
+        return found | {post.client: WireMessage({**honest.words, **more}, honest.arrays)}
 
     return change
 
@@ -66,7 +66,7 @@ def of_another(found, post):
 
 def as_another(found, post):
     answer = found[post.client]
-    return found | {post.client: Letter({**answer.words, "client": 0}, answer.arrays)}
+    return found | {post.client: WireMessage({**answer.words, "client": 0}, answer.arrays)}
 
 
 LEFT_OUT = {
@@ -91,7 +91,7 @@ LEFT_OUT = {
     ),
     "another's answer": (of_another, "signed as client"),
     "another's name": (as_another, "signed as client 0"),
-    "no mark": (lambda found, post: found | {post.client: Letter({}, found[post.client].arrays)}, "signed as client"),
+    "no mark": (lambda found, post: found | {post.client: WireMessage({}, found[post.client].arrays)}, "signed as client"),
     "a long story": (words(refused="x" * 10**6), "refused: x+"),
     "escapes": (words(refused="\x1b[2J\u202ehello\n\nsightline: done"), r"refused: \\x1b\[2J\\u202ehello sightline"),
 }  # fmt: skip
@@ -174,7 +174,7 @@ def test_what_a_real_client_says_that_it_keeps_is_not_looked_at(run_remotely, lo
 
     def kept(found, post):
         answer = found[post.client]
-        return found | {post.client: Letter(answer.words, {**answer.arrays, "kept": np.zeros(5, np.float32)})}
+        return found | {post.client: WireMessage(answer.words, {**answer.arrays, "kept": np.zeros(5, np.float32)})}
 
     run = run_remotely(plain, post=Hostile(loopback, 3, kept), tell=lambda *words: None)
     tensors = load_file(run.directory / "checkpoint.safetensors")

@@ -10,10 +10,10 @@ pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from sightline.runtimes.flower.grid_post import GridPost
+from sightline.runtimes.flower.grid_post import GridTransport
 from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.flower.roll import Roll
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.flower.roll import NodeRegistry
+from sightline.runtimes.letter import WireMessage
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def reply(message, letter):
 
 
 def value(number):
-    return Letter({}, {"value": np.full(3, number, np.float32)})
+    return WireMessage({}, {"value": np.full(3, number, np.float32)})
 
 
 def test_what_is_there_counts_also_when_the_time_is_over():
@@ -62,8 +62,8 @@ def test_what_is_there_counts_also_when_the_time_is_over():
 
 
 def asked(answers, clients=(0, 1), timeout=0.2):
-    post = GridPost(Wire((10, 11), answers), lambda: {0: 10, 1: 11}, timeout=timeout)
-    return post.ask({client: Letter({"client": client}) for client in clients}, "server/1")
+    post = GridTransport(Wire((10, 11), answers), lambda: {0: 10, 1: 11}, timeout=timeout)
+    return post.ask({client: WireMessage({"client": client}) for client in clients}, "server/1")
 
 
 def test_of_an_answer_that_comes_twice_the_first_counts():
@@ -175,8 +175,8 @@ def test_a_good_record_is_a_letter():
 )
 def test_a_node_that_lies_about_itself_is_turned_away_in_one_line(change):
     told = []
-    wire = Wire((10,), lambda pushed: [reply(pushed[0], Letter(HELLO | change))])
-    assert Roll(wire, told.append)() == {}
+    wire = Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | change))])
+    assert NodeRegistry(wire, told.append)() == {}
     assert len(told) == 1
     assert told[0].isprintable()
     assert len(told[0]) <= 400
@@ -184,6 +184,6 @@ def test_a_node_that_lies_about_itself_is_turned_away_in_one_line(change):
 
 def test_a_second_node_of_one_name_is_turned_away():
     told = []
-    wire = Wire((10, 11), lambda pushed: [reply(message, Letter(HELLO)) for message in pushed])
-    assert Roll(wire, told.append)() in ({0: 10}, {0: 11})
+    wire = Wire((10, 11), lambda pushed: [reply(message, WireMessage(HELLO)) for message in pushed])
+    assert NodeRegistry(wire, told.append)() in ({0: 10}, {0: 11})
     assert "another connected node is already" in told[0]

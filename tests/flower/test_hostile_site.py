@@ -11,7 +11,7 @@ import pytest
 
 from sightline.errors import InvalidInput
 from sightline.runtimes import site_door
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 from sightline.runtimes.site import Site
 from tests.flower.cases import releases_of
 from tests.flower.test_site import CENTRAL, LOCAL, question, site_of  # noqa: F401
@@ -99,7 +99,7 @@ def header(words, arrays="{}"):
 
 NONSENSE = {
     "empty": b"",
-    "words are a list": Letter({}).to_bytes().replace(b'"{}"', b'"[]"'),
+    "words are a list": WireMessage({}).to_bytes().replace(b'"{}"', b'"[]"'),
     "not a number": header('{"__metadata__":{"words":"{\\"round\\": NaN}"}}'),
     "nested": header('{"__metadata__":{"words":"' + "[" * 100_000 + "]" * 100_000 + '"}}'),
     "nested header": header("[" * 100_000 + "]" * 100_000),
@@ -115,7 +115,7 @@ NONSENSE = {
 @pytest.mark.parametrize("content", NONSENSE.values(), ids=NONSENSE)
 def test_nonsense_is_no_letter(content):
     with pytest.raises(InvalidInput) as caught:
-        Letter.from_bytes(content)
+        WireMessage.from_bytes(content)
     assert "\n" not in str(caught.value)
 
 
@@ -126,7 +126,7 @@ def door(site_of, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(site_door, "LARGEST_LETTER", 1 << 16)
     ready, place = threading.Event(), tmp_path / "door"
     site = site_of(LOCAL)
-    threading.Thread(target=site_door.serve, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
+    threading.Thread(target=site_door.serve_site, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(600)
     return place, site
 
@@ -156,7 +156,7 @@ STRANGERS = {
 def test_a_stranger_at_the_door_keeps_nobody_out(content, door):
     place, site = door
     with sent(place, content):
-        answer = site_door.asked(place, Letter({"call": "hello"}))
+        answer = site_door.ask_site(place, WireMessage({"call": "hello"}))
     assert answer.words["client"] == 2
     assert len(releases_of(site)) == 0
 

@@ -11,8 +11,8 @@ POOLED = changed(**ON_TREE, algorithm=H2FDP, privacy=privacy("client", "edge", e
 
 @pytest.mark.parametrize("real", [True, False])
 def test_the_target_is_met_as_it_will_be_claimed(real):
-    setting = engine.calibrated(engine.build(parse(POOLED)), real_nodes=real)
-    ledger = engine.plan(setting, real_nodes=real)
+    setting = engine.calibrate_noise(engine.build_experiment(parse(POOLED)), real_nodes=real)
+    ledger = engine.plan_releases(setting, real_nodes=real)
     worst = max(ledger.worst_of(lines, 1e-3) for lines in setting.topology.lines.values())
     assert worst == pytest.approx(20.0, rel=1e-3)
     assert worst <= 20.0

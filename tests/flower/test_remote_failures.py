@@ -9,7 +9,7 @@ import sightline
 from sightline.config import parse
 from sightline.errors import SightlineError
 from sightline.ledger import Ledger
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 from sightline.runtimes.remote import NobodyAnswers, refuse_a_known_seed
 from tests.flower.cases import CASES, bits, changed, privacy, same
 
@@ -19,19 +19,19 @@ OPEN = FULL | {"privacy": {"unit": "none"}}
 
 
 def sent(array):
-    return lambda answer: Letter(answer.words, {"value": np.asarray(array)})
+    return lambda answer: WireMessage(answer.words, {"value": np.asarray(array)})
 
 
 GARBAGE = {
     "is gone": lambda answer: "no answer within 5 seconds",
-    "refuses": lambda answer: Letter({"refused": "epsilon=8: would cost 9"}),
+    "refuses": lambda answer: WireMessage({"refused": "epsilon=8: would cost 9"}),
     "wrong shape": sent(np.zeros(7, np.float32)),
     "wrong axes": sent(np.zeros((1, 63), np.float32)),
     "whole numbers": sent(np.zeros(63, np.int64)),
     "not a number": sent(np.full(63, np.nan, np.float32)),
     "infinite": sent(np.full(63, np.inf, np.float32)),
     "huge": sent(np.full(63, 1e30, np.float32)),
-    "nothing": lambda answer: Letter({}, {}),
+    "nothing": lambda answer: WireMessage({}, {}),
 }
 
 
@@ -162,8 +162,8 @@ def test_groups_of_nodes_get_their_own_models(run_remotely, loopback):
 
 
 def test_letters_survive_the_post():
-    letter = Letter({"a": [1, None, "x"]}, {"v": np.arange(3.0), "w": np.zeros((2, 2), np.float32)})
-    again = Letter.from_bytes(letter.to_bytes())
+    letter = WireMessage({"a": [1, None, "x"]}, {"v": np.arange(3.0), "w": np.zeros((2, 2), np.float32)})
+    again = WireMessage.from_bytes(letter.to_bytes())
     assert again.words == letter.words
     assert all(torch.equal(torch.from_numpy(again.arrays[n].copy()), torch.from_numpy(letter.arrays[n])) for n in "vw")
 
@@ -171,7 +171,7 @@ def test_letters_survive_the_post():
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 64, (12).to_bytes(8, "little") + b'{"a": "b"}  '])
 def test_broken_letters_are_refused(content):
     with pytest.raises(SightlineError):
-        Letter.from_bytes(content)
+        WireMessage.from_bytes(content)
 
 
 @pytest.mark.parametrize("where", ["server", "edge"])

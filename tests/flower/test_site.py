@@ -14,11 +14,11 @@ from sightline.config import parse, to_toml
 from sightline.data import Client, Federation, Kind
 from sightline.errors import Refused
 from sightline.ledger import LedgerDamaged
-from sightline.runtimes.flower.export import shards
-from sightline.runtimes.letter import Letter
-from sightline.runtimes.remote import Remote
+from sightline.runtimes.flower.export import export_shards
+from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.remote import RemoteClients
 from sightline.runtimes.site import Site
-from sightline.runtimes.site_door import asked, serve
+from sightline.runtimes.site_door import ask_site, serve_site
 from sightline.runtimes.site_policy import blank_shard
 from tests.flower.cases import CASES, changed, privacy, releases_of
 
@@ -34,7 +34,7 @@ def site_of(tmp_path):
 
     def make(plain, *, epsilon=100.0, **policy):
         place = tmp_path / f"sites-{len(list(tmp_path.iterdir()))}"
-        folder = shards(parse(plain), place, epsilon=epsilon)[2]
+        folder = export_shards(parse(plain), place, epsilon=epsilon)[2]
         file = folder / "site.toml"
         file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | policy))
         return Site(folder)
@@ -48,7 +48,7 @@ def question(plain, *, call="leaving", round=1, noise=2.0, start=None, run="a", 
     words = {"experiment": to_toml(experiment), "call": call, "client": 2, "round": round, "use": 0, "terms": {},
              "noise": noise, "run": run, "channel": {"name": "server", "clip_factor": 1.0, "noise_factor": 1.0}}  # fmt: skip
     start = np.zeros(parameters, np.float32) if start is None else start
-    return Letter(words | more, {"start": start})
+    return WireMessage(words | more, {"start": start})
 
 
 def test_the_budget_holds_whatever_the_server_asks(site_of):
@@ -240,7 +240,7 @@ def test_what_a_client_keeps_stays_at_the_site_and_a_repeated_round_begins_where
 def test_nonsense_is_refused_in_one_line(change, law, site_of):
     site = site_of(LOCAL)
     asked = question(LOCAL)
-    refused = site.answer(Letter(dict(asked.words) | change, asked.arrays)).words["refused"]
+    refused = site.answer(WireMessage(dict(asked.words) | change, asked.arrays)).words["refused"]
     assert law in refused
     assert "\n" not in refused
     assert len(releases_of(site)) == 0
@@ -278,11 +278,11 @@ def test_a_site_behind_a_socket(site_of, tmp_path):
 
     site, ready = site_of(LOCAL), threading.Event()
     door = tmp_path / "door"
-    assert "nobody answers" in asked(door, Letter()).words["refused"]
-    threading.Thread(target=serve, args=(site, door), kwargs={"ready": ready.set}, daemon=True).start()
+    assert "nobody answers" in ask_site(door, WireMessage()).words["refused"]
+    threading.Thread(target=serve_site, args=(site, door), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(600)
-    assert asked(door, Letter({"call": "hello"})).words["client"] == 2
-    assert asked(door, question(LOCAL)).arrays["value"].shape == (63,)
+    assert ask_site(door, WireMessage({"call": "hello"})).words["client"] == 2
+    assert ask_site(door, question(LOCAL)).arrays["value"].shape == (63,)
 
 
 BROKEN = np.full(63, 3e38, np.float32)
@@ -298,13 +298,13 @@ def test_that_an_update_was_not_finite_is_told_only_to_who_may_see_it(site_of):
 
 
 def test_of_a_failed_computation_nothing_is_told(site_of, monkeypatch):
-    from sightline.runtimes.desk import Desk
+    from sightline.runtimes.desk import ClientSide
 
     def fails(*args):
         raise ValueError("example 17 is 0.25")
 
     site = site_of(LOCAL)
-    monkeypatch.setattr(Desk, "compute", fails)
+    monkeypatch.setattr(ClientSide, "compute", fails)
     refused = site.answer(question(LOCAL)).words["refused"]
     assert "0.25" not in refused
     assert len(releases_of(site)) == 1
@@ -319,14 +319,14 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
     experiment = parse(plain)
     trusting = {"trust_server": True} if "tree" in case else {}
     sites = {}
-    for number, folder in enumerate(shards(experiment, tmp_path / "sites", epsilon=1e6)):
+    for number, folder in enumerate(export_shards(experiment, tmp_path / "sites", epsilon=1e6)):
         file = folder / "site.toml"
         file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | trusting))
         sites[number] = Site(folder)
 
     class Direct:
         def ask(self, letters, group):
-            return {n: Letter.from_bytes(sites[n].answer(letter).to_bytes()) for n, letter in letters.items()}
+            return {n: WireMessage.from_bytes(sites[n].answer(letter).to_bytes()) for n, letter in letters.items()}
 
         def close(self):
             pass
@@ -334,12 +334,12 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
     like = sites[0].data.train
     blank = tuple(Client(blank_shard(like, len(site.data.train)), blank_shard(like, 0)) for site in sites.values())
     federation = Federation("sites", blank, blank_shard(like, 0), 3, Kind.VECTOR)
-    setting = engine.calibrated(engine.build(experiment, federation=federation), real_nodes=True)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment, federation=federation), real_nodes=True)
     told = []
     (tmp_path / "run").mkdir()
-    engine.run(
+    engine.run_loop(
         setting, tmp_path / "run",
-        lambda setting, *streams: Remote(setting, Direct(), words={"run": "a"}, simulated=False,
+        lambda setting, *streams: RemoteClients(setting, Direct(), words={"run": "a"}, simulated=False,
                                          tell=lambda *words: told.append(words)),
         resume=False,
     )  # fmt: skip

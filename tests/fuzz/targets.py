@@ -18,16 +18,16 @@ from sightline.data.formats import Field, read_arrays, read_csv, read_idx, read_
 from sightline.engine import RunRecord, checkpoint
 from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
-from sightline.ledger import SqliteStore, export, read_export
-from sightline.ledger.store import GENESIS, chained
+from sightline.ledger import SqliteStore, export_ledger, read_export
+from sightline.ledger.store import GENESIS, chain_hash
 from sightline.resources.table import read_table
-from sightline.runtimes.answers import Expected, misdirected
+from sightline.runtimes.answers import ExpectedAnswer, why_misdirected
 from sightline.runtimes.asking import Task
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 from sightline.serve.guard import Guard
 from sightline.serve.message import Request
 from sightline.serve.server import ROUTES
-from sightline.serve.site import Site
+from sightline.serve.site import PageServer
 from sightline.topology.groups_file import read_schedule
 from sightline.topology.tree_file import read_tree
 
@@ -83,7 +83,7 @@ def exported(content: bytes) -> None:
     """An exported ledger survives being exported and read again."""
     path = file("ledger.json", content)
     ledger = read_export(path)
-    path.write_text(json.dumps(export(ledger)), encoding="utf-8")
+    path.write_text(json.dumps(export_ledger(ledger)), encoding="utf-8")
     if list(read_export(path)) != list(ledger):
         raise Bug("exported and read it is another")
 
@@ -94,7 +94,7 @@ def rows(content: bytes) -> None:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         store, head = SqliteStore(connection), GENESIS
         for id, body in enumerate(content.decode("utf-8", "replace").split("\n")):
-            head = chained(head, body)
+            head = chain_hash(head, body)
             connection.execute("INSERT INTO release VALUES (?, 1, ?, ?)", (id, body, head))
         store.read()
 
@@ -122,10 +122,10 @@ def saved(content: bytes) -> None:
 @target
 def letter(content: bytes) -> None:
     """A letter, as a question and as an answer."""
-    found = Letter.from_bytes(content)
-    asked = Letter({"question": "q", "client": 0, "round": 1})
-    misdirected(found, asked)
-    Expected(3).wrong_with(found, simulated=False)
+    found = WireMessage.from_bytes(content)
+    asked = WireMessage({"question": "q", "client": 0, "round": 1})
+    why_misdirected(found, asked)
+    ExpectedAnswer(3).wrong_with(found, simulated=False)
     Task.read(found, 0)
 
 
@@ -181,11 +181,11 @@ def places(content: bytes) -> None:
 
 
 @cache
-def site() -> Site:
+def site() -> PageServer:
     """Pages over a folder with nothing in it."""
     folder = place() / "runs"
     folder.mkdir(exist_ok=True)
-    return Site(folder, Guard(TOKEN), ROUTES)
+    return PageServer(folder, Guard(TOKEN), ROUTES)
 
 
 @target

@@ -17,7 +17,7 @@ from sightline.algorithms.dp_ogl_plus_as_published import alone_sum, printed_sum
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
-from sightline.ledger.bottleneck import Bottleneck, tightened
+from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
 from sightline.ledger.propagation_as_published import (
     ConvexTraining,
     as_published_count,
@@ -25,7 +25,7 @@ from sightline.ledger.propagation_as_published import (
     mixing_factors,
 )
 from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
-from sightline.topology import STRUCTURES, Era, Schedule, constant
+from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
 from tests.oracle.groups_gaussian import exact_divergence, largest_shift
 
 SIGMA = 3.0
@@ -42,7 +42,7 @@ def divergence(ingredients, order):
 
 def bounds_of(groups, workers, period, epochs, rate=1.0):
     event = Gaussian(SIGMA) if rate == 1 else Poisson(rate, Gaussian(SIGMA))
-    return Bottleneck(planned_pairs(GroupPlan(constant(workers, groups), period, epochs, (event,) * len(groups))))
+    return Bottleneck(planned_pairs(GroupPlan(constant_schedule(workers, groups), period, epochs, (event,) * len(groups))))
 
 
 @st.composite
@@ -142,7 +142,7 @@ def test_it_never_loosens_and_wins_where_periods_are_long_and_overlaps_thin(acco
     for period in (2, 10, 50):
         pairs = bounds_of(STRUCTURES["ring"](100, 4), 100, period, 201, rate).pairs
         flow, releases = epsilon_matrix(pairs, Threat.EVERYONE, costing)
-        least = tightened(pairs, flow, releases, costing)
+        least = tighten_matrix(pairs, flow, releases, costing)
         defined = ~np.isnan(flow)
         assert (least[defined] <= flow[defined]).all()
         gains.append(flow[1, 5] / least[1, 5])
@@ -155,12 +155,12 @@ def test_thick_overlaps_gain_nothing():
     groups = (tuple(range(8)), tuple(range(2, 10)))
     pairs = bounds_of(groups, 10, 10, 101).pairs
     flow, releases = epsilon_matrix(pairs, Threat.EVERYONE, RDP)
-    np.testing.assert_array_equal(tightened(pairs, flow, releases, RDP), flow)
+    np.testing.assert_array_equal(tighten_matrix(pairs, flow, releases, RDP), flow)
 
 
 def test_it_is_refused_where_it_is_not_proved():
     with pytest.raises(Refused, match="DP-OGL"):
-        Bottleneck(planned_pairs(GroupPlan(constant(2, ((0, 1),)), 2, 5, (Gaussian(1.0),), Rhythm.INTERVAL)))
+        Bottleneck(planned_pairs(GroupPlan(constant_schedule(2, ((0, 1),)), 2, 5, (Gaussian(1.0),), Rhythm.INTERVAL)))
     changing = Schedule(2, (Era(1, ((0, 1),)), Era(2, ((0,),))))
     with pytest.raises(Refused, match="do not change"):
         Bottleneck(planned_pairs(GroupPlan(changing, 2, 5, (Gaussian(1.0),))))
@@ -200,7 +200,7 @@ TRAINING = ConvexTraining(noise_multiplier=2.0, clip_norm=0.05, learning_rate=0.
 
 
 def test_the_printed_degradation_of_example_2():
-    string = constant(3, STRUCTURES["string"](3, 2))
+    string = constant_schedule(3, STRUCTURES["string"](3, 2))
     mu = mixing_factors(string.eras[0].groups, 2, 4, TRAINING, 2.0)
     one = 2.0 / (2 * 2.0**2)
 
@@ -217,5 +217,5 @@ def test_the_published_forms_are_kept_to_where_they_are_printed():
     assert as_published_count(10, 200, 1, releases_each=10) == 180 < 190
     with pytest.raises(Refused, match="string"):
         as_published_degradation(
-            constant(12, STRUCTURES["ring"](12, 4)), 2, 4, TRAINING, subject=0, observer=5, order=2.0
+            constant_schedule(12, STRUCTURES["ring"](12, 4)), 2, 4, TRAINING, subject=0, observer=5, order=2.0
         )

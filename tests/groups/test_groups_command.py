@@ -11,9 +11,9 @@ import pytest
 
 import sightline
 from sightline.accounting import epsilon
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.events import Gaussian, Poisson
-from sightline.ledger.propagation_question import Question, answered
+from sightline.ledger.propagation_question import Question, answer_question
 
 RING = ["--structure", "ring", "--workers", "20", "--groups", "4", "--period", "5", "--epochs", "21"]
 NOISE = ["--noise", "2", "--rate", "0.7", "--delta", "1e-5"]
@@ -24,7 +24,7 @@ def groups(capsys):
     """Run the command; (exit code, stdout as JSON or text, stderr)."""
 
     def call(*words):
-        code = outcome(["groups", *words])
+        code = run_arguments(["groups", *words])
         found = capsys.readouterr()
         return code, json.loads(found.out) if "--json" in words and found.out else found.out, found.err
 
@@ -162,7 +162,7 @@ def test_the_file_decides_about_workers_and_groups(groups, membership):
 
 
 def test_epochs_one_shows_only_the_start():
-    answer = answered(Question("ring", 1, 2.0, 1e-5, workers=8, count=2))
+    answer = answer_question(Question("ring", 1, 2.0, 1e-5, workers=8, count=2))
     assert answer.largest == 0.0
     assert answer.releases_max == 0
 

@@ -67,8 +67,8 @@ def test_accounting_claims_follow_the_counts():
 @pytest.mark.parametrize("name", ["(a) RI+ (4, 2)", "(a) RI (4, 10)"])
 def test_the_kept_counts_are_what_the_accountant_finds_today(name: str):
     from experiments.groups.figure4 import curves
-    from sightline.ledger.propagation_question import answered
+    from sightline.ledger.propagation_question import answer_question
 
     mean, _ = counted()[name]["t=200"]
     asked = curves(None, None)[name.removeprefix("(a) ")]
-    assert answered(asked).mean == pytest.approx(mean, abs=0.01)
+    assert answer_question(asked).mean == pytest.approx(mean, abs=0.01)

@@ -7,8 +7,8 @@ import pytest
 
 import sightline
 from sightline.ledger import ledger_pairs
-from sightline.ledger.propagation_paths import next_hops, routes
-from sightline.report.numbers import upper
+from sightline.ledger.propagation_paths import next_hops, trace_routes
+from sightline.report.numbers import format_upper
 
 
 def squares(page):
@@ -42,7 +42,7 @@ def test_routes_count_what_the_flow_counts(run):
     ledger = run.ledger
     for subject in ("client-0", "client-1"):
         for observer in ("client-2", "client-4", "client-8"):
-            ways = routes(ledger, subject, next_hops(ledger, observer))
+            ways = trace_routes(ledger, subject, next_hops(ledger, observer))
             assert sum(way.releases for way in ways) == ledger.composition(subject, observer).total()
             for way in ways:
                 assert way.path[0] == way.source
@@ -67,6 +67,6 @@ def test_many_memberships_are_a_map_and_more_are_said_not_drawn(run, monkeypatch
     values = [value for row in pairs.epsilon(run.summary["delta"]).tolist() for value in row]
     for place, value in zip(data["cells"], values, strict=True):
         said = data["phrases"][place]
-        assert upper(value) in said if value > 0 else "nothing" in said or "itself" in said
+        assert format_upper(value) in said if value > 0 else "nothing" in said or "itself" in said
     monkeypatch.setattr(groups, "MAPPED", 2)
     assert "Too many for one page" in write_report(run.directory).read_text()

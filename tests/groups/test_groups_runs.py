@@ -54,7 +54,7 @@ def assert_equal(ledger, schedule, period, rounds, *, plus, events=None):
 def test_a_run_has_the_matrix_of_its_plan(grouped, tmp_path, algorithm, structure):
     experiment = grouped(**{"algorithm.name": algorithm, "topology.structure": structure})
     run = sightline.run(experiment, out=tmp_path / "run")
-    schedule = engine.build(experiment).topology.schedule
+    schedule = engine.build_experiment(experiment).topology.schedule
     assert_equal(run.ledger, schedule, 2, 4, plus=algorithm == "dp_ogl_plus")
     assert run.summary["trusted"] == [f"group-{m}" for m in range(schedule.count)]
     assert run.ledger.composition("client-0", "group-0")[Clear()] > 0
@@ -75,7 +75,7 @@ class Sketch:
 
     def ledger(self, rounds):
         ledger = Ledger(participants=self.setting.participants)
-        worker = engine.plan.__globals__["NoWorker"]([10] * 6)
+        worker = engine.plan_releases.__globals__["NoWorker"]([10] * 6)
         algorithm = self.setting.algorithm
         state = algorithm.init(Public(self.setting.start[:1]), self.setting.clients, None)
         for time in range(1, rounds + 1):
@@ -87,7 +87,7 @@ class Sketch:
 @given(schedules(), st.integers(1, 3), st.integers(1, 9), st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_algorithms_own_releases_flow_as_planned(grouped, schedule, period, rounds, plus):
-    setting = engine.build(grouped(**{"data.clients": 6, "privacy.noise_multiplier": 0.8}))
+    setting = engine.build_experiment(grouped(**{"data.clients": 6, "privacy.noise_multiplier": 0.8}))
     setting = setting.with_noise({0: 0.8})
     ledger = Sketch(setting, schedule, period, dp_ogl_plus if plus else dp_ogl).ledger(rounds)
     assert_equal(ledger, schedule, period, rounds, plus=plus)
@@ -101,7 +101,7 @@ def test_changed_memberships_rates_and_noises(grouped, membership, tmp_path):
     experiment = grouped(**{"topology": {"kind": "groups", "file": file, "period": 2}, "data.clients": 6})
     run = sightline.run(experiment, out=tmp_path / "run")
     events = (Poisson(0.5, Gaussian(0.8)), Poisson(0.6, Gaussian(1.6)), Poisson(1.0, Gaussian(0.8)))
-    schedule = engine.build(experiment).topology.schedule
+    schedule = engine.build_experiment(experiment).topology.schedule
     assert_equal(run.ledger, schedule, 2, 4, plus=False, events=events)
     assert run.ledger.composition("client-2", "client-5") == {events[1]: 2, events[2]: 2}  # it left group 0 behind
     joined = [r for r in run.ledger if "new members" in r.what]
@@ -124,7 +124,7 @@ def test_a_run_stopped_by_its_budget_still_equals_its_plan(grouped, tmp_path, al
     assert stopped.summary["status"] == "stopped"
     assert done < 8
     assert stopped.epsilon == spent[-2] <= limit
-    assert_equal(stopped.ledger, engine.build(experiment).topology.schedule, 2, done, plus=algorithm == "dp_ogl_plus")
+    assert_equal(stopped.ledger, engine.build_experiment(experiment).topology.schedule, 2, done, plus=algorithm == "dp_ogl_plus")
 
 
 @pytest.mark.parametrize("algorithm", ["dp_ogl", "dp_ogl_plus"])
@@ -138,7 +138,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(grouped, tmp_path, monkeypat
     sightline.run(experiment, out=tmp_path / "whole")
     again = sightline.run(experiment, out=tmp_path / "broken", resume=True)
     assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
-    assert_equal(again.ledger, engine.build(experiment).topology.schedule, 2, 4, plus=algorithm == "dp_ogl_plus")
+    assert_equal(again.ledger, engine.build_experiment(experiment).topology.schedule, 2, 4, plus=algorithm == "dp_ogl_plus")
 
 
 def test_the_ledger_does_not_tell_who_took_part(grouped, tmp_path):
@@ -195,9 +195,9 @@ def test_label_groups_say_that_membership_is_public(grouped, tmp_path):
 
 def test_label_groups_are_refused_where_the_labels_are_elsewhere(grouped):
     experiment = grouped(**{"topology.structure": "labels"})
-    known = replace(engine.build(experiment).federation, elsewhere=True)
+    known = replace(engine.build_experiment(experiment).federation, elsewhere=True)
     with pytest.raises(InvalidInput, match="nobody's labels are known here; give a membership file"):
-        engine.build(experiment, federation=known)
+        engine.build_experiment(experiment, federation=known)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_cannot_be_run_is_said_in_one_line(grouped, changes, error, words):
     if "topology.label_share" in changes:
         changes = changes | {"topology.structure": "labels"}
     with pytest.raises(error, match=None) as caught:
-        engine.build(grouped(**changes))
+        engine.build_experiment(grouped(**changes))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -247,7 +247,7 @@ def test_strange_membership_files_are_refused(tmp_path, text):
 def test_a_membership_file_for_other_workers_is_refused(grouped, membership):
     file = membership(workers=3, groups=[[0, 1, 2]])
     with pytest.raises(InvalidInput, match="3 workers"):
-        engine.build(grouped(**{"topology": {"kind": "groups", "file": file}}))
+        engine.build_experiment(grouped(**{"topology": {"kind": "groups", "file": file}}))
 
 
 @pytest.mark.parametrize("where", ["server", "client"])

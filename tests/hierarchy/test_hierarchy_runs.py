@@ -15,7 +15,7 @@ from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
 from sightline.ledger import Ledger
 from sightline.report.matrix_by_lines import matrix_by_lines
-from sightline.report.run import Run
+from sightline.report.run import RunView
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp
@@ -44,7 +44,7 @@ def epsilon_by_google(events):
 def test_h2fdp_ends_where_the_naive_loop_does(treed, tmp_path, rate, trusted):
     sampling = {"scheme": "full"} if rate is None else {"scheme": "poisson", "rate": rate}
     experiment = treed(**{"topology.trusted": trusted, "sampling.clients": sampling})
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     run = sightline.run(experiment, out=tmp_path / "run")
     edges = [(channel.members, channel.trusted) for channel in setting.topology.channels]
     expected = h2fdp(
@@ -108,7 +108,7 @@ def test_every_observer_stays_within_the_target(treed, tmp_path, trusted, sampli
     changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0, "topology.trusted": trusted}
     experiment = treed(**changes, **{"sampling.clients": sampling})
     run = sightline.run(experiment, out=tmp_path / "run")
-    tree = engine.build(experiment).topology
+    tree = engine.build_experiment(experiment).topology
     parties = {"cloud", "public", *(node.name for node in tree.nodes), *(f"client-{n}" for n in range(6))}
     epsilons = [
         run.ledger.epsilon(f"client-{n}", observer, DELTA)
@@ -124,8 +124,8 @@ def test_noise_moves_with_trust(treed):
     changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0, "topology.subnets": 3}
     hidden = {"sampling.clients": {"scheme": "poisson", "rate": 0.4}}
     for name in ("edge-0", "edge-1", "edge-2"):
-        setting = engine.calibrated(engine.build(treed(**changes, **hidden, **{"topology.trusted": [name]})))
-        ledger = engine.plan(setting)
+        setting = engine.calibrate_noise(engine.build_experiment(treed(**changes, **hidden, **{"topology.trusted": [name]})))
+        ledger = engine.plan_releases(setting)
         number = int(name[-1])
         for edge in range(3):
             members = [f"client-{n}" for n in (2 * edge, 2 * edge + 1)]
@@ -172,7 +172,7 @@ def test_without_privacy_a_tree_is_a_star(treed, tmp_path, algorithm):
     open_ = {"privacy": {"unit": "none"}, "algorithm": {"name": algorithm, "upcycle": 0.3}, "rounds": 2}
     tree = sightline.run(treed(**open_), out=tmp_path / "tree")
     star = sightline.run(treed(**open_, **{"topology": {"kind": "star"}}), out=tmp_path / "star")
-    setting = engine.build(treed(**open_))
+    setting = engine.build_experiment(treed(**open_))
     np.testing.assert_allclose(flat(tree, setting), flat(star, setting), rtol=1e-4, atol=1e-6)
     assert math.isinf(tree.epsilon)
 
@@ -208,7 +208,7 @@ def test_corners_run(treed, tmp_path, changes):
 def test_sample_unit_counts_whole_segments(treed, tmp_path):
     changes = {"privacy.unit": "sample", "privacy.noise_multiplier": None, "privacy.epsilon": 4.0}
     experiment = treed(**changes)
-    setting = engine.calibrated(engine.build(experiment))
+    setting = engine.calibrate_noise(engine.build_experiment(experiment))
     run = sightline.run(experiment, out=tmp_path / "run")
     plans, sizes = setting.mechanism.plans, setting.federation.sizes
     assert plans[4].rate == min(4, sizes[4]) / sizes[4]
@@ -224,7 +224,7 @@ def test_sample_unit_counts_whole_segments(treed, tmp_path):
 def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
     """Brute force: exchange one example of a device and look how far its released sum can move."""
     experiment = treed(**{"privacy.unit": "sample", "privacy.clip_norm": 0.2})
-    setting = engine.build(experiment)
+    setting = engine.build_experiment(experiment)
     shard = setting.federation.clients[4].train
     from sightline.training import LocalTerms, LocalWork, dp_sgd
 
@@ -274,7 +274,7 @@ def test_a_trusted_cloud_noises_once(treed, tmp_path):
     changes = {"privacy.where": "server", "topology.trusted": 1.0, "algorithm": {"name": "fedavg"}}
     run = sightline.run(treed(**changes), out=tmp_path / "run")
     star = sightline.run(treed(**changes, **{"topology": {"kind": "star"}}), out=tmp_path / "star")
-    setting = engine.build(treed(**changes))
+    setting = engine.build_experiment(treed(**changes))
     np.testing.assert_allclose(flat(run, setting), flat(star, setting), rtol=1e-5)
     assert run.epsilon == star.epsilon
     assert run.summary["trusted"] == ["edge-0", "edge-1", "edge-2", "cloud"]
@@ -286,7 +286,7 @@ def test_schedules_of_regions_are_apart(treed, tmp_path):
         "topology": {"kind": "tree", "levels": [4, 2], "trusted": 1.0}, "data.clients": 8, "rounds": 12,
         "algorithm": {"name": "fedavg"}, "sampling.clients": {"scheme": "balanced", "uses": 6},
     }  # fmt: skip
-    setting = engine.build(treed(**changes))
+    setting = engine.build_experiment(treed(**changes))
     assert [channel.name for channel in setting.topology.gathers] == ["region-0", "region-1"]
     assert len({setting.line(channel) for channel in setting.topology.gathers}) == 2
     run = sightline.run(treed(**changes), out=tmp_path / "run")
@@ -296,7 +296,7 @@ def test_schedules_of_regions_are_apart(treed, tmp_path):
 
 def test_the_report_has_a_column_for_every_kind(treed, tmp_path):
     run = sightline.run(treed(**{"topology.subnets": [1, 2, 3]}), out=tmp_path / "run")
-    table = matrix_by_lines(Run.read(run.directory))
+    table = matrix_by_lines(RunView.read(run.directory))
     assert [column.kind for column in table.columns] == ["cloud", UNTRUSTED, SAME, ELSEWHERE, "public", "trusted"]
     rows = {subjects: cells for subjects, _, cells in table.rows}
     assert set(rows) == {"client-0", "client-1..2", "client-3..5"}

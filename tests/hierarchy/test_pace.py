@@ -9,8 +9,8 @@ import sightline
 from sightline import algorithms, engine
 from sightline.errors import Refused
 from sightline.events import Gaussian, Poisson
-from sightline.mechanisms import Pace
-from sightline.mechanisms.pace import Thinned, thinned
+from sightline.mechanisms import LocalSchedule
+from sightline.mechanisms.pace import ThinnedCohorts, thin_sampler
 from sightline.mechanisms.samplers import Full, PoissonCohorts
 from tests.hierarchy.test_hierarchy_runs import flat
 
@@ -36,9 +36,9 @@ def controlled(monkeypatch):
 def test_a_pace_is_the_work_of_another_file(treed, tmp_path, controlled):
     other = {"local.steps": 3, "local.learning_rate": 0.1, "algorithm.local_aggregation": 1}
     expected = sightline.run(treed(**other), out=tmp_path / "file")
-    controlled("h2fdp", lambda time: Pace(3, 0.1), 6)  # K_l stays 6 / 2 = 3, so m = 1
+    controlled("h2fdp", lambda time: LocalSchedule(3, 0.1), 6)  # K_l stays 6 / 2 = 3, so m = 1
     run = sightline.run(treed(), out=tmp_path / "pace")
-    setting = engine.build(treed())
+    setting = engine.build_experiment(treed())
     np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
     assert run.epsilon == expected.epsilon
 
@@ -47,9 +47,9 @@ def test_the_ledger_is_the_plan_whatever_is_chosen(treed, tmp_path, controlled):
     """All trusted and sampled: what is claimed does not tell which pace was chosen."""
     changes = {"topology.trusted": 1.0, "sampling.clients": {"scheme": "poisson", "rate": 0.6}}
     paces = [
-        lambda time: Pace(2, 0.1, {"edge-0": 0.2, "edge-2": 0.5}),
-        lambda time: Pace(6 - time, 0.2),
-        lambda time: Pace(8),
+        lambda time: LocalSchedule(2, 0.1, {"edge-0": 0.2, "edge-2": 0.5}),
+        lambda time: LocalSchedule(6 - time, 0.2),
+        lambda time: LocalSchedule(8),
     ]
     bodies = []
     for number, pace_at in enumerate(paces):
@@ -61,10 +61,10 @@ def test_the_ledger_is_the_plan_whatever_is_chosen(treed, tmp_path, controlled):
 
 
 def test_segments_of_examples_are_claimed_at_the_most_steps(treed, tmp_path, controlled):
-    controlled("h2fdp", lambda time: Pace(3), 12)
+    controlled("h2fdp", lambda time: LocalSchedule(3), 12)
     changes = {"privacy.unit": "sample", "privacy.noise_multiplier": None, "privacy.epsilon": 4.0}
     experiment = treed(**changes)
-    sizes = engine.build(experiment).federation.sizes
+    sizes = engine.build_experiment(experiment).federation.sizes
     run = sightline.run(experiment, out=tmp_path / "run")
     (event,) = run.ledger.composition("client-4", "edge-2")
     assert event.rate == pytest.approx(1 - (1 - 4 / sizes[4]) ** 4)  # 12 steps in 3 segments
@@ -75,31 +75,31 @@ def test_segments_of_examples_are_claimed_at_the_most_steps(treed, tmp_path, con
 def test_flat_algorithms_follow_the_pace(treed, tmp_path, controlled, algorithm):
     open_ = {"privacy": {"unit": "none"}, "algorithm": {"name": algorithm}, "rounds": 2}
     expected = sightline.run(treed(**open_, **{"local.steps": 2, "local.learning_rate": 0.05}), out=tmp_path / "file")
-    controlled(algorithm, lambda time: Pace(2, 0.05), 6)
+    controlled(algorithm, lambda time: LocalSchedule(2, 0.05), 6)
     run = sightline.run(treed(**open_), out=tmp_path / "pace")
-    setting = engine.build(treed(**open_))
+    setting = engine.build_experiment(treed(**open_))
     np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
 
 
 def test_beyond_the_plan_is_refused(treed, tmp_path, controlled):
-    controlled("h2fdp", lambda time: Pace(7), 6)
+    controlled("h2fdp", lambda time: LocalSchedule(7), 6)
     with pytest.raises(Refused, match="at most 6 local steps"):
         sightline.run(treed(), out=tmp_path / "steps")
-    controlled("h2fdp", lambda time: Pace(6, rates={"edge-0": 0.7}), 6)
+    controlled("h2fdp", lambda time: LocalSchedule(6, rates={"edge-0": 0.7}), 6)
     with pytest.raises(Refused, match="participation of at most"):
         sightline.run(treed(**{"sampling.clients": {"scheme": "poisson", "rate": 0.6}}), out=tmp_path / "rate")
-    controlled("h2fdp", lambda time: Pace(6, rates={"edge-0": 0.5}), 6)
+    controlled("h2fdp", lambda time: LocalSchedule(6, rates={"edge-0": 0.5}), 6)
     with pytest.raises(Refused, match="no rate that could be lowered"):
         sightline.run(treed(**{"sampling.clients": {"scheme": "fixed", "rate": 0.6}}), out=tmp_path / "fixed")
 
 
 def test_a_thinned_sampler_draws_less_and_claims_the_same():
     whole = PoissonCohorts(2000, 0.5)
-    less = thinned(whole, 0.2, "edge-0")
-    assert isinstance(less, Thinned)
+    less = thin_sampler(whole, 0.2, "edge-0")
+    assert isinstance(less, ThinnedCohorts)
     assert less.hidden_event(Gaussian(1.0)) == whole.hidden_event(Gaussian(1.0)) == Poisson(0.5, Gaussian(1.0))
     assert less.expected == pytest.approx(400)
     drawn = [len(less.draw(rng=np.random.default_rng(seed))) for seed in range(50)]
     assert np.mean(drawn) == pytest.approx(400, abs=5 * np.sqrt(2000 * 0.2 * 0.8 / 50))
-    assert thinned(Full(10), 0.5, "edge-0").hidden_event(Gaussian(1.0)) == Gaussian(1.0)
-    assert thinned(whole, 0.5, "edge-0") is whole
+    assert thin_sampler(Full(10), 0.5, "edge-0").hidden_event(Gaussian(1.0)) == Gaussian(1.0)
+    assert thin_sampler(whole, 0.5, "edge-0") is whole

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sightline.config import Experiment, read, to_toml
-from sightline.engine import build, plan
+from sightline.engine import build_experiment, plan_releases
 from sightline.errors import InvalidInput, SightlineError
 
 SMALL = ("digits", "synthetic")
@@ -37,8 +37,8 @@ def building(experiment: Experiment) -> str:
     """`planned`, `refused`, `slow` or `crash: ...`: of all that comes before the first data are trained on."""
     try:
         with _patience():
-            setting = build(small(experiment))
-            plan(setting, rounds=min(ROUNDS, experiment.rounds))
+            setting = build_experiment(small(experiment))
+            plan_releases(setting, rounds=min(ROUNDS, experiment.rounds))
     except TimeoutError:
         return "slow"
     except SightlineError as error:

@@ -275,7 +275,7 @@ def test_a_torn_database_is_one_line_at_the_command_line(tmp_path, capsys):
         place = dice.randrange(len(bad) - 600)
         bad[place : place + dice.randint(1, 600)] = dice.randbytes(dice.randint(1, 600))
         (tmp_path / "run" / "run.sqlite").write_bytes(bytes(bad))
-        code = main.outcome(["report", str(tmp_path / "run")])
+        code = main.run_arguments(["report", str(tmp_path / "run")])
         said = capsys.readouterr().err
         assert len(said.strip().splitlines()) == (code != 0), said
         told += code != 0

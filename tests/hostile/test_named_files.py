@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from sightline.config import parse
-from sightline.engine import build
+from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources.table import read_table
@@ -48,7 +48,7 @@ def test_a_file_without_end_is_not_read(tmp_path):
 
 def start_from(path):
     plain = {"rounds": 1, "data": {"source": "digits", "clients": 3}, "model": {"name": "linear", "init": str(path)}}
-    return build(parse(plain)).start
+    return build_experiment(parse(plain)).start
 
 
 def test_a_model_to_start_from_runs_no_code_and_is_finite(tmp_path):

@@ -10,13 +10,13 @@ import pytest
 
 from sightline.accounting.curve import Curve
 from sightline.api import Run
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.config import read
 from sightline.errors import HIDDEN, InvalidInput, printable
 from sightline.ledger import Ledger
-from sightline.report.comparison import compared
-from sightline.report.comparison_page import draw
-from sightline.sweep.grid import folder_name, jobs
+from sightline.report.comparison import compare_runs
+from sightline.report.comparison_page import draw_comparison
+from sightline.sweep.grid import folder_name, list_jobs
 from tests.report.report_runs import FACTS, SETTINGS, metrics, release, spent, write
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b5m"
@@ -64,7 +64,7 @@ def test_every_hidden_character_is_spelt_out():
 def test_no_mistake_commands_the_terminal(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.toml").write_text("rounds = 1")
-    assert outcome(words) in (1, 2)
+    assert run_arguments(words) in (1, 2)
     said = capsys.readouterr()
     assert harmless(said.err + said.out)
     assert words[0] == "sweep" or len(said.err.strip().splitlines()) == 1
@@ -97,12 +97,12 @@ def evil_runs(tmp_path):
 
 
 def test_tables_of_runs_are_printed_as_text(evil_runs, capsys):
-    assert outcome(["compare", *map(str, evil_runs)]) == 0
+    assert run_arguments(["compare", *map(str, evil_runs)]) == 0
     said = capsys.readouterr()
     assert harmless(said.out + said.err)
     shown = re.sub(r"\s+", "", said.out)
     assert "[/italic]" in shown
-    assert outcome(["report", str(evil_runs[0])]) == 0
+    assert run_arguments(["report", str(evil_runs[0])]) == 0
     said = capsys.readouterr()
     assert harmless(said.out + said.err)
 
@@ -132,13 +132,13 @@ def only_text(html, *, scripts=0):
 
 
 def test_pages_of_runs_comparisons_and_sweeps_hold_text(evil_runs, tmp_path):
-    assert outcome(["report", str(evil_runs[0])]) == 0
+    assert run_arguments(["report", str(evil_runs[0])]) == 0
     only_text((evil_runs[0] / "report.html").read_text(), scripts=1)
-    draw(compared(evil_runs), tmp_path / "page.html", title=EVIL)
+    draw_comparison(compare_runs(evil_runs), tmp_path / "page.html", title=EVIL)
     only_text((tmp_path / "page.html").read_text(), scripts=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fonts lack the stranger characters
-        draw(compared(evil_runs), tmp_path / "page.svg", title=EVIL)
+        draw_comparison(compare_runs(evil_runs), tmp_path / "page.svg", title=EVIL)
     assert "<script>alert" not in (tmp_path / "page.svg").read_text()
 
 
@@ -162,5 +162,5 @@ def test_folders_of_a_sweep_stay_in_it(word, tmp_path):
     assert not name.startswith(".")
     assert len(name) < 200
     (tmp_path / "x.toml").write_text("rounds = 1")
-    for job in jobs(tmp_path / "x.toml", over=[word], seeds=None, given=[], out=tmp_path / "out"):
+    for job in list_jobs(tmp_path / "x.toml", over=[word], seeds=None, given=[], out=tmp_path / "out"):
         assert job.directory.resolve().parent == (tmp_path / "out").resolve()

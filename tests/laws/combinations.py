@@ -11,8 +11,8 @@ from typing import Any, get_args
 from sightline import algorithms, data, engine, topology
 from sightline.config import Privacy, SampleSampler, parse
 from sightline.data import Federation
-from sightline.engine.planning import plan
-from sightline.engine.setting import Setting
+from sightline.engine.planning import plan_releases
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger
 from sightline.mechanisms import SAMPLERS
@@ -133,18 +133,18 @@ def data_for(c: Combination) -> dict[str, Any]:
 def federation(clusters: bool) -> Federation:
     """The tiny problem's data: the same for all, so read once."""
     c = Combination(topology="clusters" if clusters else "star")
-    return data.load(parse({"rounds": 1, "data": data_for(c)}).data, streams=Streams.from_seed(0))
+    return data.load_federation(parse({"rounds": 1, "data": data_for(c)}).data, streams=Streams.from_seed(0))
 
 
-def built(c: Combination) -> Setting:
+def built(c: Combination) -> BuiltExperiment:
     """The combination, ready to run; refused with the reason when it cannot."""
-    return engine.calibrated(engine.build(parse(plain(c)), federation=federation(c.topology == "clusters")))
+    return engine.calibrate_noise(engine.build_experiment(parse(plain(c)), federation=federation(c.topology == "clusters")))
 
 
 def planned(c: Combination) -> tuple[Ledger, set[str]]:
     """The ledger that the combination will write when everybody takes part, and who is trusted."""
     setting = built(c)
-    return plan(setting), set(setting.topology.trusted)
+    return plan_releases(setting), set(setting.topology.trusted)
 
 
 @cache
@@ -160,7 +160,7 @@ def refusal(c: Combination) -> str:
 def run(c: Combination, directory: Path) -> None:
     """Run it, from the file to the last checkpoint."""
     setting = built(c)
-    engine.run(setting, engine.new_directory(setting.experiment, directory), partial(Simulator), resume=False)
+    engine.run_loop(setting, engine.new_directory(setting.experiment, directory), partial(Simulator), resume=False)
 
 
 @cache

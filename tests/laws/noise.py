@@ -23,22 +23,22 @@ import sightline.mechanisms
 from sightline import engine
 from sightline.config import parse
 from sightline.engine.round import LiveRound
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.events import Clear, Event, Exponential, Gaussian, Product, Pure
 from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
     MECHANISMS,
-    ByTrust,
+    NoiseByTrust,
     CentralMean,
     LocalMean,
     Mechanism,
-    Open,
-    Outcome,
+    NoPrivacy,
+    ReleaseValues,
     PooledMean,
     Public,
     SampleAtClient,
     SampleAtServer,
-    Scene,
+    ReleaseContext,
     Schedules,
     SegmentSums,
     Updates,
@@ -77,7 +77,7 @@ class Case:
         c = self.combination
         return c.mechanism, c.unit, c.where
 
-    def setting(self) -> Setting:
+    def setting(self) -> BuiltExperiment:
         """Ready to run, every client with noise of its own."""
         file = plain(self.combination)
         file["rounds"] = self.rounds
@@ -86,7 +86,7 @@ class Case:
             file["data"]["features"] = 30 if self.combination.split == "yes" else FEATURES
         for section, keys in self.changes.items():
             file[section] = {key: value for key, value in (file[section] | keys).items() if value is not None}
-        return engine.build(parse(file)).with_noise(NEEDED)
+        return engine.build_experiment(parse(file)).with_noise(NEEDED)
 
 
 SAMPLE = {"unit": "sample", "where": "client"}
@@ -187,9 +187,9 @@ class Call:
     """One release call: what was asked, what the members let go of, what came out."""
 
     updates: Updates
-    scene: Scene
+    scene: ReleaseContext
     left: dict[int, torch.Tensor]
-    outcome: Outcome
+    outcome: ReleaseValues
 
     def value_of(self, release: Release) -> torch.Tensor:
         """The value that a release let go."""
@@ -206,7 +206,7 @@ class NotedRound(LiveRound):
         super().__init__(*where)
         self._calls = calls
 
-    def _computed(self, updates: Updates, scene: Scene, compute: Callable[..., Outcome]) -> Outcome:
+    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]) -> ReleaseValues:
         left: dict[int, torch.Tensor] = {}
         whole = Updates.left
 
@@ -226,7 +226,7 @@ class NotedRound(LiveRound):
 class Noted:
     """A run: its setting, its ledger, and its release calls."""
 
-    setting: Setting
+    setting: BuiltExperiment
     ledger: Ledger
     calls: list[Call]
     worker: Any
@@ -244,7 +244,7 @@ class Noted:
                     yield call, release
 
 
-def noted_run(setting: Setting, rounds: int, seed: int = 7) -> Noted:
+def noted_run(setting: BuiltExperiment, rounds: int, seed: int = 7) -> Noted:
     """The engine's own rounds of a setting, on known clients or on real examples."""
     secret, ledger, calls = Streams.from_seed(seed), Ledger(), list[Call]()
     worker: Any
@@ -424,13 +424,13 @@ LAWS: dict[type, Law | None] = {
     CentralMean: at_server,
     LocalMean: at_client,
     PooledMean: at_client,
-    ByTrust: by_trust,
+    NoiseByTrust: by_trust,
     SampleAtServer: one_step_of_all,
     SampleAtClient: own_steps,
     SegmentSums: in_segments,
     Output: perturbed_output,
     Objective: perturbed_objective,
-    Open: None,
+    NoPrivacy: None,
 }
 """Mechanism -> its noise in units of its claim; None: it claims no noise."""
 

@@ -7,9 +7,9 @@ import pytest
 
 from sightline import accounting, engine
 from sightline.config import parse
-from sightline.engine.planning import plan
+from sightline.engine.planning import plan_releases
 from sightline.events import from_json
-from sightline.ledger import export
+from sightline.ledger import export_ledger
 from sightline.mechanisms import MECHANISMS
 from tests.laws.combinations import DELTA, Combination, plain
 from tests.laws.reaccount import charges, names, reached
@@ -51,8 +51,8 @@ def test_nobody_costs_more_than_the_target_against_anybody(name):
     file["privacy"]["epsilon"] = TARGET
     if CASES[name].get("topology") == "groups":
         file["topology"] |= {"groups": 3, "noise_factors": [1.0, 0.7, 1.3]}
-    setting = engine.calibrated(engine.build(parse(file)))
-    releases = json.loads(json.dumps(export(plan(setting))))["releases"]
+    setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
+    releases = json.loads(json.dumps(export_ledger(plan_releases(setting))))["releases"]
     people = set().union(*(names(release["subjects"]) for release in releases))
     onlookers = set().union(*(names(r["audience"]) | names(r["coins_known_to"]) for r in releases))
     worst = dict.fromkeys(people, 0.0)

@@ -12,8 +12,8 @@ from sightline.accounting import Accountant
 from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
 from sightline.events import from_json, to_json
-from sightline.ledger import export
-from sightline.report import Run, summarised
+from sightline.ledger import export_ledger
+from sightline.report import RunView, summarise_run
 from tests.laws import combinations as laws
 from tests.laws.reaccount import charges, confirm, kinds, names, reached
 from tests.laws.table import page
@@ -46,7 +46,7 @@ def hides(c):
 
 def traced(c, ledger):
     """What was asked for is in the ledger, and no amplification that was not: no setting is silently ignored."""
-    found = set().union(*(kinds(release["event"]) for release in export(ledger)["releases"]))
+    found = set().union(*(kinds(release["event"]) for release in export_ledger(ledger)["releases"]))
     assert found & {"poisson", "allocation", "split"} == hides(c), (c, found)
     if "without_replacement" in found:
         assert (c.clients, c.adjacency) == ("fixed", "replace"), (c, found)
@@ -58,11 +58,11 @@ def checked(c, directory, *, draws):
     record = RunRecord.open(directory)
     ledger, facts = record.ledger(), record.facts
     record.close()
-    said = summarised(Run.read(directory))
+    said = summarise_run(RunView.read(directory))
     assert said["releases"] == len(ledger) > 0
     if c.unit == "none":
         assert said["epsilon"] is None
-        assert any("clear" in kinds(release["event"]) for release in export(ledger)["releases"])
+        assert any("clear" in kinds(release["event"]) for release in export_ledger(ledger)["releases"])
         return
     traced(c, ledger)
     worst = worst_confirmed(ledger, set(facts["trusted"]), draws)
@@ -72,7 +72,7 @@ def checked(c, directory, *, draws):
 
 def worst_confirmed(ledger, trusted, draws):
     """The worst epsilon over all whom nobody trusts, of every subject, found and confirmed from the export alone."""
-    releases = json.loads(json.dumps(export(ledger)))["releases"]
+    releases = json.loads(json.dumps(export_ledger(ledger)))["releases"]
     people = set().union(*(names(release["subjects"]) for release in releases))
     onlookers = set().union(*(names(r["audience"]) | names(r["coins_known_to"]) for r in releases))
     worst = 0.0

@@ -11,16 +11,16 @@ import torch
 from scipy import stats
 
 from sightline import algorithms, engine, topology
-from sightline.audit.canaries import Coins, canary_examples
+from sightline.audit.canaries import CanaryCoins, canary_examples
 from sightline.config import parse
-from sightline.engine.planning import NoWorker, plan
+from sightline.engine.planning import NoWorker, plan_releases
 from sightline.engine.round import LiveRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat
-from sightline.ledger import Ledger, export
-from sightline.mechanisms import SAMPLERS, Outcome, Pace, Public
+from sightline.ledger import Ledger, export_ledger
+from sightline.mechanisms import SAMPLERS, ReleaseValues, LocalSchedule, Public
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
-from sightline.training.batches import poisson
+from sightline.training.batches import poisson_batches
 from sightline.training.noise import AHEAD, gaussian_steps
 from tests.laws.combinations import Combination, plain, planned, refusal
 from tests.laws.noise import noted_run
@@ -70,7 +70,7 @@ def drawing(place, scheme):
         file["topology"]["groups"] = 3
     if place == "tree":
         file["topology"]["trusted"] = 1.0
-    return engine.build(parse(file))
+    return engine.build_experiment(parse(file))
 
 
 def test_every_sampler_and_topology_is_drawn_from_here():
@@ -105,7 +105,7 @@ def test_examples_are_drawn_afresh_at_every_step(examples, rate):
     steps = 2 * max(1, (1 << 14) // examples) + 3
     rng = Streams.from_seed(0).rng(Purpose.BATCHES)
     rows = np.zeros((steps, examples), dtype=bool)
-    for step, batch in enumerate(poisson(examples, rate, steps, rng)):
+    for step, batch in enumerate(poisson_batches(examples, rate, steps, rng)):
         rows[step, batch] = True
     assert len({row.tobytes() for row in rows}) == steps
     assert stats.binomtest(int(rows.sum()), rows.size, rate).pvalue > NEVER
@@ -133,7 +133,7 @@ def telling(**words):
     file = plain(Combination(unit="sample", samples="poisson", **words))
     file["rounds"], file["local"]["learning_rate"] = 40, 1e-4
     file["local"] |= {"steps": 1} if words["where"] == "server" else {}
-    setting = engine.build(parse(file))
+    setting = engine.build_experiment(parse(file))
     first = np.cumsum((0, *SIZES)).tolist()
     sizes = dict(enumerate(SIZES))
     holders = {n: range(first[n], first[n + 1]) for n in sizes}
@@ -144,9 +144,9 @@ def telling(**words):
             for client, size in zip(setting.federation.clients, SIZES, strict=True)
         ),
     )
-    coins = Coins(dict.fromkeys(range(first[-1]), True), Adjacency.ADD_REMOVE)
+    coins = CanaryCoins(dict.fromkeys(range(first[-1]), True), Adjacency.ADD_REMOVE)
     loud = canary_examples(like, first[-1], holders, coins)
-    setting = engine.build(setting.experiment, federation=loud)
+    setting = engine.build_experiment(setting.experiment, federation=loud)
     setting = replace(setting, start=torch.zeros(setting.model.parameters)).with_noise(dict.fromkeys(sizes, 1e-5))
     return noted_run(setting, 40), holders
 
@@ -227,14 +227,14 @@ def test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for(words):
     file = plain(Combination(unit="sample", samples="poisson", **words))
     file["data"] |= {"size_sigma": 1.2, "size_mean": 3.0}
     file["privacy"] |= {"delta": 1e-4}  # below one over the largest client
-    setting = engine.calibrated(engine.build(parse(file)))
+    setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
     sizes = setting.federation.sizes.tolist()
     assert len(set(sizes)) > 3
     inside = 5 if words["where"] == "edge" else 1
     rate = {client_name(n): 1 - (1 - min(1.0, BATCH / size)) ** inside for n, size in enumerate(sizes)}
     channels = {channel.name: channel for channel in (setting.topology.top, *setting.topology.channels)}
     told = 0
-    for release in plan(setting):
+    for release in plan_releases(setting):
         if isinstance(release.event, Clear) or not release.subjects:
             continue
         told += 1
@@ -249,13 +249,13 @@ def test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for(words):
 def test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen():
     file = plain(Combination(topology="groups", algorithm="dp_ogl", clients="poisson"))
     file["topology"]["rates"] = [0.7, 0.3]
-    setting = engine.calibrated(engine.build(parse(file)))
-    claimed = {r.source: r.event.rate for r in plan(setting) if not isinstance(r.event, Clear) and r.subjects}
+    setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
+    claimed = {r.source: r.event.rate for r in plan_releases(setting) if not isinstance(r.event, Clear) and r.subjects}
     assert claimed == {"group-0": 0.7, "group-1": 0.3}
     setting = drawing("tree", "poisson")
     ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
     r = Chosen(setting, ledger, worker, Streams.from_seed(0), 1)
-    r.set_pace(Pace(rates={channel.name: 0.1 for channel in r.channels}), most_steps=2)
+    r.set_pace(LocalSchedule(rates={channel.name: 0.1 for channel in r.channels}), most_steps=2)
     for channel in r.channels:
         r.release_mean(r.train(r.sample(channel), Public(torch.zeros(1))), channel)
     rates = {release.event.rate for release in ledger if isinstance(release.event, Poisson)}
@@ -273,7 +273,7 @@ class Chosen(LiveRound):
     def _computed(self, updates, scene, compute):
         rng = np.random.default_rng([scene.time, scene.use, updates.at.part])
         who = (EVERYONE, *updates.cohort.members)
-        return Outcome(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self._worker.dimension)).float()))
+        return ReleaseValues(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self._worker.dimension)).float()))
 
     def _choices(self, ballot, scene):
         return {n: n % len(ballot.candidates) for n in ballot.choosers.members}
@@ -308,7 +308,7 @@ def public_of(setting, some):
         memories = r.memories
         counts.append(dict(r.counts))
     values = {name: (value.value.tolist(), sorted(value.sources)) for name, value in state.items()}
-    return values, export(ledger), counts
+    return values, export_ledger(ledger), counts
 
 
 def test_who_draws_a_cohort_is_said_to_know_it():
@@ -332,7 +332,7 @@ def test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released(name):
         file = plain(c)
         if c.topology == "tree":
             file["topology"]["trusted"] = 1.0
-        setting = engine.calibrated(engine.build(parse(file)))
+        setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
         everybody = public_of(setting, lambda n, time: True)
         assert public_of(setting, lambda n, time: (n + time) % 3 == 0) == everybody, c
         assert public_of(setting, lambda n, time: n == 1) == everybody, c

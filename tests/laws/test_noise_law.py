@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from sightline.events import Gaussian, Pooled, Pure
-from sightline.mechanisms import MECHANISMS, Open, PooledMean, SegmentSums
+from sightline.mechanisms import MECHANISMS, NoPrivacy, PooledMean, SegmentSums
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
 from tests.laws.noise import (
@@ -65,12 +65,12 @@ def test_every_mechanism_is_registered_and_has_a_law_of_its_noise_and_a_case(mon
         monkeypatch.setattr(kind, "mean", noted)
     for case in CASES.values():
         noted_run(case.setting(), 1)
-    assert set(reached) | {Open} == mechanism_classes() == set(LAWS)
+    assert set(reached) | {NoPrivacy} == mechanism_classes() == set(LAWS)
     assert {case.asked for case in CASES.values()} == private_keys()
     assert {key for key in MECHANISMS if key not in private_keys()} == {
         ("gaussian", "none", where) for where in ("server", "client", "edge")
     }
-    assert [kind for kind, law in LAWS.items() if law is None] == [Open]
+    assert [kind for kind, law in LAWS.items() if law is None] == [NoPrivacy]
 
 
 @every_case

@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 import sightline
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian, Poisson, Unit
-from sightline.ledger import Ledger, Release, export, parties, read_export, read_parties
+from sightline.ledger import Ledger, Release, export_ledger, parties, read_export, read_parties
 from sightline.ledger.parties import suggest_name
-from sightline.topology import Line, build, participants_of
+from sightline.topology import Line, build_topology, participants_of
 from tests.report.report_runs import quickstart
 
 DELTA = 1e-5
@@ -116,7 +116,7 @@ def test_subjects_are_asked_for_one_by_one():
 
 def test_participants_travel_with_the_file(tmp_path):
     path = tmp_path / "ledger.json"
-    path.write_text(json.dumps(export(told())))
+    path.write_text(json.dumps(export_ledger(told())))
     again = read_export(path)
     assert again.participants == EVERYBODY == told().scaled(2.0).participants
     assert again.epsilon("client-42", "public", DELTA) == 0
@@ -130,7 +130,7 @@ def test_participants_travel_with_the_file(tmp_path):
 
 
 def command(words, capsys):
-    code = outcome(words)
+    code = run_arguments(words)
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -146,7 +146,7 @@ def command(words, capsys):
 )
 def test_the_command_refuses_names_that_nobody_has(subject, observer, way_out, tmp_path, capsys):
     path = tmp_path / "ledger.json"
-    path.write_text(json.dumps(export(told())))
+    path.write_text(json.dumps(export_ledger(told())))
     words = ["account", "ledger", str(path), "--delta", "1e-5", "--json"]
     code, out, err = command([*words, "--subject", subject, "--observer", observer], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -155,7 +155,7 @@ def test_the_command_refuses_names_that_nobody_has(subject, observer, way_out, t
 
 def test_the_command_reads_coalitions(tmp_path, capsys):
     path = tmp_path / "ledger.json"
-    path.write_text(json.dumps(export(told())))
+    path.write_text(json.dumps(export_ledger(told())))
     words = ["account", "ledger", str(path), "--delta", "1e-5", "--json", "--subject", "client-3"]
     _, one, _ = command([*words, "--observer", "client-7,public"], capsys)
     _, two, _ = command([*words, "--observer", "client-7", "--observer", "public"], capsys)
@@ -183,7 +183,7 @@ def test_many_names_are_searched_in_no_time():
 @pytest.mark.parametrize("place", ["server", "client", "none"])
 def test_a_topology_names_everybody_in_it(kind, settings, names, place):
     settings = {"subnets": 3, "levels": [3, 2]} if (kind, place) == ("tree", "server") else settings
-    topology = build(kind, settings, clients=12, place=place)
+    topology = build_topology(kind, settings, clients=12, place=place)
     assert participants_of(topology, 12) == read_parties(names)
 
 

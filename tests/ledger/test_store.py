@@ -15,12 +15,12 @@ from sightline.ledger import (
     LedgerDamaged,
     Release,
     SqliteStore,
-    connect,
-    export,
+    connect_to_write,
+    export_ledger,
     parties,
     read_export,
     read_parties,
-    written,
+    write_parties,
 )
 
 
@@ -35,7 +35,7 @@ def rows(count):
 
 @pytest.fixture
 def database(tmp_path):
-    connection = connect(tmp_path / "run.sqlite")
+    connection = connect_to_write(tmp_path / "run.sqlite")
     ledger = Ledger(store=SqliteStore(connection))
     for row in rows(5):
         ledger.append([row])
@@ -94,7 +94,7 @@ def test_releases_survive_a_killed_process(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.sqlite")], capture_output=True)
     assert done.returncode == -9, done.stderr
-    connection = connect(tmp_path / "run.sqlite")
+    connection = connect_to_write(tmp_path / "run.sqlite")
     assert len(SqliteStore(connection).read()) == 3
     connection.close()
 
@@ -102,7 +102,7 @@ def test_releases_survive_a_killed_process(tmp_path):
 def test_an_export_is_accounted_from_the_file_alone(tmp_path):
     ledger = Ledger(rows(5))
     path = tmp_path / "ledger.json"
-    path.write_text(json.dumps(export(ledger)))
+    path.write_text(json.dumps(export_ledger(ledger)))
     again = read_export(path)
     assert list(again) == list(ledger)
     assert again.epsilon("client-1", "public", 1e-5) == ledger.epsilon("client-1", "public", 1e-5)
@@ -127,11 +127,11 @@ names = st.one_of(
 
 @given(st.frozensets(names))
 def test_written_parties_are_read_back(some):
-    assert read_parties(written(some)) == some
+    assert read_parties(write_parties(some)) == some
 
 
 def test_written_parties_are_short():
-    assert written(parties(f"client-{n}" for n in range(1000))) == "client-0..999"
+    assert write_parties(parties(f"client-{n}" for n in range(1000))) == "client-0..999"
 
 
 def test_the_published_schema_says_what_is_exported():
@@ -142,7 +142,7 @@ def test_the_published_schema_says_what_is_exported():
     from sightline.ledger import SCHEMA
 
     schema = json.loads((Path(__file__).parents[2] / "docs" / "ledger.schema.json").read_text())
-    exported = export(Ledger(rows(1)))
+    exported = export_ledger(Ledger(rows(1)))
     assert schema["properties"]["schema"]["const"] == SCHEMA
     assert set(schema["$defs"]["release"]["required"]) == set(exported["releases"][0])
     described = {

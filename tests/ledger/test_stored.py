@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sightline.errors import Refused, SightlineError
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
-from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect, parties, release_from, releases
+from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write, parties, release_from, releases
 from sightline.ledger.store import release_of
 from tests.ledger.test_flow import NAMES, ledgers, release
 
@@ -31,7 +31,7 @@ def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
     rows, asked = list(whole), data.draw(st.sets(st.integers(0, len(whole))))
     cut = data.draw(st.integers(0, len(rows)))
     try:
-        with closing(connect(path)) as connection:
+        with closing(connect_to_write(path)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
             first = Ledger.stored(SqliteStore(connection), participants=NAMES)
             for place, row in enumerate(rows[:cut]):
@@ -90,7 +90,7 @@ def left_by(ledger, rounds):
 
 def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "RECENT", 32)
-    with closing(connect(tmp_path / "run.sqlite")) as connection:
+    with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         flat = left_by(Ledger.stored(SqliteStore(connection)), 1000)
     held = left_by(Ledger(), 1000)
     assert flat < 50_000, "of 2,000 releases no more than a few dozen may be in memory"
@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
 
 def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "RECENT", 2)
-    with closing(connect(tmp_path / "run.sqlite")) as connection:
+    with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         ledger = Ledger.stored(SqliteStore(connection))
         for place in range(8):
             ledger.append([release(place, of="a", to="b")])
@@ -115,7 +115,7 @@ def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monke
 
 
 def test_what_the_disk_did_not_take_is_not_in_it(tmp_path):
-    with closing(connect(tmp_path / "run.sqlite")) as connection:
+    with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         ledger = Ledger.stored(SqliteStore(connection))
         connection.execute("PRAGMA query_only = 1")
         joint = release(1, of="a", to="b", joint="epoch 1")

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency
-from sightline.mechanisms import clip, clipped_sum, sensitivity
+from sightline.mechanisms import clip_update, clipped_sum, sum_sensitivity
 
 vectors = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20).map(torch.tensor)
 
 
 @given(vectors, st.floats(1e-3, 1e3))
 def test_the_norm_is_bounded(update, clip_norm):
-    bounded = clip(update, clip_norm=clip_norm)
+    bounded = clip_update(update, clip_norm=clip_norm)
     assert bounded.value.double().norm().item() <= clip_norm
     assert not bounded.rejected
 
@@ -22,12 +22,12 @@ def test_the_norm_is_bounded(update, clip_norm):
 @given(vectors)
 def test_inside_the_ball_nothing_changes(update):
     norm = update.double().norm().item()
-    assert torch.equal(clip(update, clip_norm=max(norm, 1e-9)).value, update)
+    assert torch.equal(clip_update(update, clip_norm=max(norm, 1e-9)).value, update)
 
 
 @given(vectors, st.floats(1e-3, 1e3))
 def test_the_direction_stays(update, clip_norm):
-    value = clip(update, clip_norm=clip_norm).value
+    value = clip_update(update, clip_norm=clip_norm).value
     norm = update.double().norm().item()
     expected = update.double() * min(1.0, clip_norm / norm) if norm else update.double()
     torch.testing.assert_close(value.double(), expected, rtol=3e-6, atol=1e-12)
@@ -35,7 +35,7 @@ def test_the_direction_stays(update, clip_norm):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_broken_update_becomes_zero_or_small(bad):
-    bounded = clip(torch.tensor([bad, 1.0]), clip_norm=1.0)
+    bounded = clip_update(torch.tensor([bad, 1.0]), clip_norm=1.0)
     assert bounded.value.norm() <= 1.0
     assert bounded.rejected == (not math.isfinite(bad))
 
@@ -43,7 +43,7 @@ def test_a_broken_update_becomes_zero_or_small(bad):
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, math.inf])
 def test_a_senseless_ball_is_refused(clip_norm):
     with pytest.raises(InvalidInput, match="clip_norm"):
-        clip(torch.ones(2), clip_norm=clip_norm)
+        clip_update(torch.ones(2), clip_norm=clip_norm)
 
 
 @given(st.lists(vectors.map(lambda v: torch.nn.functional.pad(v, (0, 20 - len(v)))), min_size=1, max_size=8), st.data())
@@ -61,8 +61,8 @@ def test_one_update_moves_the_sum_by_its_sensitivity(updates, data):
 
 
 def test_sensitivity_follows_the_adjacency():
-    assert sensitivity(0.7, Adjacency.ADD_REMOVE) == 0.7
-    assert sensitivity(0.7, Adjacency.REPLACE) == 1.4
+    assert sum_sensitivity(0.7, Adjacency.ADD_REMOVE) == 0.7
+    assert sum_sensitivity(0.7, Adjacency.REPLACE) == 1.4
 
 
 def test_an_empty_sum_is_zero():

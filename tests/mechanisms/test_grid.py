@@ -48,13 +48,13 @@ def test_at_the_scale_in_use_it_is_a_gaussian():
 @pytest.mark.parametrize("sigma", [0.7, 1.1 * UNITS])
 def test_the_fast_pass_agrees_with_long_arithmetic(sigma: float):
     first = np.unique(np.concatenate([2 ** np.arange(1, 53), rng(1).integers(1, 1 << 53, size=300)])).astype(np.uint64)
-    least, most = sampler._bracket(first, sigma)
+    least, most = sampler._bracket_magnitude(first, sigma)
     for word, low, high in zip(first, least, most, strict=True):
         with mpmath.workprec(400):
             shortest, longest = (rounded_magnitude(mpmath.ldexp(int(word) + end, -54), sigma) for end in (1, 0))
         assert low <= shortest <= longest <= high
         if low == high:
-            assert sampler._settled(int(word), 0 if sigma < 1 else int(low), sigma, rng()) == low
+            assert sampler._settle_magnitude(int(word), 0 if sigma < 1 else int(low), sigma, rng()) == low
 
 
 def test_the_quantile_is_far_more_exact_than_the_sampler_needs():
@@ -72,7 +72,7 @@ def test_open_roundings_are_settled_by_more_bits():
     with mpmath.workprec(200):
         tail = mpmath.ldexp(mpmath.erfc(border / sigma / mpmath.sqrt(2)) / 2, 54)
         word, share_beyond = int(tail), float(tail - int(tail))
-    settled = [sampler._settled(word, UNITS - 3, sigma, source) for _ in range(400)]
+    settled = [sampler._settle_magnitude(word, UNITS - 3, sigma, source) for _ in range(400)]
     assert set(settled) == {UNITS, UNITS + 1}
     beyond = sum(value == UNITS + 1 for value in settled)
     assert stats.binomtest(beyond, 400, share_beyond).pvalue > 1e-6
@@ -80,9 +80,9 @@ def test_open_roundings_are_settled_by_more_bits():
 
 def test_the_far_tail_is_not_cut_off():
     """Below the first 53 bits there is still a tail: P(first = 0) = 2^-53 and |X| > 8.2 there."""
-    least, most = sampler._bracket(np.zeros(1, dtype=np.uint64), 10.0)
+    least, most = sampler._bracket_magnitude(np.zeros(1, dtype=np.uint64), 10.0)
     assert (least[0], most[0]) == (0, np.inf)
-    assert all(82 <= sampler._settled(0, 0, 10.0, rng(seed)) < 120 for seed in range(20))
+    assert all(82 <= sampler._settle_magnitude(0, 0, 10.0, rng(seed)) < 120 for seed in range(20))
 
 
 @given(st.integers(0, 2**32), st.floats(1e-6, 1e6), st.floats(1e-3, 1e9))

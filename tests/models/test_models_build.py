@@ -10,13 +10,13 @@ from torch import nn
 
 from sightline.data.federation import Kind
 from sightline.errors import InvalidInput, Refused
-from sightline.models import MODELS, bind, build, mixing_layer, refuse_mixing_layers
+from sightline.models import MODELS, bind_parameters, build_model, mixing_layer, refuse_mixing_layers
 
 IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
 
 
 def image_model(name, shape=IMAGE, **settings):
-    return build(name, input_shape=shape, classes=10, kind=Kind.IMAGE, settings=settings)
+    return build_model(name, input_shape=shape, classes=10, kind=Kind.IMAGE, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_resnet101_has_33_blocks():
 
 def small(name):
     if name == "bilstm":
-        return build(
+        return build_model(
             name, input_shape=(6,), classes=3, kind=Kind.TEXT, vocabulary=9, settings={"embedding": 4, "hidden": 3}
         )
-    return build(name, input_shape=(1, 16, 16), classes=3, kind=Kind.IMAGE, settings={})
+    return build_model(name, input_shape=(1, 16, 16), classes=3, kind=Kind.IMAGE, settings={})
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet101", "resnet18", "wide_resnet_40_4"}))
@@ -84,7 +84,7 @@ def test_a_bound_module_shares_the_vector():
     model = small("linear")
     weights, gradient = model.init(np.random.default_rng(0)), torch.zeros(model.parameters)
     module = model.module()
-    bind(module, model.layout, weights, gradient)
+    bind_parameters(module, model.layout, weights, gradient)
     x = torch.randn(2, 1, 16, 16)
     module(x).sum().backward()
     assert float(gradient.abs().sum()) > 0
@@ -100,7 +100,7 @@ def test_a_block_of_zeros_adds_nothing():
         if word.startswith("blocks.1."):
             tensors[word].zero_()
     module = model.module()
-    bind(module, model.layout, model.join(tensors))
+    bind_parameters(module, model.layout, model.join(tensors))
     x = torch.randn(2, 1, 8, 8)
     before = module.blocks[0](module.stem(x))
     torch.testing.assert_close(module.blocks[1](before), before)
@@ -137,9 +137,9 @@ def test_bad_settings_are_one_line(name, settings):
 
 def test_models_say_what_data_they_take():
     with pytest.raises(InvalidInput, match="takes images"):
-        build("cnn", input_shape=(20,), classes=2, kind=Kind.VECTOR, settings={})
+        build_model("cnn", input_shape=(20,), classes=2, kind=Kind.VECTOR, settings={})
     with pytest.raises(InvalidInput, match="bilstm"):
-        build("mlp", input_shape=(20,), classes=2, kind=Kind.TEXT, vocabulary=5, settings={})
+        build_model("mlp", input_shape=(20,), classes=2, kind=Kind.TEXT, vocabulary=5, settings={})
     with pytest.raises(InvalidInput, match="token sequences"):
         image_model("bilstm")
     with pytest.raises(InvalidInput, match="too small"):
@@ -174,7 +174,7 @@ def own_module(monkeypatch):
 
 
 def own(attribute, **settings):
-    return build(f"own_models:{attribute}", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings=settings)
+    return build_model(f"own_models:{attribute}", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings=settings)
 
 
 @pytest.mark.usefixtures("own_module")
@@ -204,7 +204,7 @@ def test_own_factory_with_an_unknown_setting():
 
 def test_own_module_that_cannot_be_imported():
     with pytest.raises(InvalidInput) as error:
-        build("no_such_package.models:f", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings={})
+        build_model("no_such_package.models:f", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings={})
     assert "cannot be imported" in line(error)
 
 

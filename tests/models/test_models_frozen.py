@@ -13,7 +13,7 @@ import sightline
 from sightline.config import parse
 from sightline.data.federation import Kind
 from sightline.errors import InvalidInput
-from sightline.models import build
+from sightline.models import build_model
 from sightline.training import clipped_gradient_sum
 
 
@@ -59,7 +59,7 @@ def restless(input_shape, classes):
 
 
 def own(name):
-    return build(f"frozen_models:{name}", input_shape=(5,), classes=3, kind=Kind.VECTOR, settings={})
+    return build_model(f"frozen_models:{name}", input_shape=(5,), classes=3, kind=Kind.VECTOR, settings={})
 
 
 TRAINED = 7 * 7 + 7 + 7 + 7 * 3 + 3
@@ -125,7 +125,7 @@ def test_the_saved_model_predicts_what_the_run_measured(tmp_path):
     run = sightline.run(experiment("Adapted"), out=tmp_path / "run", progress=False)
     module = own("Adapted").module()
     module.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    test = engine.build(experiment("Adapted")).federation.test
+    test = engine.build_experiment(experiment("Adapted")).federation.test
     right = module.eval()(torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
     assert float(right.double().mean()) == pytest.approx(run.test_accuracy)
 
@@ -136,17 +136,17 @@ def test_frozen_tensors_come_from_the_file_that_training_starts_from(tmp_path):
     tensors = own("Adapted").named_tensors(torch.zeros(TRAINED))
     tensors["body.weight"] = torch.full((7, 5), 2.0)
     save_file({word: tensor.clone() for word, tensor in tensors.items()}, tmp_path / "start.safetensors")
-    setting = engine.build(experiment("Adapted", init=str(tmp_path / "start.safetensors")))
+    setting = engine.build_experiment(experiment("Adapted", init=str(tmp_path / "start.safetensors")))
     assert torch.equal(setting.model.module().body.weight, torch.full((7, 5), 2.0))
     assert not setting.start.any()
     del tensors["table"]
     save_file({word: tensor.clone() for word, tensor in tensors.items()}, tmp_path / "less.safetensors")
-    setting = engine.build(experiment("Adapted", init=str(tmp_path / "less.safetensors")))
+    setting = engine.build_experiment(experiment("Adapted", init=str(tmp_path / "less.safetensors")))
     assert torch.equal(setting.model.module().table, own("Adapted").constants["table"])
     for word, tensor in {"body.weight": torch.zeros(2), "nobody.weight": torch.zeros(2)}.items():
         save_file({w: t.clone() for w, t in (tensors | {word: tensor}).items()}, tmp_path / "wrong.safetensors")
         with pytest.raises(InvalidInput):
-            engine.build(experiment("Adapted", init=str(tmp_path / "wrong.safetensors")))
+            engine.build_experiment(experiment("Adapted", init=str(tmp_path / "wrong.safetensors")))
 
 
 @pytest.mark.parametrize(

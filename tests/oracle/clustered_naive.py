@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from sightline.algorithms.mixture import fit, switch_round
-from sightline.algorithms.mixture_points import spanning
+from sightline.algorithms.mixture import fit_mixture, switch_round
+from sightline.algorithms.mixture_points import spanning_points
 from sightline.randomness import Purpose, Streams
 from sightline.training.noise import gaussian_steps
 from tests.oracle.fedavg_naive import softmax_gradient
@@ -86,7 +86,7 @@ def rdpcfl(naive, start, *, rounds, count, choices):
     firsts = {n: naive.dp_sgd(n, 1, start, use=0, whole=True) for n in clients}
     seed = int(naive.rng(Purpose.ASSIGNMENT, 1, use=0).integers(2**31))
     updates = np.stack([(firsts[n] - start).astype(np.float32) for n in clients])
-    mixture = fit(spanning(updates)(count), count, seed=seed)
+    mixture = fit_mixture(spanning_points(updates)(count), count, seed=seed)
     assignment = mixture.assigned.tolist()
     models = [naive.mean([n for n in clients if assignment[n] == m], firsts) for m in range(count)]
     last_drawn = max(1, min(switch_round(mixture, rounds), rounds - choices))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from report_runs import FACTS, metrics, quickstart, release, spent, write
 
-from sightline.report import Run, write_report
+from sightline.report import RunView, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -81,7 +81,7 @@ def test_it_runs_silently_on_a_phone_and_reads_values_by_keyboard(tmp_path: Path
     directory = quickstart(tmp_path / "run")
     write_report(directory)
     told, console = probe(directory, tmp_path / "profile", 375)
-    rounds = Run.read(directory).rounds
+    rounds = RunView.read(directory).rounds
     assert console == []
     assert told["ready"] == "yes"
     assert told["scroll"] <= told["width"] <= 375

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.cli.report import command
 from sightline.ledger import read_export
-from sightline.report import Run
+from sightline.report import RunView
 
 
 def test_it_rebuilds_the_page_and_prints_its_path(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_json_equals_the_records(tmp_path: Path) -> None:
     directory = quickstart(tmp_path / "run", rounds=3)
     result = CliRunner().invoke(command, [str(directory), "--json"])
     told = json.loads(result.stdout)
-    run = Run.read(directory)
+    run = RunView.read(directory)
     assert told["run_dir"] == str(directory)
     assert told["report"] == str(directory / "report.html")
     assert told["rounds_done"] == 3
@@ -48,7 +48,7 @@ def test_the_exported_ledger_accounts_to_the_same(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["ledger"] == str(file)
     again = read_export(file)
     assert len(again) == 6
-    assert again.worst_epsilon("public", 1e-3) == Run.read(directory).epsilon
+    assert again.worst_epsilon("public", 1e-3) == RunView.read(directory).epsilon
     assert list(tmp_path.glob(".*")) == []
 
 
@@ -58,7 +58,7 @@ def test_mistakes_are_one_line_and_exit_two(
 ) -> None:
     quickstart(tmp_path / "run", rounds=1)
     monkeypatch.chdir(tmp_path)
-    assert outcome(["report", *words]) == 2
+    assert run_arguments(["report", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.strip().splitlines()) == 1

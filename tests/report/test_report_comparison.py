@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
 from sightline.cli.compare import command, lay_out
-from sightline.cli.main import outcome
-from sightline.report import Run
-from sightline.report.comparison import Spread, compared
-from sightline.report.comparison_charts import AGAINST, charts, course
-from sightline.report.comparison_notes import TUNING, notes
-from sightline.report.comparison_plain import plain, table
+from sightline.cli.main import run_arguments
+from sightline.report import RunView
+from sightline.report.comparison import Spread, compare_runs
+from sightline.report.comparison_charts import AGAINST, comparison_charts, group_course
+from sightline.report.comparison_notes import TUNING, comparison_notes
+from sightline.report.comparison_plain import plain_comparison, comparison_table
 
 BY = {against.name: against for against in AGAINST}
 
@@ -39,13 +39,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_seeds_are_one_group_and_only_what_differs_is_a_column(folder: Path) -> None:
-    comparison = compared([folder])
+    comparison = compare_runs([folder])
     assert comparison.differs == ("rounds", "algorithm.name")
     for seed in (1, 2):
         for directory in folder.glob(f"*-{seed}"):
             text = (directory / "config.toml").read_text()
             (directory / "config.toml").write_text(text.replace(f"rounds = {4 + seed}", "rounds = 4"))
-    comparison = compared([folder])
+    comparison = compare_runs([folder])
     assert comparison.differs == ("algorithm.name",)
     assert [(group.label, len(group.runs)) for group in comparison.groups] == [("fedavg", 3), ("fedprox", 3)]
 
@@ -54,8 +54,8 @@ def test_every_value_stands_under_its_own_heading(tmp_path: Path) -> None:
     """The file names rounds before the algorithm; by the alphabet it would be the other way round."""
     for rounds, algorithm in ((2, "fedavg"), (3, "fedavg"), (2, "fedprox"), (3, "fedprox")):
         made(tmp_path / f"{rounds}", algorithm, seed=0, rounds=rounds)
-    comparison = compared([tmp_path])
-    header, rows = table(comparison)
+    comparison = compare_runs([tmp_path])
+    header, rows = comparison_table(comparison)
     assert header[:3] == ["rounds", "algorithm.name", "Runs"]
     assert sorted(row[:2] for row in rows) == [["2", "fedavg"], ["2", "fedprox"], ["3", "fedavg"], ["3", "fedprox"]]
     for group in comparison.groups:
@@ -99,20 +99,20 @@ def test_a_file_with_a_date_in_it_is_compared(tmp_path: Path) -> None:
 
 def test_mean_and_spread_are_numpys_and_epsilon_is_the_largest(tmp_path: Path) -> None:
     runs = [made(tmp_path, "fedavg", seed, seconds=2.0**seed) for seed in range(4)]
-    told = plain(compared(runs))["groups"][0]
-    values = [Run.read(run).last("test_accuracy") for run in runs]
+    told = plain_comparison(compare_runs(runs))["groups"][0]
+    values = [RunView.read(run).last("test_accuracy") for run in runs]
     assert told["test_accuracy"]["mean"] == pytest.approx(np.mean(values), rel=1e-12)
     assert told["test_accuracy"]["deviation"] == pytest.approx(np.std(values, ddof=1), rel=1e-12, abs=1e-15)
     assert told["seconds"]["deviation"] == pytest.approx(np.std([1, 2, 4, 8], ddof=1))
-    assert told["epsilon"]["greatest"] == max(Run.read(run).epsilon or math.inf for run in runs)
+    assert told["epsilon"]["greatest"] == max(RunView.read(run).epsilon or math.inf for run in runs)
     assert told["seeds"] == [0, 1, 2, 3]
 
 
 def test_no_guarantee_is_infinite_in_the_table_and_null_in_json(tmp_path: Path) -> None:
-    comparison = compared([without_privacy(tmp_path / "open"), quickstart(tmp_path / "private", rounds=3)])
-    groups = plain(comparison)["groups"]
+    comparison = compare_runs([without_privacy(tmp_path / "open"), quickstart(tmp_path / "private", rounds=3)])
+    groups = plain_comparison(comparison)["groups"]
     assert any(group["epsilon"]["greatest"] is None for group in groups)
-    header, rows = table(comparison)
+    header, rows = comparison_table(comparison)
     assert "∞" in [row[header.index("Epsilon")] for row in rows]
 
 
@@ -130,37 +130,37 @@ def test_one_run_has_no_spread_and_none_has_no_number() -> None:
 def test_a_group_is_drawn_at_its_common_rounds_with_the_largest_epsilon(tmp_path: Path) -> None:
     short, long = made(tmp_path, "fedavg", 0, rounds=3), made(tmp_path, "fedavg", 1, rounds=5)
     (long / "config.toml").write_text((short / "config.toml").read_text())
-    (group,) = compared([short, long]).groups
-    one = course(group, BY["rounds"])
+    (group,) = compare_runs([short, long]).groups
+    one = group_course(group, BY["rounds"])
     assert one.x == (1.0, 2.0, 3.0)
-    first, second = (Run.read(run).series("test_accuracy") for run in (short, long))
+    first, second = (RunView.read(run).series("test_accuracy") for run in (short, long))
     for place, (mean, deviation) in enumerate(zip(one.mean, one.deviation, strict=True)):
         pair = [first[place], second[place]]
         assert mean == pytest.approx(np.mean(pair))
         assert deviation == pytest.approx(np.std(pair, ddof=1))
-    spent = course(group, BY["epsilon"])
-    rows = [[max(row["epsilon"].values()) for row in Run.read(run).rounds[:3]] for run in (short, long)]
+    spent = group_course(group, BY["epsilon"])
+    rows = [[max(row["epsilon"].values()) for row in RunView.read(run).rounds[:3]] for run in (short, long)]
     assert list(spent.x) == [max(pair) for pair in zip(*rows, strict=True)]
 
 
 def test_every_group_has_its_line_also_where_their_x_differ(folder: Path) -> None:
-    drawn = {chart.id: chart for chart in charts(compared([folder]))}
+    drawn = {chart.id: chart for chart in comparison_charts(compare_runs([folder]))}
     assert {"by-rounds", "by-epsilon", "by-time", "by-traffic"} == set(drawn)
     assert all(line.path for line in drawn["by-epsilon"].lines)
     assert "by-energy" not in drawn
 
 
 def test_notes_say_what_choosing_costs_and_that_noise_is_shared(folder: Path, tmp_path: Path) -> None:
-    found = " ".join(notes(compared([folder])))
+    found = " ".join(comparison_notes(compare_runs([folder])))
     assert "no epsilon here counts that choice" in found
     assert "share their noise" in found
     secret = [made(tmp_path / "os", "fedavg", seed, noise_source="os") for seed in (0, 1)]
-    assert notes(compared(secret)) == [TUNING]
-    assert notes(compared(secret[:1])) == []
+    assert comparison_notes(compare_runs(secret)) == [TUNING]
+    assert comparison_notes(compare_runs(secret[:1])) == []
     late = made(tmp_path / "late", "fedavg", 0, status="running")
-    assert "not finished (running" in notes(compared([late]))[0]
+    assert "not finished (running" in comparison_notes(compare_runs([late]))[0]
     other = made(tmp_path / "other", "fedavg", 7, delta=1e-6)
-    assert "not one scale" in " ".join(notes(compared([secret[0], other])))
+    assert "not one scale" in " ".join(comparison_notes(compare_runs([secret[0], other])))
 
 
 @pytest.mark.parametrize("ending", ["html", "png", "svg"])
@@ -178,14 +178,14 @@ def test_json_is_one_object_whose_runs_equal_their_records(folder: Path) -> None
     told = json.loads(CliRunner().invoke(command, [str(folder), "--json"]).stdout)
     assert len(told["runs"]) == 6
     for row in told["runs"]:
-        run = Run.read(Path(row["run_dir"]))
+        run = RunView.read(Path(row["run_dir"]))
         assert row["test_accuracy"] == run.last("test_accuracy")
         assert row["epsilon"] == run.epsilon
     assert {name for group in told["groups"] for name in group["runs"]} == {row["run_dir"] for row in told["runs"]}
 
 
 def test_a_run_named_twice_counts_once(folder: Path) -> None:
-    assert len(list(compared([folder, folder / "fedavg-0"]).runs)) == 6
+    assert len(list(compare_runs([folder, folder / "fedavg-0"]).runs)) == 6
 
 
 def test_hostile_settings_are_text(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_mistakes_are_one_line_and_exit_two(
     (tmp_path / "empty").mkdir()
     made(tmp_path / "runs", "fedavg", 0, rounds=1)
     monkeypatch.chdir(tmp_path / "empty" if words == ["."] else tmp_path)
-    assert outcome(["compare", *words]) == 2
+    assert run_arguments(["compare", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.strip().splitlines()) == 1

@@ -16,8 +16,8 @@ from sightline.events import (
     Split,
     WithoutReplacement,
 )
-from sightline.report import explain
-from sightline.report.explain import shape, told_as_one
+from sightline.report import explain_event
+from sightline.report.explain import sentence_shape, told_as_one
 
 NOISE = Gaussian(1.25)
 WORDS = {
@@ -39,30 +39,30 @@ WORDS = {
 @pytest.mark.parametrize("kind", sorted(Event.registry))
 def test_every_registered_event_has_words_and_is_under_test(kind: str) -> None:
     cls = Event.registry[kind]
-    assert explain.dispatch(cls) is not explain.dispatch(Event), f"explain has no words for {kind}"
+    assert explain_event.dispatch(cls) is not explain_event.dispatch(Event), f"explain has no words for {kind}"
     assert any(type(event) is cls for event in WORDS)
 
 
 @pytest.mark.parametrize(("event", "words"), WORDS.items(), ids=lambda value: type(value).__name__)
 def test_the_words_hold_every_setting(event: Event, words: list[str]) -> None:
-    told = explain(event, who="client")
+    told = explain_event(event, who="client")
     assert [word for word in words if word not in told] == []
 
 
 def test_the_sentence_of_the_quickstart() -> None:
-    told = explain(Poisson(0.5, Gaussian(1.2)), who="client")
+    told = explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
     assert told == "Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5"
 
 
 def test_numbers_are_rounded_to_the_private_side() -> None:
-    told = explain(Product((Gaussian(1.99998), Pure(0.30001))))
+    told = explain_event(Product((Gaussian(1.99998), Pure(0.30001))))
     assert [word in told for word in ("z = 1.999", "ε = 0.3001")] == [True] * 2
 
 
 def test_words_of_one_shape_are_told_as_one_with_ranges() -> None:
-    texts = [explain(Repeat(3 * n, Poisson(0.1 * n, Gaussian(2.0))), who="example") for n in (2, 1, 4)]
-    assert len({shape(text) for text in texts}) == 1
+    texts = [explain_event(Repeat(3 * n, Poisson(0.1 * n, Gaussian(2.0))), who="example") for n in (2, 1, 4)]
+    assert len({sentence_shape(text) for text in texts}) == 1
     assert told_as_one(texts) == (
         "3 to 12 times: Gaussian noise, z = 2, each example by a hidden coin of probability 0.1 to 0.4"
     )
-    assert shape(texts[0]) != shape(explain(Gaussian(2.0)))
+    assert sentence_shape(texts[0]) != sentence_shape(explain_event(Gaussian(2.0)))

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.report.heat import SHADES, heat
+from sightline.report.heat import SHADES, draw_heat
 
 VALUES = st.one_of(st.none(), st.just(0.0), st.just(math.inf), st.floats(1e-3, 50))
 
@@ -32,7 +32,7 @@ def painted(found):
 @given(tables())
 def test_every_cell_is_painted_once_and_never_too_light(values):
     names = [str(n) for n in range(max(len(values), len(values[0])))]
-    found = heat(values, names[: len(values)], names[: len(values[0])])
+    found = draw_heat(values, names[: len(values)], names[: len(values[0])])
     cells = painted(found)
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     for y, row in enumerate(values):
@@ -46,7 +46,7 @@ def test_every_cell_is_painted_once_and_never_too_light(values):
 
 
 def test_many_equal_cells_are_one_stroke():
-    found = heat([[1.0] * 200] * 200, ["a"] * 200, ["b"] * 200)
+    found = draw_heat([[1.0] * 200] * 200, ["a"] * 200, ["b"] * 200)
     (shade,) = found["shades"]
     assert shade["path"].count("M") == 200
     assert len(found["row_ticks"]) <= 24

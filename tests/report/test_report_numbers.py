@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 
 import sightline.report
 from sightline.report.headline import power_at_most
-from sightline.report.numbers import duration, number, upper
-from sightline.report.settings import shown
+from sightline.report.numbers import format_duration, format_number, format_upper
+from sightline.report.settings import setting_text
 
 MODULES = [f"sightline.report.{module.name}" for module in pkgutil.iter_modules(sightline.report.__path__)]
 
 
 @given(st.floats(1e-12, 1e12))
 def test_an_upper_bound_is_rounded_up_and_stays_near(value: float) -> None:
-    printed = float(upper(value).replace(",", ""))
+    printed = float(format_upper(value).replace(",", ""))
     assert value <= printed <= value * 1.011 + 1e-300
 
 
 @given(st.floats(-1e12, 1e12))
 def test_a_measured_number_is_printed_to_three_digits(value: float) -> None:
-    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=6e-3)
+    assert float(format_number(value).replace(",", "")) == pytest.approx(value, rel=6e-3)
 
 
 def test_what_is_not_a_number_is_not_printed_as_one() -> None:
-    assert [upper(None), upper(float("inf")), upper(0.0)] == ["∞", "∞", "0"]
-    assert [number(None), number(float("nan")), duration(None)] == ["–", "–", "–"]
-    assert shown(True) == "yes"
+    assert [format_upper(None), format_upper(float("inf")), format_upper(0.0)] == ["∞", "∞", "0"]
+    assert [format_number(None), format_number(float("nan")), format_duration(None)] == ["–", "–", "–"]
+    assert setting_text(True) == "yes"
 
 
 @given(st.floats(0, 50), st.floats(0, 0.5), st.floats(0, 1))

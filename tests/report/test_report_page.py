@@ -28,19 +28,19 @@ from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.events import Clear, Gaussian
 from sightline.ledger import parties
-from sightline.report import Run, headline, render, write_report
-from sightline.report.numbers import upper
+from sightline.report import RunView, headline, render_run, write_report
+from sightline.report.numbers import format_upper
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&</style>{{ 7*7 }}"
 
 
 def test_the_headline_equals_the_records(page: Any, run_dir: Path) -> None:
-    run = Run.read(run_dir)
+    run = RunView.read(run_dir)
     epsilon = accounting.epsilon({EVENT: 30}, 1e-3)
     assert run.epsilon == pytest.approx(epsilon, rel=1e-9)
     figures = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.html)
     assert ("Test accuracy", f"{100 * run.rounds[-1]['test_accuracy']:.1f} %") in figures
-    assert ("Epsilon", upper(epsilon)) in figures
+    assert ("Epsilon", format_upper(epsilon)) in figures
     assert ("Clients", "24") in figures
     assert ("Rounds", "30") in figures
     assert ("Releases", "60") in figures
@@ -66,7 +66,7 @@ def test_every_section_fact_is_on_the_page(page: Any, run_dir: Path) -> None:
         "derived from the seed: reproducible, for simulation only",
         "torch",
         "2.13.0",
-        Run.read(run_dir).head,
+        RunView.read(run_dir).head,
         'source = "digits"',
     ):
         assert " ".join(words.split()) in page.text.replace("\u00a0", " "), words
@@ -80,11 +80,11 @@ def test_traffic_adds_up(page: Any) -> None:
 def test_the_curves_hold_every_round(page: Any, run_dir: Path) -> None:
     data = {row[0]: json.loads(row[1]) for row in charts(page.html)}
     assert set(data) == {"accuracy", "loss", "epsilon", "price"}
-    rounds = Run.read(run_dir).rounds
+    rounds = RunView.read(run_dir).rounds
     shown = data["accuracy"]["lines"][0]["words"]
     assert shown == [f"{100 * row['test_accuracy']:.1f} %" for row in rounds]
     assert data["epsilon"]["lines"][0]["name"] == "other clients, public"
-    assert data["epsilon"]["lines"][0]["words"] == [upper(row["epsilon"]["public"]) for row in rounds]
+    assert data["epsilon"]["lines"][0]["words"] == [format_upper(row["epsilon"]["public"]) for row in rounds]
 
 
 def charts(html: str) -> list[tuple[str, str]]:
@@ -153,7 +153,7 @@ def test_no_privacy_is_said_plainly_and_no_curve_is_drawn(tmp_path: Path, page_o
     assert {name for name, _ in charts(page.html)} == {"accuracy", "loss"}
     assert "What is promised" not in page.text
     assert "Nobody is trusted in this run" in page.text
-    assert Run.read(tmp_path / "run").epsilon == math.inf
+    assert RunView.read(tmp_path / "run").epsilon == math.inf
 
 
 def test_one_observer_without_a_guarantee_spoils_the_headline_but_not_the_others_curve(
@@ -189,7 +189,7 @@ def test_releases_of_a_broken_round_count(tmp_path: Path, page_of: Any) -> None:
     record = RunRecord.open(directory)
     record.ledger().append([handover(11), release(11)])
     record.close()
-    run = Run.read(directory)
+    run = RunView.read(directory)
     assert run.epsilon == pytest.approx(accounting.epsilon({EVENT: 11}, 1e-3), rel=1e-9)
     assert run.epsilon > run.written["public"]
     assert "The ledger holds 2 releases of a round that is not finished" in page_of.of(directory).text
@@ -198,7 +198,7 @@ def test_releases_of_a_broken_round_count(tmp_path: Path, page_of: Any) -> None:
 def test_an_epsilon_that_the_ledger_does_not_bear_out_is_not_shown(tmp_path: Path, page_of: Any) -> None:
     rows = [metrics(n, 5, {"other clients": 0.01, "public": 0.01}) for n in range(1, 6)]
     directory = write(tmp_path / "run", FACTS, rows, [release(n) for n in range(1, 6)])
-    assert Run.read(directory).epsilon == pytest.approx(accounting.epsilon({EVENT: 5}, 1e-3), rel=1e-9)
+    assert RunView.read(directory).epsilon == pytest.approx(accounting.epsilon({EVENT: 5}, 1e-3), rel=1e-9)
     assert "The ledger adds up to more than the last round wrote" in page_of.of(directory).text
 
 
@@ -214,16 +214,16 @@ def test_an_empty_run_has_a_page(tmp_path: Path, page_of: Any) -> None:
 
 @pytest.mark.parametrize("fact", sorted(FACTS))
 def test_any_fact_may_be_missing(tmp_path: Path, fact: str) -> None:
-    run = Run.read(quickstart(tmp_path / "run", rounds=2))
+    run = RunView.read(quickstart(tmp_path / "run", rounds=2))
     facts = {name: value for name, value in run.facts.items() if name != fact}
-    assert "</html>" in render(Run(run.directory, facts, run.rounds, run.ledger, run.head))
+    assert "</html>" in render_run(RunView(run.directory, facts, run.rounds, run.ledger, run.head))
 
 
 def test_a_missing_delta_or_unit_promises_nothing(tmp_path: Path) -> None:
-    run = Run.read(quickstart(tmp_path / "run", rounds=2))
+    run = RunView.read(quickstart(tmp_path / "run", rounds=2))
     for fact in ("delta", "unit"):
         facts = {name: value for name, value in run.facts.items() if name != fact}
-        assert Run(run.directory, facts, run.rounds, run.ledger, run.head).epsilon == math.inf
+        assert RunView(run.directory, facts, run.rounds, run.ledger, run.head).epsilon == math.inf
 
 
 def test_one_round_has_a_page(tmp_path: Path, page_of: Any) -> None:
@@ -235,8 +235,8 @@ def test_many_rounds_make_a_small_page(tmp_path: Path) -> None:
     rounds = 20_000
     kinds: dict[str, float | None] = {"other clients": 5.0, "public": 6.0}
     rows = [{"round": n} | metrics(n, rounds, spent(n, rounds, kinds)) for n in range(1, rounds + 1)]
-    run = Run.read(write(tmp_path / "run", FACTS, [], []))
-    html = render(Run(run.directory, run.facts, rows, run.ledger, run.head))
+    run = RunView.read(write(tmp_path / "run", FACTS, [], []))
+    html = render_run(RunView(run.directory, run.facts, rows, run.ledger, run.head))
     assert len(html) < 300_000
     for _, data in charts(html):
         assert len(json.loads(data)["x"]) <= 600
@@ -291,17 +291,17 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
     done = sightline.run(example, overrides=words, out=tmp_path / "run")
     page = page_of((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
     figures = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.html))
-    assert figures["Epsilon"] == upper(done.summary["epsilon"])
+    assert figures["Epsilon"] == format_upper(done.summary["epsilon"])
     assert figures["Test accuracy"] == f"{100 * done.summary['test_accuracy']:.1f} %"
     assert figures["Releases"] == str(done.summary["releases"])
     assert "Gaussian noise, z = 2, each client by a hidden coin of probability 0.5" in page.text.replace("\u00a0", " ")
-    assert "server" in Run.read(tmp_path / "run").trusted
+    assert "server" in RunView.read(tmp_path / "run").trusted
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 2.99, 3.0, 4.0, 8.0, 32.0, 900.0])
 def test_the_odds_are_a_sentence_at_every_epsilon(epsilon: float) -> None:
     """A bound of almost everything is no number to print: then it says at which epsilon it would be less."""
-    said = headline.odds(epsilon, 1e-3)
+    said = headline.test_power_words(epsilon, 1e-3)
     shown = [float(word) for word in re.findall(r"at most ([\d.]+) %", said)]
     assert not any(value > 95.3 for value in shown)
     power = 100 * headline.power_at_most(epsilon, 1e-3)

@@ -8,14 +8,14 @@ from report_runs import FACTS, clients, handover, per_sample, quickstart, releas
 from sightline import accounting
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Release, parties
-from sightline.report import Run
-from sightline.report.matrix import Column, matrix
-from sightline.report.numbers import upper
-from sightline.report.told import holds_clear, tell
+from sightline.report import RunView
+from sightline.report.matrix import Column, epsilon_matrix
+from sightline.report.numbers import format_upper
+from sightline.report.told import holds_clear, tell_ledger
 
 
 def test_rounds_become_one_row_of_each_kind(run_dir: Path) -> None:
-    rows = tell(Run.read(run_dir).ledger, Unit.CLIENT)
+    rows = tell_ledger(RunView.read(run_dir).ledger, Unit.CLIENT)
     assert [(row.source, row.count, row.when, row.clear) for row in rows] == [
         ("clients", 30, "1–30", True),
         ("server", 30, "1–30", False),
@@ -25,8 +25,8 @@ def test_rounds_become_one_row_of_each_kind(run_dir: Path) -> None:
 
 
 def test_every_release_is_told_once(tmp_path: Path) -> None:
-    run = Run.read(per_sample(tmp_path / "run"))
-    rows = tell(run.ledger, Unit.SAMPLE)
+    run = RunView.read(per_sample(tmp_path / "run"))
+    rows = tell_ledger(run.ledger, Unit.SAMPLE)
     assert sum(row.count for row in rows) == len(run.ledger)
     assert [row.source for row in rows] == ["client-0..5", "server"]
     assert rows[0].about == "each of itself"
@@ -42,23 +42,23 @@ def test_cohorts_that_change_are_one_row_with_their_sizes() -> None:
     def of(time: int, number: int) -> Release:
         return release(time, subjects=clients(number), event=Clear(), what="mean")
 
-    rows = tell([of(1, 3), of(2, 5), of(3, 4)], Unit.NONE)
+    rows = tell_ledger([of(1, 3), of(2, 5), of(3, 4)], Unit.NONE)
     assert [row.about for row in rows] == ["client-0..4, 3 to 5 at a time"]
 
 
 def test_peers_are_told_as_peers() -> None:
     everyone = clients(4)
     sent = [release(1, source=name, subjects=parties(name), audience=everyone - {name}) for name in sorted(everyone)]
-    assert [row.seen_by for row in tell(sent, Unit.CLIENT)] == ["the others"]
+    assert [row.seen_by for row in tell_ledger(sent, Unit.CLIENT)] == ["the others"]
     ring = [
         release(1, source=f"client-{i}", subjects=parties(f"client-{i}"), audience=parties(f"client-{(i + 1) % 4}"))
         for i in range(4)
     ]
-    assert [row.seen_by for row in tell(ring, Unit.CLIENT)] == ["1 of the others"]
+    assert [row.seen_by for row in tell_ledger(ring, Unit.CLIENT)] == ["1 of the others"]
 
 
 def test_different_audiences_and_known_coins_stay_apart() -> None:
-    rows = tell(
+    rows = tell_ledger(
         [
             release(1),
             release(1, audience=parties("public")),
@@ -79,19 +79,19 @@ def test_clear_is_found_wherever_it_hides() -> None:
 
 
 def test_the_matrix_equals_the_ledger(run_dir: Path) -> None:
-    run = Run.read(run_dir)
-    found = matrix(run)
+    run = RunView.read(run_dir)
+    found = epsilon_matrix(run)
     assert found is not None
     assert [column.name for column in found.columns] == ["client-0", "public", "server"]
     assert [(subjects, word) for subjects, word, _ in found.rows] == [("client-0..23", "24 alike")]
     epsilon = run.ledger.epsilon("client-5", "public", 1e-3)
-    assert [cell.text for cell in found.rows[0][2]] == [upper(epsilon), upper(epsilon), "∞"]
+    assert [cell.text for cell in found.rows[0][2]] == [format_upper(epsilon), format_upper(epsilon), "∞"]
     assert found.rows[0][2][2].clear
 
 
 def test_subjects_that_differ_have_rows_of_their_own_worst_first(tmp_path: Path) -> None:
-    run = Run.read(per_sample(tmp_path / "run", rounds=3))
-    found = matrix(run)
+    run = RunView.read(per_sample(tmp_path / "run", rounds=3))
+    found = epsilon_matrix(run)
     assert found is not None
     assert len(found.rows) == 6
     for subject, _, cells in found.rows:
@@ -102,8 +102,8 @@ def test_subjects_that_differ_have_rows_of_their_own_worst_first(tmp_path: Path)
 
 
 def test_many_different_subjects_are_told_as_the_worst(tmp_path: Path) -> None:
-    run = Run.read(per_sample(tmp_path / "run", rounds=2, number=20))
-    found = matrix(run)
+    run = RunView.read(per_sample(tmp_path / "run", rounds=2, number=20))
+    found = epsilon_matrix(run)
     assert found is not None
     assert len(found.rows) == 1
     assert "the worst of 20" in found.rows[0][1]
@@ -124,11 +124,11 @@ def test_a_heading_counts_those_it_stands_for_and_does_not_list_them() -> None:
 
 def test_who_saw_nothing_learned_nothing(tmp_path: Path) -> None:
     facts = FACTS | {"observers": {"public": "public", "outsiders": "nobody-else"}}
-    run = Run.read(write(tmp_path / "run", facts, [], [handover(0), release(0, event=Gaussian(2.0))]))
-    found = matrix(run)
+    run = RunView.read(write(tmp_path / "run", facts, [], [handover(0), release(0, event=Gaussian(2.0))]))
+    found = epsilon_matrix(run)
     assert found is not None
     assert [cell.text for cell in found.rows[0][2]] == [
-        upper(accounting.epsilon({Gaussian(2.0): 1}, 1e-3)),
+        format_upper(accounting.epsilon({Gaussian(2.0): 1}, 1e-3)),
         "nothing",
         "∞",
     ]
@@ -141,7 +141,7 @@ def test_what_flows_through_others_counts(tmp_path: Path) -> None:
     )
     second = release(1, subjects=frozenset(), event=Product(()), audience=parties("public"), inputs=(0,), what="model")
     facts = FACTS | {"observers": {"public": "public"}, "trusted": []}
-    found = matrix(Run.read(write(tmp_path / "run", facts, [], [first, second])))
+    found = epsilon_matrix(RunView.read(write(tmp_path / "run", facts, [], [first, second])))
     assert found is not None
     assert found.rows[0][2][0].epsilon == accounting.epsilon({Gaussian(3.0): 1}, 1e-3)
 
@@ -156,7 +156,7 @@ def test_the_other_adjacency_is_worded_as_it_is(tmp_path: Path, page_of: type) -
 
 
 def test_a_plain_run_reads_back(tmp_path: Path) -> None:
-    run = Run.read(quickstart(tmp_path / "run", rounds=2))
+    run = RunView.read(quickstart(tmp_path / "run", rounds=2))
     assert run.rounds_done == 2
     assert run.unfinished == 0
     assert run.total("uplink_floats") == 2 * 12 * 4810

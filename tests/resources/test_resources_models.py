@@ -19,9 +19,9 @@ from sightline.resources import (
     Sending,
     Wireless,
     WirelessSettings,
-    build,
-    gathering,
-    together,
+    build_resources,
+    expected_gathering,
+    combine_costs,
 )
 from sightline.resources.link import path_gain, shannon_rate
 from sightline.topology import Channel
@@ -104,9 +104,9 @@ def test_the_mean_cost_is_the_mean_over_all_cohorts(sampler, overlap):
     delays, energies = np.array([3.0, 1.0, 2.0, 2.0]), np.array([0.3, 0.1, 0.2, 0.4])
     naive = Cost()
     for chance, cohort in everyone(4, sampler):
-        cost = together([Cost(energies[i], delays[i]) for i in cohort], overlap)
+        cost = combine_costs([Cost(energies[i], delays[i]) for i in cohort], overlap)
         naive += cost.times(chance)
-    found = gathering([(Sending(energies, delays), sampler)], overlap)
+    found = expected_gathering([(Sending(energies, delays), sampler)], overlap)
     assert found.energy_joule == pytest.approx(naive.energy_joule, rel=1e-12)
     assert found.delay_seconds == pytest.approx(naive.delay_seconds, rel=1e-12)
 
@@ -120,8 +120,8 @@ def test_several_channels_are_gathered_side_by_side(overlap):
         for other, second in everyone(2, parts[1][1]):
             drawn = [parts[0][0][i] for i in first] + [parts[1][0][i] for i in second]
             costs = [Cost(sending.energy_joule[i], sending.delay_seconds[i]) for i in drawn]
-            naive += together(costs, overlap).times(chance * other)
-    found = gathering([(sending.of(members), sampler) for members, sampler in parts], overlap)
+            naive += combine_costs(costs, overlap).times(chance * other)
+    found = expected_gathering([(sending.of(members), sampler) for members, sampler in parts], overlap)
     assert found.energy_joule == pytest.approx(naive.energy_joule, rel=1e-12)
     assert found.delay_seconds == pytest.approx(naive.delay_seconds, rel=1e-12)
 
@@ -157,7 +157,7 @@ def test_a_measured_table(tmp_path):
     rows = [dict(zip(CSV.splitlines()[0].split(","), line.split(","), strict=True)) for line in CSV.splitlines()[1:]]
     (tmp_path / "costs.json").write_text(json.dumps([{k: v for k, v in row.items() if v} for row in rows]))
     for name in ("costs.csv", "costs.json"):
-        found = build(experiment(model="table", file=str(tmp_path / name)), parameters=10)
+        found = build_resources(experiment(model="table", file=str(tmp_path / name)), parameters=10)
         assert found.prices.sending(round=1, use=0).energy_joule.tolist() == [0.5, 0.25, 0.5]
         assert found.prices.sending(round=2, use=5).delay_seconds.tolist() == [2.0, 9.0, 2.0]
         assert found.prices.typical.delay_seconds.tolist() == [2.0, 1.0, 2.0]
@@ -179,7 +179,7 @@ def test_a_measured_table(tmp_path):
 def test_a_bad_table_is_refused_in_one_line(tmp_path, text, reason):
     (tmp_path / "costs.csv").write_text(text)
     with pytest.raises(InvalidInput, match=reason) as found:
-        build(experiment(model="table", file=str(tmp_path / "costs.csv")), parameters=10)
+        build_resources(experiment(model="table", file=str(tmp_path / "costs.csv")), parameters=10)
     assert "\n" not in str(found.value)
 
 
@@ -201,9 +201,9 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path, text, reason):
 )
 def test_bad_settings_are_refused_in_one_line(settings, reason):
     with pytest.raises(InvalidInput, match=reason):
-        build(experiment(**settings), parameters=10)
+        build_resources(experiment(**settings), parameters=10)
 
 
 def test_one_distance_for_all_is_a_number():
-    found = build(experiment(model="wireless", distance_metre=100, fading=False), parameters=7840)
+    found = build_resources(experiment(model="wireless", distance_metre=100, fading=False), parameters=7840)
     assert found.prices.typical.delay_seconds.tolist() == pytest.approx([23.6e-3] * 3, rel=2e-3)

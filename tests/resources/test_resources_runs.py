@@ -26,10 +26,10 @@ def run(plain, path, **changes):
 
 def naive(experiment, channels, *, rate, rounds):
     """The mean cost by a loop over devices, sorted from the slowest: each is the slowest if none before it is drawn."""
-    from sightline.resources import build
+    from sightline.resources import build_resources
 
     parameters = 5 * 3 + 3
-    air = build(experiment, parameters=parameters).prices
+    air = build_resources(experiment, parameters=parameters).prices
     energy = delay = 0.0
     for number in range(1, rounds + 1):
         now = air.sending(round=number, use=0)
@@ -51,7 +51,7 @@ def test_a_star_costs_what_a_loop_over_its_devices_says(tmp_path):
 
 def test_groups_gather_side_by_side(tmp_path):
     done = run(GROUPS, tmp_path / "run")
-    groups = [channel.members for channel in sightline.engine.build(parse(GROUPS)).topology.channels]
+    groups = [channel.members for channel in sightline.engine.build_experiment(parse(GROUPS)).topology.channels]
     energy, delay = naive(parse(GROUPS), groups, rate=0.6, rounds=4)
     assert done.summary["energy_joule"] == pytest.approx(energy, rel=1e-12)
     assert done.summary["delay_seconds"] == pytest.approx(delay, rel=1e-12)
@@ -132,9 +132,9 @@ TREE = changed(
 
 def up_and_down(experiment, *, gatherings, levels, rounds=4):
     """Everybody sends in every gathering, the slowest is waited for; then every server sends up, level by level."""
-    from sightline.resources import build
+    from sightline.resources import build_resources
 
-    air = build(experiment, parameters=5 * 3 + 3).prices
+    air = build_resources(experiment, parameters=5 * 3 + 3).prices
     wire = air.wired("edge-0", round=1)
     energy = delay = 0.0
     for number in range(1, rounds + 1):

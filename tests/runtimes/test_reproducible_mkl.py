@@ -14,9 +14,9 @@ from sightline import mkl
 from sightline.api import Run
 from sightline.config import parse, to_toml
 from sightline.data import Kind, Shard
-from sightline.models import build
+from sightline.models import build_model
 from sightline.runtimes.trainer import PoolTrainer
-from sightline.sweep import jobs, sweep
+from sightline.sweep import list_jobs, run_sweep
 from tests.flower.cases import BASE
 
 pytestmark = pytest.mark.skipif(mkl.read_mode() is None, reason="this torch is built without MKL")
@@ -95,7 +95,7 @@ def test_the_command_line_trains_with_it_and_records_it(tmp_path):
 def test_the_processes_of_a_sweep_train_with_it(tmp_path):
     file = tmp_path / "experiment.toml"
     file.write_text(to_toml(parse(BASE | {"rounds": 1})))
-    swept = sweep(jobs(file, over=["seed=1"], seeds=None, given=[], out=tmp_path / "runs"), workers=1)
+    swept = run_sweep(list_jobs(file, over=["seed=1"], seeds=None, given=[], out=tmp_path / "runs"), workers=1)
     (done,) = swept.done
     assert Run(done.directory).summary["mkl_cbwr"] == "AUTO"
 
@@ -112,7 +112,7 @@ class ModeAsked:
 
 
 def test_forked_workers_train_with_it():
-    model = build("linear", input_shape=(2,), classes=2, kind=Kind.VECTOR, settings={})
+    model = build_model("linear", input_shape=(2,), classes=2, kind=Kind.VECTOR, settings={})
     shards = [Shard(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))] * 2
     pool = PoolTrainer(model, shards, None, 2)
     try:

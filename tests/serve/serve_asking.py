@@ -9,18 +9,18 @@ from sightline.serve import Server
 from sightline.serve.guard import Guard
 from sightline.serve.message import Request, Response
 from sightline.serve.server import ROUTES
-from sightline.serve.site import Site
+from sightline.serve.site import PageServer
 
 TOKEN = "the-token-of-these-tests"
 HOST = {"Host": "127.0.0.1:8710"}
 Ask = Callable[..., Response]
 
 
-def site_of(folder: Path) -> Site:
-    return Site(folder, Guard(TOKEN), ROUTES)
+def site_of(folder: Path) -> PageServer:
+    return PageServer(folder, Guard(TOKEN), ROUTES)
 
 
-def asking(site: Site) -> Ask:
+def asking(site: PageServer) -> Ask:
     """Ask as a browser that holds the cookie does."""
 
     def ask(target: str, **headers: str) -> Response:

@@ -15,9 +15,9 @@ import pytest
 import sightline
 from sightline import accounting
 from sightline.engine.record import RunRecord
-from sightline.ledger.propagation_question import Question, answered
-from sightline.report import Run
-from sightline.report.numbers import count, percent, upper
+from sightline.ledger.propagation_question import Question, answer_question
+from sightline.report import RunView
+from sightline.report.numbers import format_count, format_percent, format_upper
 from sightline.serve import Server
 from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent
@@ -119,9 +119,9 @@ def test_the_token_leaves_the_address_and_strangers_stay_outside(seen: dict[str,
 def test_the_list_says_what_the_records_say(seen: dict[str, Any], folder: Path) -> None:
     rows = {re.sub(r"\s", "", cells[1].partition("fed")[0]): cells for cells in seen["runs"]}
     for name in ("quick", "sample", "sweep/prox"):
-        run = Run.read(folder / name)
-        assert rows[name][3] == percent(run.last("test_accuracy"))
-        assert rows[name][4].split()[0] == upper(run.epsilon)
+        run = RunView.read(folder / name)
+        assert rows[name][3] == format_percent(run.last("test_accuracy"))
+        assert rows[name][4].split()[0] == format_upper(run.epsilon)
     assert seen["filtered"] == ["sweep/\nprox"]
     assert seen["filteredAddress"].endswith("?q=prox")
 
@@ -131,24 +131,24 @@ def test_two_runs_are_chosen_by_keyboard_and_compared(seen: dict[str, Any], fold
     assert seen["counted"] == "2 chosen"
     assert [row[0] for row in seen["comparison"]] == seen["chosen"]
     for row in seen["comparison"]:
-        run = Run.read(folder / row[0])
-        assert percent(run.last("test_accuracy")) in row
-        assert upper(run.epsilon) in row
+        run = RunView.read(folder / row[0])
+        assert format_percent(run.last("test_accuracy")) in row
+        assert format_upper(run.epsilon) in row
     assert {"chart-by-rounds", "chart-by-epsilon", "chart-by-time", "chart-by-traffic"} <= set(seen["charts"])
-    longest = max((Run.read(folder / name) for name in seen["chosen"]), key=lambda run: run.rounds_done)
-    assert percent(longest.last("test_accuracy")) in seen["read"]
+    longest = max((RunView.read(folder / name) for name in seen["chosen"]), key=lambda run: run.rounds_done)
+    assert format_percent(longest.last("test_accuracy")) in seen["read"]
 
 
 def test_the_report_page_shows_the_report(seen: dict[str, Any], folder: Path) -> None:
-    run = Run.read(folder / "quick")
-    assert seen["figures"]["Test accuracy"] == percent(run.last("test_accuracy"))
-    assert seen["figures"]["Epsilon"] == upper(run.epsilon)
-    assert seen["figures"]["Releases"] == count(len(run.ledger))
+    run = RunView.read(folder / "quick")
+    assert seen["figures"]["Test accuracy"] == format_percent(run.last("test_accuracy"))
+    assert seen["figures"]["Epsilon"] == format_upper(run.epsilon)
+    assert seen["figures"]["Releases"] == format_count(len(run.ledger))
 
 
 def test_the_matrix_answers_to_pointer_keys_and_search(seen: dict[str, Any], folder: Path) -> None:
-    run = Run.read(folder / "quick")
-    value = upper(run.epsilon)
+    run = RunView.read(folder / "quick")
+    value = format_upper(run.epsilon)
     assert "public" in seen["hovered"][0]
     assert f"epsilon {value}" in seen["hovered"][0]
     assert "80 releases of server up to round 80, seen directly" in seen["hovered"][1]
@@ -162,25 +162,25 @@ def test_the_matrix_answers_to_pointer_keys_and_search(seen: dict[str, Any], fol
 def test_the_map_of_every_topology_says_what_the_json_says(seen: dict[str, Any], folder: Path, name: str) -> None:
     found = seen["maps"][name]
     told, x, y = found["told"], found["x"], found["y"]
-    run = Run.read(folder / name)
+    run = RunView.read(folder / name)
     for words, row in ((found["hovered"], y), (found["above"], y - 1)):
         value = told["epsilon"][row][x]
         assert told["subjects"][row] in words
-        assert (upper(value) in words) if value else re.search("itself|nothing|in the clear", words)
+        assert (format_upper(value) in words) if value else re.search("itself|nothing|in the clear", words)
     subject, observer = re.match(r"(\S+) seen by (\S+):", found["ways"]).groups()  # type: ignore[union-attr]
     assert observer in told["observers"][x] or "client" in observer
     epsilon = run.ledger.epsilon(subject, observer, run.delta or 0.0)
-    assert ("no bound" if epsilon == float("inf") else upper(epsilon)) in found["ways"]
+    assert ("no bound" if epsilon == float("inf") else format_upper(epsilon)) in found["ways"]
     assert "What others can learn of it" in found["searched"]
 
 
 def test_a_run_of_another_process_is_followed_from_the_list_to_its_end(seen: dict[str, Any], folder: Path) -> None:
     first, later = (int(words.split()[0]) for words in seen["realRounds"])
     assert 1 == first < later <= FOLLOWED
-    run = Run.read(folder / "real")
+    run = RunView.read(folder / "real")
     assert run.rounds_done == FOLLOWED
-    assert seen["realAfter"]["Epsilon"] == upper(run.epsilon)
-    assert seen["realAfter"]["Test accuracy"] == percent(run.last("test_accuracy"))
+    assert seen["realAfter"]["Epsilon"] == format_upper(run.epsilon)
+    assert seen["realAfter"]["Test accuracy"] == format_percent(run.last("test_accuracy"))
 
 
 def test_words_stand_out_by_day_and_by_night(seen: dict[str, Any]) -> None:
@@ -196,13 +196,13 @@ def test_the_ledger_is_walked_and_searched(seen: dict[str, Any]) -> None:
 
 def test_the_calculator_follows_its_sliders(seen: dict[str, Any]) -> None:
     first = accounting.balanced(noise=2, steps=1000, uses=100).epsilon(delta=1e-5)
-    assert seen["calculator"]["this scheme"] == upper(first, digits=4)
+    assert seen["calculator"]["this scheme"] == format_upper(first, digits=4)
     noise = float(seen["turned"]["noise"])
     assert noise > 2
     turned = accounting.balanced(noise=noise, steps=1000, uses=100)
-    assert seen["turned"]["numbers"]["this scheme"] == upper(turned.epsilon(delta=1e-5), digits=4)
+    assert seen["turned"]["numbers"]["this scheme"] == format_upper(turned.epsilon(delta=1e-5), digits=4)
     poisson = accounting.poisson(noise=noise, rate=0.1, steps=1000).epsilon(delta=1e-5)
-    assert seen["turned"]["numbers"]["Poisson sampling"] == upper(poisson, digits=4)
+    assert seen["turned"]["numbers"]["Poisson sampling"] == format_upper(poisson, digits=4)
     assert "noise=-3" in seen["mistake"]
     assert seen["knobs"] == ["noise", "parts", "rate", "steps", "delta"]
 
@@ -211,21 +211,21 @@ def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
     first, turned, chosen = seen["groups"]
     asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
     for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
-        answer = answered(Question(noise=noise, **asked))
-        assert numbers["the worst off worker"] == upper(answer.largest, digits=4)
-        assert numbers["mean over the workers"] == upper(answer.mean, digits=4)
+        answer = answer_question(Question(noise=noise, **asked))
+        assert numbers["the worst off worker"] == format_upper(answer.largest, digits=4)
+        assert numbers["mean over the workers"] == format_upper(answer.mean, digits=4)
     assert float(turned["noise"]) > 3
     assert chosen.startswith("Of ") or "itself" in chosen
     assert len(seen["tree"]) == 6
 
 
 def test_a_run_at_work_is_followed_to_its_end(seen: dict[str, Any], folder: Path) -> None:
-    run = Run.read(folder / "live")
+    run = RunView.read(folder / "live")
     assert run.rounds_done == ROUNDS
     assert seen["liveBefore"] == "running"
-    assert seen["liveAfter"]["Rounds"] == count(ROUNDS)
-    assert seen["liveAfter"]["Epsilon"] == upper(run.epsilon)
-    assert seen["liveAfter"]["Test accuracy"] == percent(run.last("test_accuracy"))
+    assert seen["liveAfter"]["Rounds"] == format_count(ROUNDS)
+    assert seen["liveAfter"]["Epsilon"] == format_upper(run.epsilon)
+    assert seen["liveAfter"]["Test accuracy"] == format_percent(run.last("test_accuracy"))
 
 
 def test_pages_fit_a_phone_and_dark_is_dark(seen: dict[str, Any]) -> None:
@@ -237,4 +237,4 @@ def test_pages_fit_a_phone_and_dark_is_dark(seen: dict[str, Any]) -> None:
 def test_it_works_without_its_script(seen: dict[str, Any]) -> None:
     rows, epsilon = seen["withoutScript"]
     assert rows == 1
-    assert epsilon == upper(accounting.gaussian(noise=2, steps=10).epsilon(delta=1e-5), digits=4)
+    assert epsilon == format_upper(accounting.gaussian(noise=2, steps=10).epsilon(delta=1e-5), digits=4)

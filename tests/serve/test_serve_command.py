@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from tests.interrupts import heeds_interrupts
 from tests.report.report_runs import quickstart
 
@@ -51,7 +51,7 @@ def test_mistakes_are_one_line_and_exit_two(
 ) -> None:
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert outcome(["serve", *words]) == 2
+    assert run_arguments(["serve", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.strip().splitlines()) == 1

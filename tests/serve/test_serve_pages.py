@@ -13,17 +13,17 @@ from serve_asking import Ask, asking, site_of
 
 from sightline import accounting
 from sightline.accounting import Accountant
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.config import read
 from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged
-from sightline.report import Run
-from sightline.report.comparison import compared
-from sightline.report.comparison_plain import plain as compared_plain
-from sightline.report.numbers import percent, upper
-from sightline.serve.live import Live
+from sightline.report import RunView
+from sightline.report.comparison import compare_runs
+from sightline.report.comparison_plain import plain_comparison as compared_plain
+from sightline.report.numbers import format_percent, format_upper
+from sightline.serve.live import LiveRuns
 from sightline.serve.schemes import SCHEMES
-from sightline.serve.sight import sight
+from sightline.serve.sight import pair_classes
 from sightline.serve.timeline import PAGE
 from tests.report.report_runs import FACTS, handover, metrics, per_sample, quickstart, release, spent, write
 
@@ -59,11 +59,11 @@ def test_the_list_shows_what_the_runs_wrote(ask: Ask, folder: Path) -> None:
     assert set(rows) == {"quick", "sweep/name=a,seed=1", "open", "sample"}
     page = text_of(ask("/").body)
     for name, row in rows.items():
-        run = Run.read(folder / name)
+        run = RunView.read(folder / name)
         assert row["accuracy"] == run.last("test_accuracy")
         assert row["epsilon"] == (None if row["unit"] == "none" else max(run.rounds[-1]["epsilon"].values()))
-        assert percent(row["accuracy"]) in page
-        assert row["unit"] == "none" or upper(row["epsilon"]) in page
+        assert format_percent(row["accuracy"]) in page
+        assert row["unit"] == "none" or format_upper(row["epsilon"]) in page
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_releases_after_the_last_round_are_told_in_the_list_and_counted_on_the_p
     assert row["since"] == 2
     assert "2 releases since" in text_of(ask("/").body)
     told = api(ask, "/api/run?run=late")
-    assert told["epsilon"] == Run.read(directory).epsilon
+    assert told["epsilon"] == RunView.read(directory).epsilon
     assert told["epsilon"] > row["epsilon"]
-    assert upper(told["epsilon"]) in text_of(ask("/run?run=late").body)
+    assert format_upper(told["epsilon"]) in text_of(ask("/run?run=late").body)
 
 
 def test_a_round_that_did_not_work_out_epsilon_leaves_the_last_known_one(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_round_that_did_not_work_out_epsilon_leaves_the_last_known_one(tmp_pat
     ask = asking(site_of(tmp_path))
     row = api(ask, "/api/runs")["runs"][0]
     assert (row["round"], row["epsilon"], row["since"]) == (4, before, 2)
-    assert f"{upper(before)} δ = 0.001, 2 releases since" in text_of(ask("/").body)
+    assert f"{format_upper(before)} δ = 0.001, 2 releases since" in text_of(ask("/").body)
 
 
 def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
     directory = quickstart(tmp_path / "run", rounds=2)
-    live = Live()
+    live = LiveRuns()
     for number in (3, 4):
         with live.held(directory) as (run, made):
             assert made.once(number, lambda: "made") == "made"
@@ -133,7 +133,7 @@ def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
         record.add_round(number, metrics(number, 4, spent(number, 4, {"public": 5.0})))
         record.remember({"status": f"round {number}"})
         record.close()
-        fresh = Run.read(directory)
+        fresh = RunView.read(directory)
         with live.held(directory) as (run, made):
             assert made.once(number, lambda: "moved on") == "moved on"
             assert (run.rounds, run.head, run.facts) == (fresh.rounds, fresh.head, fresh.facts)
@@ -143,7 +143,7 @@ def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
 
 def test_a_run_that_is_made_anew_is_read_anew(tmp_path: Path) -> None:
     directory = quickstart(tmp_path / "run", rounds=5)
-    live = Live()
+    live = LiveRuns()
     with live.held(directory) as (run, _):
         assert run.rounds_done == 5
     for path in directory.iterdir():
@@ -163,7 +163,7 @@ def test_a_damaged_ledger_gets_no_report_and_its_page_says_where(tmp_path: Path)
     directory = quickstart(tmp_path / "run", rounds=4)
     cut(directory)
     with pytest.raises(LedgerDamaged):
-        Run.read(directory)
+        RunView.read(directory)
     ask = asking(site_of(tmp_path))
     answer = ask("/run?run=run")
     assert answer.status == 400
@@ -238,8 +238,8 @@ def test_a_round_leads_to_its_first_release(long_ask: Ask) -> None:
 
 @pytest.mark.parametrize("name", ["quick", "open", "sample"])
 def test_every_pair_is_what_the_ledger_says_of_it(folder: Path, name: str) -> None:
-    run = Run.read(folder / name)
-    held = sight(run)
+    run = RunView.read(folder / name)
+    held = pair_classes(run)
     checked = 0
     for n in held.subjects:
         for i in held.observers:
@@ -297,9 +297,9 @@ def test_where_observers_are_too_many_to_ask_the_worst_of_all_stands(
     per_sample(tmp_path / "many", rounds=2, number=9)
     monkeypatch.setattr("sightline.serve.matrix.WORK", 1)
     page = text_of(asking(site_of(tmp_path))("/sight?run=many&q=client-3").body)
-    run = Run.read(tmp_path / "many")
+    run = RunView.read(tmp_path / "many")
     for kind, value in run.spent.items():
-        assert f"{kind}, of whoever is worst off {upper(value)}" in page
+        assert f"{kind}, of whoever is worst off {format_upper(value)}" in page
 
 
 def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_the_cells_of_a_map_say_what_the_json_says(tmp_path: Path) -> None:
     assert (data["rows"], data["columns"]) == (told["subjects"], told["observers"])
     words = [data["phrases"][place] for place in data["cells"]]
     for said, value in zip(words, (value for row in told["epsilon"] for value in row), strict=True):
-        assert (upper(value) in said) if value else ("nothing" in said or "itself" in said or "clear" in said)
+        assert (format_upper(value) in said) if value else ("nothing" in said or "itself" in said or "clear" in said)
 
 
 def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
@@ -331,9 +331,9 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     assert told["subjects"] == ["client-0..23"]
     assert set(told["observers"]) == {"client-0..23", "public", "server"}
     for value in told["epsilon"][0]:
-        assert (upper(value) if value else "in the clear") in page
+        assert (format_upper(value) if value else "in the clear") in page
     pair = text_of(ask("/pair?run=quick&subject=client-1&observer=public").body)
-    assert upper(max(value for value in told["epsilon"][0] if value)) in pair
+    assert format_upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair
     nothing = text_of(ask("/pair?run=quick&subject=public&observer=client-1").body)
     assert "No release got through" in nothing
@@ -352,10 +352,10 @@ def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
 def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:
     names = ["quick", "sweep/name=a,seed=1"]
     told = api(ask, "/api/compare?by=settings&" + "&".join(f"run={quote(name)}" for name in names))
-    assert told == compared_plain(compared([folder / name for name in names]))
+    assert told == compared_plain(compare_runs([folder / name for name in names]))
     page = ask("/compare?" + "&".join(f"run={quote(name)}" for name in names)).body.decode()
     for row in told["runs"]:
-        assert percent(row["test_accuracy"]) in page
+        assert format_percent(row["test_accuracy"]) in page
     for chart in ("by-rounds", "by-epsilon", "by-time", "by-traffic"):
         assert f'id="chart-{chart}"' in page
     assert ask("/compare?" + "&".join(f"run=x{n}" for n in range(99))).status == 400
@@ -372,7 +372,7 @@ def test_the_calculator_says_what_the_accountant_says(ask: Ask, scheme: str) -> 
     assert told["epsilon"]["by RDP"] == made.epsilon(delta=1e-6, accountant=Accountant.RDP)
     page = text_of(ask(f"/calculator?scheme={scheme}&{small}").body)
     for value in told["epsilon"].values():
-        assert upper(value, digits=4) in page
+        assert format_upper(value, digits=4) in page
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -380,7 +380,7 @@ def test_the_calculator_solves_for_the_noise(ask: Ask, scheme: str, capsys: pyte
     """The noise that `sightline calibrate` finds, on the page rounded up so that it still meets the budget."""
     small = COMMANDS[scheme].replace("64", "8").replace("uses 8", "uses 2")
     words = ["--epsilon", "2", *small.split()[2:], "--delta", "1e-6"]
-    assert outcome(["calibrate", scheme, *words, "--json"]) == 0
+    assert run_arguments(["calibrate", scheme, *words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["noise_multiplier"]
     query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
     told = api(ask, f"/api/account?scheme={scheme}&solve=noise&{query}")
@@ -430,11 +430,11 @@ COMMANDS = {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_calculator_says_what_the_command_says(ask: Ask, scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = COMMANDS[scheme].split()
-    assert outcome(["account", scheme, *words, "--delta", "1e-6", "--json"]) == 0
+    assert run_arguments(["account", scheme, *words, "--delta", "1e-6", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["epsilon"]
     query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
     page = ask(f"/calculator?scheme={scheme}&{query}&delta=1e-6").body.decode()
-    assert re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1] == upper(said, digits=4)  # type: ignore[index]
+    assert re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1] == format_upper(said, digits=4)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -451,16 +451,16 @@ def test_the_page_of_groups_says_what_the_command_says(
 ) -> None:
     options = [part.partition("=")[::2] for part in query.split("&")]
     words = [word for name, value in options for word in ([f"--{name}"] if name == "plus" else [f"--{name}", value])]
-    assert outcome(["groups", *words, "--delta", "1e-5", "--json"]) == 0
+    assert run_arguments(["groups", *words, "--delta", "1e-5", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     told = api(ask, f"/api/groups?{query}&delta=1e-5")
     assert {name: said[name] for name in told} == told
     page = ask(f"/groups?{query}&delta=1e-5").body.decode()
     shown = dict(re.findall(r"<dt>([^<]*)</dt><dd><b>([^<]*)</b>", page))
-    assert shown["the worst off worker"] == upper(said["epsilon_max"], digits=4)
-    assert shown["mean over the workers"] == upper(said["epsilon_mean"], digits=4)
+    assert shown["the worst off worker"] == format_upper(said["epsilon_max"], digits=4)
+    assert shown["mean over the workers"] == format_upper(said["epsilon_mean"], digits=4)
     data = json.loads(re.search(r'json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
-    assert any(upper(said["epsilon_max"]) in phrase for phrase in data["phrases"])
+    assert any(format_upper(said["epsilon_max"]) in phrase for phrase in data["phrases"])
 
 
 def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
@@ -470,13 +470,13 @@ def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
 
 
 def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
-    from sightline.engine import build, calibrated
-    from sightline.engine.planning import plan
+    from sightline.engine import build_experiment, calibrate_noise
+    from sightline.engine.planning import plan_releases
 
     changes = ["rounds=3", "privacy.noise_multiplier=1.5", "data.clients=40", "topology.subnets=4"]
     experiment = read(EXAMPLES / "hierarchy.toml", ["privacy.epsilon=none", *changes])
-    setting = calibrated(build(experiment))
-    ledger = plan(setting)
+    setting = calibrate_noise(build_experiment(experiment))
+    ledger = plan_releases(setting)
     told = api(ask, "/api/tree?noise=1.5&devices=10&segments=2&rounds=3&delta=1e-3")
     edges = setting.topology.edges
     for kind in ("trusted", "untrusted"):
@@ -488,8 +488,8 @@ def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
             said = ledger.epsilon(device, observer, 1e-3)
             assert told[kind][name] == (None if said == float("inf") else said), (kind, observer)
     page = text_of(ask("/tree?noise=1.5&devices=10&segments=2&rounds=3&delta=1e-3").body)
-    assert upper(told["untrusted"]["its edge"], digits=4) in page
-    assert upper(told["untrusted"]["all others"], digits=4) in page
+    assert format_upper(told["untrusted"]["its edge"], digits=4) in page
+    assert format_upper(told["untrusted"]["all others"], digits=4) in page
 
 
 @pytest.mark.parametrize("path", ["/groups", "/tree"])
@@ -578,10 +578,10 @@ def test_a_failure_inside_is_one_line_for_the_reader(
 
 
 def test_the_saved_report_is_the_report(ask: Ask, folder: Path) -> None:
-    from sightline.report import render
+    from sightline.report import render_run
 
     answer = ask("/report.html?run=quick")
-    assert answer.body.decode() == render(Run.read(folder / "quick"))
+    assert answer.body.decode() == render_run(RunView.read(folder / "quick"))
     assert answer.headers["Content-Disposition"] == 'attachment; filename="quick.html"'
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 from serve_asking import TOKEN, Ask, asking, at_work, site_of
 
-from sightline.cli.main import outcome
+from sightline.cli.main import run_arguments
 from sightline.engine.record import RunRecord
 from sightline.serve import Server
 from sightline.serve.message import SECURITY, Request, Response
@@ -342,7 +342,7 @@ def test_a_damaged_run_is_one_line_on_the_terminal(
 ) -> None:
     DAMAGED[damage](quickstart(tmp_path / "bad", rounds=2))
     for command in ("report", "compare"):
-        code = outcome([command, str(tmp_path / "bad")])
+        code = run_arguments([command, str(tmp_path / "bad")])
         said = capsys.readouterr().err
         assert code in (0, 2)
         assert said.count("\n") == (1 if code else 0)

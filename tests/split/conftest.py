@@ -5,7 +5,7 @@ import pytest
 
 from sightline.config import Split, parse
 from sightline.data.federation import Kind
-from sightline.models import build
+from sightline.models import build_model
 from tests.engine.conftest import TINY as SMALL
 from tests.engine.conftest import changed
 
@@ -39,12 +39,12 @@ def tiny():
 
 @pytest.fixture
 def mlp():
-    return build(**MLP)
+    return build_model(**MLP)
 
 
 @pytest.fixture
 def resnet():
-    return build(**RESNET)
+    return build_model(**RESNET)
 
 
 def split(**settings):

@@ -12,7 +12,7 @@ from sightline import accounting
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.mechanisms.splitter import Splitter
-from sightline.models import build, split_model, unsplit_mask
+from sightline.models import build_model, split_model, unsplit_mask
 from sightline.training import LocalTerms, LocalWork
 from sightline.training.parted import dp_sgd_parts, parted_gradient_sum, train_parts
 
@@ -85,7 +85,7 @@ UNSPLIT = {
 
 def made(name):
     shape, kind = ((2, 6, 6), Kind.IMAGE) if name == "images" else ((5,), Kind.VECTOR)
-    return build(f"{__name__}:{name}", input_shape=shape, classes=3, kind=kind, settings={})
+    return build_model(f"{__name__}:{name}", input_shape=shape, classes=3, kind=kind, settings={})
 
 
 @pytest.fixture(params=UNSPLIT)
@@ -227,6 +227,6 @@ class Wrapped(nn.Module):
     ("Wrapped", Refused, r"read off a torch\.nn\.Sequential"),
 ])  # fmt: skip
 def test_where_the_proof_does_not_reach(name, error, message):
-    model = build(f"{__name__}:{name}", input_shape=(2, 6, 6), classes=3, kind=Kind.IMAGE, settings={})
+    model = build_model(f"{__name__}:{name}", input_shape=(2, 6, 6), classes=3, kind=Kind.IMAGE, settings={})
     with pytest.raises(error, match=message):
         split_model(model, split(by="dropout"), rng=np.random.default_rng(0))

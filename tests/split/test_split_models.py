@@ -10,10 +10,10 @@ from training_oracle import dump, load
 
 from sightline.data.federation import Kind
 from sightline.errors import InvalidInput, Refused
-from sightline.models import Partitions, build, split_model, unsplit_mask
-from sightline.models.flat import flatten
+from sightline.models import Partitions, build_model, split_model, unsplit_mask
+from sightline.models.flat import flatten_module
 from sightline.models.registry import probe_inputs
-from sightline.models.submodel import dealt
+from sightline.models.submodel import deal_positions
 
 from .conftest import split
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_split_says_why(request, model, settings, message):
 
 
 def test_other_models_are_not_split():
-    cnn = build("cnn", input_shape=(1, 12, 12), classes=3, kind=Kind.IMAGE, settings={})
+    cnn = build_model("cnn", input_shape=(1, 12, 12), classes=3, kind=Kind.IMAGE, settings={})
     with pytest.raises(InvalidInput, match="parts are known of fully connected chains"):
         split_model(cnn, split(parts=2), rng=np.random.default_rng(0))
 
@@ -129,7 +129,7 @@ def test_overlapping_parts_are_refused(mlp):
     [pytest.param("resnet101", 33, 29, marks=pytest.mark.slow), ("wide_resnet_40_4", 18, 15)],
 )
 def test_the_papers_networks_can_be_split(name, blocks, kept):
-    model = build(name, input_shape=(3, 32, 32), classes=10, kind=Kind.IMAGE, settings={})
+    model = build_model(name, input_shape=(3, 32, 32), classes=10, kind=Kind.IMAGE, settings={})
     splitting = split_model(model, split(parts=3), rng=np.random.default_rng(0))
     prefixes = {slot.name.split(".")[1] for slot in model.layout if slot.name.startswith("blocks.")}
     inside = {
@@ -140,10 +140,10 @@ def test_the_papers_networks_can_be_split(name, blocks, kept):
     assert (len(prefixes), len(inside)) == (blocks, kept)
     assert splitting.share < 0.65
     sub = splitting.submodels[0]
-    module = load(sub.model.module(), flatten(model.module())[sub.positions])
-    assert torch.equal(dump(module), flatten(model.module())[sub.positions])
+    module = load(sub.model.module(), flatten_module(model.module())[sub.positions])
+    assert torch.equal(dump(module), flatten_module(model.module())[sub.positions])
 
 
 def test_blocks_are_dealt_evenly():
-    assert sorted(chain.from_iterable(dealt(7, 3, np.random.default_rng(0)))) == list(range(7))
-    assert [len(some) for some in dealt(7, 3, None)] == [3, 2, 2]
+    assert sorted(chain.from_iterable(deal_positions(7, 3, np.random.default_rng(0)))) == list(range(7))
+    assert [len(some) for some in deal_positions(7, 3, None)] == [3, 2, 2]

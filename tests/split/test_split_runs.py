@@ -13,7 +13,7 @@ from sightline.config import parse
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson, Product, Repeat, Split
 from sightline.ledger import Ledger
-from sightline.mechanisms import CentralMean, Occasion
+from sightline.mechanisms import CentralMean, CallId
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
 from tests.engine.conftest import changed
@@ -78,7 +78,7 @@ def test_epsilon_is_the_scheme_of_the_same_name(tiny, tmp_path):
 def test_epsilon_of_samples_is_the_scheme(tiny, tmp_path):
     run = sightline.run(tiny(**SAMPLE), out=tmp_path / "run")
     worst = 0.0
-    for size in engine.build(tiny(**SAMPLE)).federation.sizes.tolist():
+    for size in engine.build_experiment(tiny(**SAMPLE)).federation.sizes.tolist():
         batch = min(4, size)
         steps = 3 * 2 * -(-size // batch)
         scheme = accounting.split(noise=0.8, parts=2, rate=batch / size, steps=steps, unsplit_noise=0.8)
@@ -95,14 +95,14 @@ def test_noise_is_calibrated_to_the_split_run(tiny, tmp_path, kind):
         assert worst <= 3.0
         assert worst > 2.99
     else:
-        full = engine.plan(engine.calibrated(engine.build(tiny(**wanted))))
+        full = engine.plan_releases(engine.calibrate_noise(engine.build_experiment(tiny(**wanted))))
         assert 2.999 < full.epsilon("client-0", "public", 1e-5) <= 3.0
 
 
 def test_more_parts_cost_less(tiny):
     def spent(parts):
         experiment = tiny(**{"algorithm.split": {"parts": parts, "unsplit_noise": 50.0}})
-        return engine.plan(engine.calibrated(engine.build(experiment))).epsilon("client-0", "public", 1e-5)
+        return engine.plan_releases(engine.calibrate_noise(engine.build_experiment(experiment))).epsilon("client-0", "public", 1e-5)
 
     assert spent(4) < spent(2) < spent(1)
 
@@ -110,8 +110,8 @@ def test_more_parts_cost_less(tiny):
 def test_the_noisy_sum_is_the_naive_one(tiny):
     """Every member's update clipped in two balls, and noise z C, z r C0 from the round's own stream."""
     split = {"parts": 2, "unsplit_clip_norm": 0.1, "unsplit_noise": 3.0}
-    setting = engine.calibrated(
-        engine.build(tiny(**{"algorithm.split": split, "sampling.clients": {"scheme": "full"}}))
+    setting = engine.calibrate_noise(
+        engine.build_experiment(tiny(**{"algorithm.split": split, "sampling.clients": {"scheme": "full"}}))
     )
     mechanism, splitter = setting.mechanism, setting.splitter
     assert isinstance(mechanism, CentralMean)
@@ -129,10 +129,10 @@ def test_the_noisy_sum_is_the_naive_one(tiny):
 
 
 def test_what_clients_hand_over_is_their_part(tiny):
-    setting = engine.calibrated(engine.build(tiny()))
+    setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     streams = Streams.from_seed(3)
     worker = Simulator(setting, Streams.from_seed(0), streams)
-    blocks = worker.train(range(6), setting.start, at=Occasion(2, 0), terms={}, splitter=setting.splitter)
+    blocks = worker.train(range(6), setting.start, at=CallId(2, 0), terms={}, splitter=setting.splitter)
     found = {member: end for members, ends in blocks for member, end in zip(members, ends, strict=True)}
     for client in range(6):
         drawn = streams.rng(Purpose.ASSIGNMENT, round=2, participant=client, use=0)
@@ -261,8 +261,8 @@ def test_mistakes_are_one_line(tmp_path, changes, words):
 
 
 def test_rate_one_has_no_poisson_around_it(tiny):
-    setting = engine.build(tiny(**SAMPLE | {"local": {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.1}}))
-    events = {release.event for release in engine.plan(setting)}
+    setting = engine.build_experiment(tiny(**SAMPLE | {"local": {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.1}}))
+    events = {release.event for release in engine.plan_releases(setting)}
     assert Product((Gaussian(1.0), Split(2, Gaussian(1.0)))) in events
     assert not any(isinstance(event, Repeat | Poisson) for event in events)
 

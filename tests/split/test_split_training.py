@@ -8,15 +8,15 @@ from training_oracle import load
 
 from sightline.data.federation import Kind, Shard
 from sightline.mechanisms.splitter import Splitter
-from sightline.models import build, split_model
+from sightline.models import build_model, split_model
 from sightline.models.registry import probe_inputs
-from sightline.training import LocalTerms, LocalWork, dp_sgd, train
+from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
 from sightline.training.clipping import Balls, clipped_rows_apart
 from sightline.training.dispatch import worker_for
 from sightline.training.examples import one_by_one
 from sightline.training.noise import gaussian_steps
 from sightline.training.parted import dp_sgd_parts, parted_gradient_sum, train_parts
-from sightline.training.worker import Worker
+from sightline.training.worker import GradientWorker
 
 from .conftest import split
 
@@ -158,7 +158,7 @@ def test_clients_move_only_their_part(splitter, terms):
         outside[sub.positions] = False
         assert (end[outside] == starts[client][outside]).all()
         inside = LocalTerms(linear=torch.ones(sub.model.parameters)) if "linear" in terms else given
-        ((_, alone),) = train(
+        ((_, alone),) = train_local(
             sub.model, starts[client][sub.positions], [shards[client]], work, rngs=[rng(client)], terms=inside
         )
         torch.testing.assert_close(end[sub.positions], alone[0], rtol=1e-4, atol=1e-6)
@@ -172,7 +172,7 @@ def test_clients_move_only_their_part(splitter, terms):
 ])  # fmt: skip
 def test_every_worker_clips_in_balls_as_the_definition_does(name, settings, kind):
     shape = (6,) if kind is Kind.VECTOR else (2, 12, 12)
-    model = build(name, input_shape=shape, classes=3, kind=kind, settings=settings)
+    model = build_model(name, input_shape=shape, classes=3, kind=kind, settings=settings)
     balls = Balls((0.4, 0.1), {slot.name: place % 2 for place, slot in enumerate(model.layout)})
     weights = model.init(rng(0))
     x, y = probe_inputs(model, 5), torch.arange(5) % 3
@@ -181,7 +181,7 @@ def test_every_worker_clips_in_balls_as_the_definition_does(name, settings, kind
     for columns, radius in zip(balls.columns(model.layout), balls.clip_norms, strict=True):
         by_hand = sum(row[columns] * min(1.0, radius / float(row[columns].norm())) for row in rows)
         torch.testing.assert_close(expected[columns], by_hand, rtol=1e-4, atol=1e-6)
-    for worker in (worker_for(model), Worker(model)):
+    for worker in (worker_for(model), GradientWorker(model)):
         worker.weights.copy_(weights)
         worker.probing = True
         worker.clipped_sum(worker.inputs(x.numpy()), y, balls)

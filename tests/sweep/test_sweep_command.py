@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sightline
-from sightline.cli.main import outcome
-from sightline.report import Run
+from sightline.cli.main import run_arguments
+from sightline.report import RunView
 from tests.interrupts import heeds_interrupts
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
 
     def sweep(*words: str) -> tuple[int, dict[str, Any], str]:
-        code = outcome(["sweep", QUICKSTART, *words])
+        code = run_arguments(["sweep", QUICKSTART, *words])
         said = capsys.readouterr()
         return code, json.loads(said.out), said.err
 
@@ -107,7 +107,7 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(
     assert busy.returncode == 130, err
     assert json.loads(out)["interrupted"] is True
     assert "the same command goes on" in err
-    assert Run.read(place).rounds_done < 4
+    assert RunView.read(place).rounds_done < 4
 
     (tmp_path / "hold").unlink()
     code, told, said = swept(*words)
@@ -118,7 +118,7 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(
     resumed = next(row for row in told["runs"] if row["seed"] == 0)
     assert resumed["test_accuracy"] == whole.test_accuracy
     assert resumed["epsilon"] == whole.epsilon
-    assert Run.read(place).head == Run.read(tmp_path / "whole").head
+    assert RunView.read(place).head == RunView.read(tmp_path / "whole").head
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_mistakes_are_told_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert outcome(["sweep", QUICKSTART, *words]) == 2
+    assert run_arguments(["sweep", QUICKSTART, *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert says in said.err

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from sightline.config import to_toml
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput
-from sightline.sweep.grid import MOST, choices, folder_name, jobs
-from sightline.sweep.standing import Standing, standing
-from sightline.sweep.sweep import sweep
+from sightline.sweep.grid import MOST, split_choices, folder_name, list_jobs
+from sightline.sweep.standing import JobStatus, job_status
+from sightline.sweep.sweep import run_sweep
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 
 
 def planned(*over: str, seeds: int | None = None, given: tuple[str, ...] = (), out: Path = Path("out")) -> list:
-    return jobs(QUICKSTART, over=over, seeds=seeds, given=given, out=out)
+    return list_jobs(QUICKSTART, over=over, seeds=seeds, given=given, out=out)
 
 
 def test_every_combination_and_seed_is_there_once() -> None:
@@ -37,9 +37,9 @@ def test_a_bad_combination_is_a_job_with_its_mistake_and_the_rest_stands() -> No
 
 
 def test_commas_inside_brackets_and_quotes_belong_to_the_value() -> None:
-    assert choices("model.hidden=[64],[64, 32]") == ["model.hidden=[64]", "model.hidden=[64, 32]"]
-    assert choices('a="x,y",z') == ['a="x,y"', "a=z"]
-    assert choices("c={scheme='poisson',rate=0.5},{scheme='full'}") == [
+    assert split_choices("model.hidden=[64],[64, 32]") == ["model.hidden=[64]", "model.hidden=[64, 32]"]
+    assert split_choices('a="x,y",z') == ['a="x,y"', "a=z"]
+    assert split_choices("c={scheme='poisson',rate=0.5},{scheme='full'}") == [
         "c={scheme='poisson',rate=0.5}",
         "c={scheme='full'}",
     ]
@@ -77,22 +77,22 @@ def test_folders_of_different_settings_differ_and_stay_in_their_place(one: list[
 
 def test_standing_reads_the_folder(tmp_path: Path) -> None:
     (job,) = planned(out=tmp_path)
-    assert standing(job.directory, job.experiment) is Standing.START
+    assert job_status(job.directory, job.experiment) is JobStatus.START
     job.directory.mkdir()
     (job.directory / "config.toml").write_text("rounds = 1\n")
     record = RunRecord.create(job.directory)
     record.remember({"status": "running"})
-    assert standing(job.directory, job.experiment) is Standing.START
+    assert job_status(job.directory, job.experiment) is JobStatus.START
     record._connection.execute("INSERT INTO release VALUES (0, 1, '{}', 'x')")
-    assert standing(job.directory, job.experiment) is Standing.TAKEN
+    assert job_status(job.directory, job.experiment) is JobStatus.TAKEN
     with pytest.raises(InvalidInput, match="holds a run of other settings"):
-        sweep([job])
+        run_sweep([job])
     (job.directory / "config.toml").write_text(to_toml(job.experiment))
-    assert standing(job.directory, job.experiment) is Standing.RESUME
+    assert job_status(job.directory, job.experiment) is JobStatus.RESUME
     record.remember({"status": "finished"})
     record.close()
-    assert standing(job.directory, job.experiment) is Standing.DONE
+    assert job_status(job.directory, job.experiment) is JobStatus.DONE
     told: list = []
-    swept = sweep([job], on_message=lambda job, message: told.append(message))
+    swept = run_sweep([job], on_message=lambda job, message: told.append(message))
     assert (swept.done, swept.failed, swept.before) == ([job], [], 1)
     assert told[0]["ended"] == "done before"

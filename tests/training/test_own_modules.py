@@ -9,10 +9,10 @@ from torch import nn
 
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
-from sightline.models import build, unknown_part
-from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate, train
+from sightline.models import build_model, unknown_part
+from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate_model, train_local
 from sightline.training.dispatch import worker_for
-from sightline.training.examples import one_by_one, vectorised
+from sightline.training.examples import one_by_one, vectorised_gradients
 from sightline.training.views import Views
 
 CLIP = 0.7
@@ -20,7 +20,7 @@ RNG = np.random.default_rng
 
 
 def model_of(name, shape=(strange.FEATURES,), kind=Kind.VECTOR):
-    return build(f"strange_modules:{name}", input_shape=shape, classes=strange.CLASSES, kind=kind, settings={})
+    return build_model(f"strange_modules:{name}", input_shape=shape, classes=strange.CLASSES, kind=kind, settings={})
 
 
 def examples(n, outlier=False, seed=0):
@@ -93,7 +93,7 @@ def test_examples_pass_side_by_side_where_torch_can():
         "WritesInputs",
         "SparseGradient",
     }
-    assert chosen["Attention"] is vectorised
+    assert chosen["Attention"] is vectorised_gradients
     assert "one after the other" in clipping_note(model_of("Branching"))
 
 
@@ -141,7 +141,7 @@ def private_end(model, shards, client, start=None):
 
 def plain_end(model, shards, client):
     rngs = [RNG(i) for i in range(len(shards))]
-    blocks = train(model, model.init(RNG(1)), shards, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs)
+    blocks = train_local(model, model.init(RNG(1)), shards, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs)
     return next(end for index, ends in blocks for number, end in zip(index, ends, strict=True) if number == client)
 
 
@@ -192,7 +192,7 @@ def test_evaluation_apart_counts_every_example_by_itself():
     vector = 3 * model.init(RNG(1))
     x, y = examples(40, outlier=True)
     batch, apart = (
-        [evaluate(model, vector, Shard(x[:n], y[:n]), apart=apart).accuracy * n for n in (40, 41)]
+        [evaluate_model(model, vector, Shard(x[:n], y[:n]), apart=apart).accuracy * n for n in (40, 41)]
         for apart in (False, True)
     )
     assert abs(batch[1] - batch[0]) > 1 + 1e-6

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.training.books import AffineBook
+from sightline.training.books import AffineNorms
 from sightline.training.clipping import clip_factors
 
 
@@ -14,7 +14,7 @@ def test_cancelling_positions_stay_inside_the_ball(offset):
     a = offset + torch.randn(8, positions, inputs)
     g = torch.randn(8, positions, outputs)
     g -= g.mean(1, keepdim=True)
-    book = AffineBook(a, g, bias=False)
+    book = AffineNorms(a, g, bias=False)
     norms = (book.gram_norms()).sqrt()
     factors = clip_factors(norms, clip_norm)
     exact = torch.bmm(g.double().transpose(1, 2), a.double()).flatten(1).norm(dim=1)

@@ -12,8 +12,8 @@ import sightline
 from sightline.config import parse
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
-from sightline.models import build
-from sightline.training import LocalTerms, LocalWork, compiled, train
+from sightline.models import build_model
+from sightline.training import LocalTerms, LocalWork, compiled, train_local
 from tests.engine.conftest import TINY, changed
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler here")
@@ -23,7 +23,7 @@ WORK = {"learning_rate": 0.2, "momentum": 0.5, "batch_size": 4, "epochs": 3, "we
 
 @pytest.fixture
 def model():
-    return build("linear", input_shape=(7,), classes=3, kind=Kind.VECTOR, settings={})
+    return build_model("linear", input_shape=(7,), classes=3, kind=Kind.VECTOR, settings={})
 
 
 def shards_of(sizes):
@@ -34,7 +34,7 @@ def shards_of(sizes):
 def ends(model, shards, work, terms=None, first=0):
     rngs = [np.random.default_rng(first + i) for i in range(len(shards))]
     found = torch.full((len(shards), model.parameters), torch.nan)
-    for index, block in train(model, torch.zeros(model.parameters), shards, work, rngs=rngs, terms=terms):
+    for index, block in train_local(model, torch.zeros(model.parameters), shards, work, rngs=rngs, terms=terms):
         found[torch.from_numpy(index)] = block
     return found
 
@@ -67,7 +67,7 @@ def test_labels_outside_the_classes_never_reach_the_kernel(model, label):
 
 
 def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path):
-    compiled.library.cache_clear()
+    compiled.compile_library.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidInput, match=r"local.compiled=True: there is no C compiler here; install one"):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
@@ -75,13 +75,13 @@ def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path):
 
 
 def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path):
-    compiled.library.cache_clear()
+    compiled.compile_library.cache_clear()
     broken = tmp_path / "mycc"
     broken.write_text("#!/bin/sh\necho 'no such target' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(InvalidInput, match=r"could not compile it \(no such target\); leave it out"):
-        compiled.library(Path("linear_kernel.c"))
+        compiled.compile_library(Path("linear_kernel.c"))
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional
 
 from sightline.data.federation import Kind, Shard
-from sightline.models import build
-from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train
-from sightline.training.books import patches, patches_by_pixel, unpatch
+from sightline.models import build_model
+from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
+from sightline.training.books import unfold_patches, patches_by_pixel, fold_patches
 from sightline.training.chain import ChainWorker
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
-from sightline.training.examples import one_by_one, vectorised
-from sightline.training.hooked import HookedWorker
-from sightline.training.worker import Worker
+from sightline.training.examples import one_by_one, vectorised_gradients
+from sightline.training.hooked import AutogradWorker
+from sightline.training.worker import GradientWorker
 
 SHAPE = (2, 6, 6)
 
@@ -122,9 +122,9 @@ def chains():
 
 EXPECTED = {
     "strided": ChainWorker, "kinks": ChainWorker, "phases": ChainWorker, "odd_stride": ChainWorker, "wide": ChainWorker,
-    "gram": ChainWorker, "normed": HookedWorker, "Net": Worker, "Layered": Worker, "Unused": Worker, "InPlace": Worker,
-    "Twice": Worker, "Tied": Worker, "Outside": Worker, "Mean": Worker, "Grouped": Worker,
-    "Dilated": Worker, "doubled": Worker, "frozen": Worker,
+    "gram": ChainWorker, "normed": AutogradWorker, "Net": GradientWorker, "Layered": GradientWorker, "Unused": GradientWorker, "InPlace": GradientWorker,
+    "Twice": GradientWorker, "Tied": GradientWorker, "Outside": GradientWorker, "Mean": GradientWorker, "Grouped": GradientWorker,
+    "Dilated": GradientWorker, "doubled": GradientWorker, "frozen": GradientWorker,
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def odd(request, monkeypatch):
     module = types.ModuleType("odd_layers")
     module.make = factory(request.param)
     monkeypatch.setitem(sys.modules, "odd_layers", module)
-    return request.param, build("odd_layers:make", input_shape=SHAPE, classes=3, kind=Kind.IMAGE, settings={})
+    return request.param, build_model("odd_layers:make", input_shape=SHAPE, classes=3, kind=Kind.IMAGE, settings={})
 
 
 def examples(n, seed=0):
@@ -164,7 +164,7 @@ def truth(model, vector, x, y, clip_norm):
 def test_odd_modules_are_clipped_by_the_definition(odd):
     name, model = odd
     assert type(worker_for(model)) is EXPECTED[name]
-    assert (clipping_note(model) is None) == (EXPECTED[name] is not Worker)
+    assert (clipping_note(model) is None) == (EXPECTED[name] is not GradientWorker)
     x, y = examples(7)
     vector = model.init(np.random.default_rng(1))
     for clip_norm in (0.1, 3.0):
@@ -184,7 +184,7 @@ def test_odd_modules_train_as_the_naive_loop(odd):
     rngs = [np.random.default_rng(i) for i in range(2)]
     ends = dict(
         pair
-        for index, block in train(model, start, [Shard(x, y)] * 2, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs)
+        for index, block in train_local(model, start, [Shard(x, y)] * 2, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs)
         for pair in zip(index.tolist(), block, strict=True)
     )
     for i in range(2):
@@ -196,20 +196,20 @@ def test_odd_modules_train_as_the_naive_loop(odd):
 
 def test_the_bundled_models_reach_their_fast_paths():
     def chosen(name, shape, kind=Kind.IMAGE, **settings):
-        model = build(name, input_shape=shape, classes=3, kind=kind, vocabulary=7, settings=settings)
+        model = build_model(name, input_shape=shape, classes=3, kind=kind, vocabulary=7, settings=settings)
         return type(worker_for(model)), dense_layers(model) is not None
 
     assert chosen("linear", (5,), Kind.VECTOR) == (ChainWorker, True)
     assert chosen("mlp", (5,), Kind.VECTOR, hidden=[4, 3]) == (ChainWorker, True)
     for name in ("cnn", "cnn_small", "cnn_3x3", "cnn_mcmahan"):
         assert chosen(name, (1, 16, 16)) == (ChainWorker, False)
-    assert chosen("resnet", (1, 8, 8), channels=[4]) == (HookedWorker, False)
-    assert chosen("bilstm", (4,), Kind.TEXT, embedding=3, hidden=2) == (HookedWorker, False)
+    assert chosen("resnet", (1, 8, 8), channels=[4]) == (AutogradWorker, False)
+    assert chosen("bilstm", (4,), Kind.TEXT, embedding=3, hidden=2) == (AutogradWorker, False)
 
 
 def test_small_convolutional_clients_are_stacked_and_large_ones_are_not():
     def stacked(name, shape, width):
-        model = build(name, input_shape=shape, classes=3, kind=Kind.IMAGE, settings={})
+        model = build_model(name, input_shape=shape, classes=3, kind=Kind.IMAGE, settings={})
         stacking = stacking_for(model)
         return stacking is not None and stacking.takes(width)
 
@@ -227,9 +227,9 @@ def test_small_convolutional_clients_are_stacked_and_large_ones_are_not():
 def test_unpatch_is_the_transpose_of_patches(case):
     image, size, stride, padding = case
     x = torch.randn(2, *image, dtype=torch.float64)
-    rows = patches(x, size, stride, padding)
+    rows = unfold_patches(x, size, stride, padding)
     other = torch.randn_like(rows)
-    back = unpatch(other.flatten(0, 1), tuple(x.shape), size, stride, padding)
+    back = fold_patches(other.flatten(0, 1), tuple(x.shape), size, stride, padding)
     assert float((rows * other).sum()) == pytest.approx(float((x * back).sum()))
     weights = torch.randn(5, image[0], *size, dtype=torch.float64)
     expected = functional.conv2d(x, weights, stride=stride, padding=padding).flatten(2)
@@ -240,8 +240,8 @@ def test_unpatch_is_the_transpose_of_patches(case):
 
 
 def test_rows_by_torch_func_and_one_by_one_agree():
-    model = build("cnn", input_shape=(1, 8, 8), classes=3, kind=Kind.IMAGE, settings={})
+    model = build_model("cnn", input_shape=(1, 8, 8), classes=3, kind=Kind.IMAGE, settings={})
     module, vector = model.module(), model.init(np.random.default_rng(0))
     oracle.load(module, vector)
     x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    torch.testing.assert_close(vectorised(module, model, vector, x, y), one_by_one(module, model, vector, x, y))
+    torch.testing.assert_close(vectorised_gradients(module, model, vector, x, y), one_by_one(module, model, vector, x, y))

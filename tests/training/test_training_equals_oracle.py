@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sightline.data.federation import Kind, Shard
-from sightline.models import build
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train
+from sightline.models import build_model
+from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train_local
 
 QUICK = settings(
     max_examples=12,
@@ -36,7 +36,7 @@ CASES = {
 def model_of(case: str, classes: int = 3):
     shape, kind, options = CASES[case]
     name = case.removesuffix("_tanh")
-    return build(name, input_shape=shape, classes=classes, kind=kind, vocabulary=11, settings=options)
+    return build_model(name, input_shape=shape, classes=classes, kind=kind, vocabulary=11, settings=options)
 
 
 def shard_of(model, n: int, rng: np.random.Generator) -> Shard:
@@ -85,7 +85,7 @@ def test_local_sgd(case, data):
     compiled = case == "linear" and bool(shutil.which("cc")) and data.draw(st.booleans())
     work = LocalWork(0.1, momentum, batch, epochs, None, decay, compiled=compiled)
     terms = LocalTerms(proximal, anchor, linear)
-    blocks = train(model, starts, shards, work, rngs=[np.random.default_rng(i) for i in range(n)], terms=terms)
+    blocks = train_local(model, starts, shards, work, rngs=[np.random.default_rng(i) for i in range(n)], terms=terms)
     ends = gather(blocks, n, d)
     for i, shard in enumerate(shards):
         start = starts if starts.dim() == 1 else starts[i]

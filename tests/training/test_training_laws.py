@@ -12,25 +12,25 @@ from torch import nn
 
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
-from sightline.models import build
+from sightline.models import build_model
 from sightline.training import (
     LocalTerms,
     LocalWork,
     clipped_gradient_sum,
     dp_sgd,
-    evaluate,
+    evaluate_model,
     evaluate_many,
     local,
-    train,
+    train_local,
 )
 from sightline.training.clipping import clipped_rows, row_norms
-from sightline.training.noise import gaussian, gaussian_steps
+from sightline.training.noise import draw_gaussian, gaussian_steps
 
 RNG = np.random.default_rng
 
 
 def run(model, starts, shards, work, **options):
-    blocks = train(model, starts, shards, work, rngs=[RNG(i) for i in range(len(shards))], **options)
+    blocks = train_local(model, starts, shards, work, rngs=[RNG(i) for i in range(len(shards))], **options)
     return gather(blocks, len(shards), model.parameters)
 
 
@@ -43,7 +43,7 @@ def test_a_client_does_not_depend_on_the_others_in_a_single_bit(case, batch):
     work = LocalWork(0.1, 0.5, batch_size=batch, epochs=2)
     together = run(model, start, shards, work)
     for i, shard in enumerate(shards):
-        alone = gather(train(model, start, [shard], work, rngs=[RNG(i)]), 1, model.parameters)[0]
+        alone = gather(train_local(model, start, [shard], work, rngs=[RNG(i)]), 1, model.parameters)[0]
         assert torch.equal(alone, together[i])
 
 
@@ -83,7 +83,7 @@ def test_steps_epochs_and_stragglers():
     uneven = run(model, start, [shard] * 3, LocalWork(0.1, batch_size=4, epochs=5), epochs_of=[0, 2, 5])
     assert torch.equal(uneven[0], start)
     work = LocalWork(0.1, batch_size=4, epochs=2)
-    alone = gather(train(model, start, [shard], work, rngs=[RNG(1)]), 1, model.parameters)
+    alone = gather(train_local(model, start, [shard], work, rngs=[RNG(1)]), 1, model.parameters)
     torch.testing.assert_close(uneven[1], alone[0])
     assert not torch.equal(uneven[1], uneven[2])
 
@@ -168,27 +168,27 @@ def test_every_client_has_its_own_noise_of_the_right_size(case):
 
 
 def test_noise_is_standard_normal_and_reaches_far():
-    z = gaussian(2_000_001, rng=RNG(0)).double().numpy()
+    z = draw_gaussian(2_000_001, rng=RNG(0)).double().numpy()
     assert z.shape == (2_000_001,)
     assert kstest(z, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(z[:1_000_000], z[1_000_001:])[0, 1]) < 5e-3
     assert np.mean(z**4) == pytest.approx(3, abs=0.03)
     tail = np.mean(np.abs(z) > 4)
     assert tail == pytest.approx(6.334e-5, rel=0.3)
-    assert torch.equal(gaussian(7, rng=RNG(1)), gaussian(7, rng=RNG(1)))
-    assert gaussian(0, rng=RNG(1)).shape == (0,)
+    assert torch.equal(draw_gaussian(7, rng=RNG(1)), draw_gaussian(7, rng=RNG(1)))
+    assert draw_gaussian(0, rng=RNG(1)).shape == (0,)
 
 
 def test_noise_takes_every_bit_of_the_tail(monkeypatch):
     from sightline.training import noise
 
     monkeypatch.setattr(noise, "random_words", lambda count, rng: torch.zeros(count, dtype=torch.int64))
-    assert float(gaussian(2, rng=RNG(0))[0]) == pytest.approx(np.sqrt(2 * 64 * np.log(2)), rel=1e-5)
+    assert float(draw_gaussian(2, rng=RNG(0))[0]) == pytest.approx(np.sqrt(2 * 64 * np.log(2)), rel=1e-5)
 
 
 def test_noise_from_every_numpy_generator():
     for kind in (np.random.MT19937, np.random.Philox, np.random.PCG64, np.random.SFC64):
-        z = gaussian(100_000, rng=np.random.Generator(kind(1)))
+        z = draw_gaussian(100_000, rng=np.random.Generator(kind(1)))
         assert kstest(z.numpy(), "norm").pvalue > 1e-3
         pairs = torch.stack([z[:50_000], z[50_000:]])
         radius, angle = pairs.norm(dim=0), torch.atan2(pairs[1], pairs[0])
@@ -251,7 +251,7 @@ def odd_models(monkeypatch):
 
 
 def odd(name):
-    return build(f"odd_models:{name}", input_shape=(5,), classes=3, kind=Kind.VECTOR, settings={})
+    return build_model(f"odd_models:{name}", input_shape=(5,), classes=3, kind=Kind.VECTOR, settings={})
 
 
 @pytest.mark.usefixtures("odd_models")
@@ -297,7 +297,7 @@ def test_evaluation_is_the_mean_over_examples(case):
     for vector, shard, many, shared in zip(
         vectors, shards, evaluate_many(model, vectors, shards), evaluate_many(model, vectors[0], shards), strict=True
     ):
-        single = evaluate(model, vector, shard, batch=4)
+        single = evaluate_model(model, vector, shard, batch=4)
         assert many.examples == single.examples == len(shard)
         if not len(shard):
             assert np.isnan(many.loss)
@@ -309,7 +309,7 @@ def test_evaluation_is_the_mean_over_examples(case):
         for got in (single, many):
             assert got.loss == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
             assert got.accuracy == pytest.approx(float((logits.argmax(1) == y).float().mean()))
-        assert shared.loss == pytest.approx(evaluate(model, vectors[0], shard).loss, rel=1e-5)
+        assert shared.loss == pytest.approx(evaluate_model(model, vectors[0], shard).loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_what_is_given_per_client_is_given_for_all():
     model, rng = model_of("linear"), RNG(0)
     shards = [shard_of(model, 4, rng)] * 2
     with pytest.raises(InvalidInput, match="starts"):
-        train(model, torch.zeros(3), shards, LocalWork(0.1), rngs=[rng, rng])
+        train_local(model, torch.zeros(3), shards, LocalWork(0.1), rngs=[rng, rng])
     with pytest.raises(InvalidInput, match="rngs"):
-        train(model, model.init(rng), shards, LocalWork(0.1), rngs=[rng])
+        train_local(model, model.init(rng), shards, LocalWork(0.1), rngs=[rng])
     for change in ({"clip_norm": 0.0}, {"noise_std": [1.0]}, {"noise_std": [1.0, -1.0]}, {"sample_rates": [0.0, 0.5]},
                    {"divisors": [0.0, 1.0]}, {"steps": [1]}):  # fmt: skip
         with pytest.raises(InvalidInput):

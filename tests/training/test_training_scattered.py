@@ -4,14 +4,14 @@ import numpy as np
 import torch
 
 from sightline.data.federation import Shard
-from sightline.training.scattered import Scattered, pile_of
-from sightline.training.stacked import Pile
+from sightline.training.scattered import ScatteredExamples, pile_of
+from sightline.training.stacked import ExamplePile
 
 
 def test_scattered_rows_are_the_piles_rows():
     rng = np.random.default_rng(0)
     shards = [Shard(rng.normal(size=(size, 2, 3)).astype(np.float32), rng.integers(0, 4, size)) for size in (5, 1, 8)]
-    pile, scattered = Pile(shards), Scattered(shards)
+    pile, scattered = ExamplePile(shards), ScatteredExamples(shards)
     assert pile.nothing == scattered.nothing
     index = np.full((3, 4), pile.nothing)
     for member in range(3):
@@ -24,5 +24,5 @@ def test_scattered_rows_are_the_piles_rows():
 
 def test_few_rows_are_fetched_and_many_are_piled():
     shards = [Shard(np.zeros((10, 2), np.float32), np.zeros(10, np.int64))] * 2
-    assert type(pile_of(shards, 5.0)) is Scattered
-    assert type(pile_of(shards, 15.0)) is Pile
+    assert type(pile_of(shards, 5.0)) is ScatteredExamples
+    assert type(pile_of(shards, 15.0)) is ExamplePile

@@ -27,7 +27,7 @@ Arrays = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDAr
 def images(source: str) -> tuple[Shard, Shard]:
     """All training and test images, each pixel the mean of 4 x 4."""
     settings = Data(source=source, clients=1, partition="iid", test_fraction=0.0)
-    federation = data.load(settings, streams=Streams.from_seed(0))
+    federation = data.load_federation(settings, streams=Streams.from_seed(0))
     return smaller(federation.clients[0].train), smaller(federation.test)
 
 

@@ -9,12 +9,12 @@ from sightline.accounting.accountant import (
     large_delta_note,
     refuse_large_delta,
 )
-from sightline.accounting.budget import Budget, Line, share
+from sightline.accounting.budget import Budget, BudgetLine, share_budget
 from sightline.accounting.calibration import calibrate
 from sightline.accounting.canonical import Composition
 from sightline.accounting.headroom import Headroom
 from sightline.accounting.interop import from_dp_event, to_dp_event
-from sightline.accounting.renyi import divergence
+from sightline.accounting.renyi import renyi_divergence
 from sightline.accounting.schemes import Scheme, balanced, check_ins, clustered, dropout, gaussian, poisson, split
 
 __all__ = [
@@ -22,14 +22,14 @@ __all__ = [
     "Budget",
     "Composition",
     "Headroom",
-    "Line",
+    "BudgetLine",
     "Scheme",
     "balanced",
     "calibrate",
     "check_ins",
     "clustered",
     "delta",
-    "divergence",
+    "renyi_divergence",
     "dropout",
     "epsilon",
     "epsilon_curve",
@@ -39,7 +39,7 @@ __all__ = [
     "large_delta_note",
     "poisson",
     "refuse_large_delta",
-    "share",
+    "share_budget",
     "split",
     "to_dp_event",
 ]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 
-from sightline.accounting.canonical import Composition, canonical, kinds_in
+from sightline.accounting.canonical import Composition, canonical_form, kinds_in
 from sightline.accounting.composed import TooFine
 from sightline.accounting.curve import Curve
 from sightline.accounting.dominating import NoLaw
@@ -51,7 +51,7 @@ def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accou
     8.004
     """
     check_delta(delta)
-    counts = canonical(events)
+    counts = canonical_form(events)
     if not counts:
         return 0.0
     if any(Clear in kinds_in(event) for event in counts):
@@ -86,7 +86,7 @@ def chance_to_take_part(counts: Mapping[Event, int]) -> float:
 def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
     """The cost if all coins were known, which is never less: for events so strong that sampling hardly matters."""
     try:
-        return pld_epsilon(canonical({with_known_coins(event): times for event, times in counts.items()}), delta)
+        return pld_epsilon(canonical_form({with_known_coins(event): times for event, times in counts.items()}), delta)
     except (NoLaw, TooFine):
         return math.inf
 
@@ -108,7 +108,7 @@ def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accou
     """An upper bound on the delta of a composition at epsilon."""
     if not epsilon >= 0:
         invalid("epsilon", epsilon, "epsilon is not negative")
-    counts = canonical(events)
+    counts = canonical_form(events)
     if not counts:
         return 0.0
     if any(Clear in kinds_in(event) for event in counts):
@@ -142,7 +142,7 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
     it is zero where an event is accounted by moments alone.
     """
     upper = epsilon(events, delta)
-    counts = canonical(events)
+    counts = canonical_form(events)
     if not counts or math.isinf(upper):
         return upper, upper
     try:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.accounting.law import Array, Law, on_step, trim
+from sightline.accounting.law import Array, Law, on_step, trim_law
 
-FINENESS = 0.022
+AVERAGING_FINENESS = 0.022
 """Lattice step over the spread of the law, for one level of averaging; divided by the root of the number of levels."""
-MOST_POINTS = 6000
+MOST_AVERAGING_POINTS = 6000
 """Above this many lattice points a level of averaging becomes coarser instead of slower."""
 MANY = 2**20
 """More copies than these are averaged on lattices of a sixth of the points, and their first eight bits are enough."""
 NARROWEST = 1e-8
 """Where averaging would make a law narrower than this, fewer copies are averaged: doubles end not far below."""
-FARTHEST = 10**5
+FARTHEST_AVERAGED = 10**5
 """Points of a lattice that reaches down to where the atoms at zero would be; if it took more, they are moved apart."""
 
 
@@ -39,21 +39,21 @@ def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
     Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy (as the mean
     of fewer copies does).
     """
-    copies = max(1, min(copies, int((spread(law) / NARROWEST) ** 2)))
+    copies = max(1, min(copies, int((loss_deviation(law) / NARROWEST) ** 2)))
     if copies > MANY:
-        copies, fineness = rounded_down(copies), Fineness(FINENESS / math.sqrt(5), MOST_POINTS // 6)
+        copies, fineness = rounded_down(copies), Fineness(AVERAGING_FINENESS / math.sqrt(5), MOST_AVERAGING_POINTS // 6)
     else:
-        fineness = Fineness(FINENESS / math.sqrt(max(levels(copies), 5)), MOST_POINTS)
-    power = MeanOf(1, settled(law, fineness, tail))
+        fineness = Fineness(AVERAGING_FINENESS / math.sqrt(max(count_levels(copies), 5)), MOST_AVERAGING_POINTS)
+    power = MeanOf(1, settle_law(law, fineness, tail))
     total: MeanOf | None = None
     rest = copies
     while True:
         if rest & 1:
-            total = power if total is None else weighted(total, power, fineness, tail)
+            total = power if total is None else average_weighted(total, power, fineness, tail)
         rest >>= 1
         if not rest:
             return total.law if total else law
-        power = weighted(power, power, fineness, tail)
+        power = average_weighted(power, power, fineness, tail)
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ def rounded_down(number: int) -> int:
     return number >> shift << shift
 
 
-def levels(copies: int) -> int:
+def count_levels(copies: int) -> int:
     """How many sums the doubling needs."""
     return copies.bit_length() + copies.bit_count() - 2
 
 
-def settled(law: Law, fineness: Fineness, tail: float) -> Law:
+def settle_law(law: Law, fineness: Fineness, tail: float) -> Law:
     """Trimmed to its mass and put on the step that its spread asks for, never finer than it is."""
-    law = trim(law, tail)
-    return on_step(law, max(law.step, wanted_step(law, fineness)))
+    law = trim_law(law, tail)
+    return on_step(law, max(law.step, choose_step(law, fineness)))
 
 
-def wanted_step(law: Law, fineness: Fineness) -> float:
+def choose_step(law: Law, fineness: Fineness) -> float:
     """The step that keeps the relative added variance small and the number of points bounded."""
-    return max(fineness.step * spread(law), law.step * len(law.mass) / fineness.points)
+    return max(fineness.step * loss_deviation(law), law.step * len(law.mass) / fineness.points)
 
 
-def spread(law: Law) -> float:
+def loss_deviation(law: Law) -> float:
     """Standard deviation of the loss under Q."""
     return spread_of(law.loss, law.mass)
 
@@ -98,16 +98,16 @@ def spread_of(loss: Array, mass: Array) -> float:
     return math.sqrt(max(float((mass * (loss - mean) ** 2).sum()) / total, 1e-300))
 
 
-def weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float) -> MeanOf:
+def average_weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float) -> MeanOf:
     """The mean over the copies of both, on a lattice as fine as the result needs."""
     copies = one.copies + other.copies
     share = one.copies / copies
     step = max(one.law.step, other.law.step)
     first, second = on_step(one.law, step), on_step(other.law, step)
-    target = fineness.step * math.hypot(share * spread(first), (1 - share) * spread(second))
+    target = fineness.step * math.hypot(share * loss_deviation(first), (1 - share) * loss_deviation(second))
     finer = max(1, math.floor(step / target + 1e-9))
     law = weighted_sum(first, second, share, finer)
-    return MeanOf(copies, settled(law, fineness, tail))
+    return MeanOf(copies, settle_law(law, fineness, tail))
 
 
 def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
@@ -118,7 +118,7 @@ def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
     top = math.log(share * math.exp(first.loss[-1]) + (1 - share) * math.exp(second.loss[-1]))
     zero = first.zero * second.zero
     lowest = min(start, first.start + log_share, second.start + log_rest)
-    near = (first.zero > 0 or second.zero > 0) and (top - lowest) / step <= FARTHEST
+    near = (first.zero > 0 or second.zero > 0) and (top - lowest) / step <= FARTHEST_AVERAGED
     if near:
         start = lowest
     out = np.zeros(math.ceil((top - start) / step) + 3)
@@ -137,7 +137,7 @@ def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
 
 def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Array, step: float, finer: int) -> None:
     """Add the mass of every pair (i, j) at j * finer + shift[i - j] / step, split over the two points around it."""
-    base, upward = placed(np.maximum(shift / step, -finer * np.maximum(-ahead, 0.0)), step)
+    base, upward = place_on_lattice(np.maximum(shift / step, -finer * np.maximum(-ahead, 0.0)), step)
     for difference, index, share in zip(ahead.astype(int).tolist(), base.tolist(), upward.tolist(), strict=True):
         low, high = max(0, -difference), min(len(second), len(first) - difference)
         pair = first[low + difference : high + difference] * second[low:high]
@@ -150,7 +150,7 @@ def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Arra
 def add_shifted(out: Array, mass: Array, shift: float, step: float, finer: int) -> None:
     """Add a lattice of masses, shifted by a constant."""
     if mass.any():
-        base, upward = placed(np.array([max(shift / step, 0.0)]), step)
+        base, upward = place_on_lattice(np.array([max(shift / step, 0.0)]), step)
         begin, end = int(base[0]), int(base[0]) + finer * (len(mass) - 1) + 1
         out[begin:end:finer] += mass * (1 - upward[0])
         out[begin + 1 : end + 1 : finer] += mass * upward[0]
@@ -166,13 +166,13 @@ def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
     below = shift < 0
     kept = np.exp(shift[below])
     out[0] += float(np.dot(mass[below], kept))
-    base, upward = placed(shift[~below] / step, step)
+    base, upward = place_on_lattice(shift[~below] / step, step)
     np.add.at(out, base, mass[~below] * (1 - upward))
     np.add.at(out, base + 1, mass[~below] * upward)
     return float(np.dot(mass[below], 1 - kept))
 
 
-def placed(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
+def place_on_lattice(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
     """Lattice point below each place (in steps), and the mean-preserving part that goes to the point above it."""
     below = np.floor(place)
     return below.astype(np.int64), np.expm1((place - below) * step) / np.expm1(step)

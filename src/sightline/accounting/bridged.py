@@ -16,8 +16,8 @@ from scipy.special import gammaln, logsumexp
 
 from sightline.accounting.accountant import Accountant, epsilon
 from sightline.accounting.law import Array
-from sightline.accounting.moments import ORDERS, pinned
-from sightline.accounting.renyi import composed_backward, composed_forward, converted
+from sightline.accounting.moments import ORDERS, pin_moments
+from sightline.accounting.renyi import composed_backward, composed_forward, convert_moments
 from sightline.errors import invalid
 from sightline.events import Event, Gaussian
 
@@ -53,16 +53,16 @@ def bridged_moments(release: Bridged) -> Array:
     1.0
     """
     chances: dict[int, float] = {}
-    for shift, chance in _coins(release.own, release.rate, 1).items():
-        for bridged, other in _coins(release.bridges, release.rate, 2).items():
+    for shift, chance in shift_probabilities(release.own, release.rate, 1).items():
+        for bridged, other in shift_probabilities(release.bridges, release.rate, 2).items():
             chances[shift + bridged] = float(np.logaddexp(chances.get(shift + bridged, -math.inf), chance + other))
     shifts = np.array(sorted(chances), dtype=np.float64)
     weights = np.array([chances[int(shift)] for shift in shifts])
     growth = (ORDERS * (ORDERS - 1))[:, None] * shifts[None, :] ** 2 / (2 * release.noise_multiplier**2)
-    return pinned(np.asarray(logsumexp(weights[None, :] + growth, axis=1)))
+    return pin_moments(np.asarray(logsumexp(weights[None, :] + growth, axis=1)))
 
 
-def _coins(count: int, rate: float, reach: int) -> dict[int, float]:
+def shift_probabilities(count: int, rate: float, reach: int) -> dict[int, float]:
     """Shift -> log of its chance: each of `count` coins that falls heads moves the sum by `reach`."""
     if rate == 1 or count == 0:
         return {reach * count: 0.0}
@@ -84,8 +84,8 @@ def bridged_epsilon(
     back = composed_backward(direct)
     if back.missing >= delta:
         return math.inf
-    ahead = converted(composed_forward(direct) + extra, delta)
-    found = max(ahead, converted(back.moments + extra, delta - back.missing))
+    ahead = convert_moments(composed_forward(direct) + extra, delta)
+    found = max(ahead, convert_moments(back.moments + extra, delta - back.missing))
     if accountant is Accountant.RDP:
         return found
     without_coins: dict[Event, int] = dict(direct)

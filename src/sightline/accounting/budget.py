@@ -9,11 +9,11 @@ from sightline.accounting.accountant import Accountant
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.accounting.canonical import Composition
-from sightline.events import Event, scaled
+from sightline.events import Event, scale_noise
 
 
 @dataclass(frozen=True)
-class Line:
+class BudgetLine:
     """One kind of release: `event` at noise one, `times` times; `weight` is its noise over the common one."""
 
     name: str
@@ -23,7 +23,7 @@ class Line:
 
     def at(self, noise: float) -> Event:
         """The event at a common noise; choices and pure releases keep their own epsilon."""
-        return scaled(self.event, self.weight * noise)
+        return scale_noise(self.event, self.weight * noise)
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Budget:
     noise_multiplier: float
     epsilon: float
     delta: float
-    lines: tuple[Line, ...]
+    lines: tuple[BudgetLine, ...]
 
     @property
     def composition(self) -> Composition:
         """All releases at the common noise."""
-        return together(self.lines, self.noise_multiplier)
+        return join_lines(self.lines, self.noise_multiplier)
 
     def noise_of(self, name: str) -> float:
         """The noise multiplier of one line."""
@@ -49,7 +49,7 @@ class Budget:
         return {line.name: epsilon_of({line.at(self.noise_multiplier): line.times}, self.delta) for line in self.lines}
 
 
-def share(lines: Sequence[Line], *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> Budget:
+def share_budget(lines: Sequence[BudgetLine], *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> Budget:
     """The least common noise at which all lines together cost at most (epsilon, delta).
 
     >>> from sightline.events import Exponential, Gaussian, Poisson
@@ -57,12 +57,12 @@ def share(lines: Sequence[Line], *, epsilon: float, delta: float, accountant: Ac
     >>> round(share([*lines, Line("choose", Exponential(0.1), 3)], epsilon=2.0, delta=1e-5).epsilon, 2)
     2.0
     """
-    noise = calibrate(lambda z: together(lines, z), epsilon=epsilon, delta=delta, accountant=accountant)
-    spent = epsilon_of(together(lines, noise), delta, accountant=accountant)
+    noise = calibrate(lambda z: join_lines(lines, z), epsilon=epsilon, delta=delta, accountant=accountant)
+    spent = epsilon_of(join_lines(lines, noise), delta, accountant=accountant)
     return Budget(noise, spent, delta, tuple(lines))
 
 
-def together(lines: Sequence[Line], noise: float) -> dict[Event, int]:
+def join_lines(lines: Sequence[BudgetLine], noise: float) -> dict[Event, int]:
     """All lines as one composition."""
     counts: dict[Event, int] = {}
     for line in lines:

@@ -37,14 +37,14 @@ def calibrate(
         cost = epsilon_of(composition_for(noise), delta, accountant=accountant)
         return math.log(cost / epsilon) if 0 < cost < math.inf else (-30.0 if cost == 0 else 30.0)
 
-    low, high = bracket(excess, epsilon)
-    return narrowed(excess, low, high)
+    low, high = bracket_noise(excess, epsilon)
+    return narrow_bracket(excess, low, high)
 
 
 Point = tuple[float, float]
 
 
-def bracket(excess: Callable[[float], float], epsilon: float) -> tuple[Point, Point]:
+def bracket_noise(excess: Callable[[float], float], epsilon: float) -> tuple[Point, Point]:
     """Two noises, one too small and one large enough, near each other."""
     noise = 1.0
     here = (noise, excess(noise))
@@ -66,7 +66,7 @@ def bracket(excess: Callable[[float], float], epsilon: float) -> tuple[Point, Po
     return here, before
 
 
-def narrowed(excess: Callable[[float], float], low: Point, high: Point) -> float:
+def narrow_bracket(excess: Callable[[float], float], low: Point, high: Point) -> float:
     """Regula falsi in log-log coordinates with the Illinois rule; returns the end that is private enough."""
     (x0, f0), (x1, f1) = (math.log(low[0]), low[1]), (math.log(high[0]), high[1])
     if x0 == x1:

@@ -33,7 +33,7 @@ LEAST_NOISE, MOST_NOISE, MOST_HIDDEN_NOISE = 1e-100, 1e100, 1e7
 """Less noise is none; more is taken for this much, inside wrappers for less. Each costs no less than what it was."""
 
 
-def canonical(events: Composition) -> dict[Event, int]:
+def canonical_form(events: Composition) -> dict[Event, int]:
     """The same composition with Repeat and Product resolved and all Gaussians merged (exactly: precisions add)."""
     counts: Counter[Event] = Counter()
     for event, times in events.items():
@@ -96,13 +96,13 @@ def _(event: Product) -> dict[Event, int]:
 
 @parts_of.register
 def _(event: Poisson) -> dict[Event, int]:
-    inner = simplified(event.event)
-    return parts_of(inner) if event.rate == 1 else wrapped(inner, Poisson(event.rate, inner))
+    inner = simplify_event(event.event)
+    return parts_of(inner) if event.rate == 1 else wrap_event(inner, Poisson(event.rate, inner))
 
 
 @parts_of.register
 def _(event: Pooled) -> dict[Event, int]:
-    inner = simplified(event.event)
+    inner = simplify_event(event.event)
     if event.noises == 1 or not isinstance(inner, Gaussian):  # noises of another kind do not add up to more
         return parts_of(inner)
     return {Gaussian(inner.noise_multiplier * math.sqrt(event.noises) * (1 - 1e-12)): 1}
@@ -110,32 +110,32 @@ def _(event: Pooled) -> dict[Event, int]:
 
 @parts_of.register
 def _(event: Split) -> dict[Event, int]:
-    inner = simplified(event.event)
-    return parts_of(inner) if event.parts == 1 else wrapped(inner, Split(event.parts, inner))
+    inner = simplify_event(event.event)
+    return parts_of(inner) if event.parts == 1 else wrap_event(inner, Split(event.parts, inner))
 
 
 @parts_of.register
 def _(event: WithoutReplacement) -> dict[Event, int]:
-    inner = simplified(event.event)
+    inner = simplify_event(event.event)
     if event.cohort == event.population:
         return parts_of(inner)
-    return wrapped(inner, WithoutReplacement(event.cohort, event.population, inner))
+    return wrap_event(inner, WithoutReplacement(event.cohort, event.population, inner))
 
 
 @parts_of.register
 def _(event: Allocation) -> dict[Event, int]:
-    inner = simplified(event.event)
+    inner = simplify_event(event.event)
     if event.uses == event.steps:
         return {part: times * event.uses for part, times in parts_of(inner).items()}
-    return wrapped(inner, Allocation(event.steps, event.uses, inner))
+    return wrap_event(inner, Allocation(event.steps, event.uses, inner))
 
 
-def wrapped(inner: Event, event: Event) -> dict[Event, int]:
+def wrap_event(inner: Event, event: Event) -> dict[Event, int]:
     """The wrapper, unless there is nothing inside it."""
     return {} if inner == Product(()) else {event: 1}
 
 
-def simplified(event: Event) -> Event:
+def simplify_event(event: Event) -> Event:
     """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one coin."""
     counts = merged_gaussians(parts_of(event))
     counts = {quieter(inner): times for inner, times in counts.items()}
@@ -150,7 +150,7 @@ def quieter(event: Event) -> Event:
     return Gaussian(MOST_HIDDEN_NOISE) if loud else event
 
 
-def inside(event: Event) -> tuple[Event, ...]:
+def inner_events(event: Event) -> tuple[Event, ...]:
     """The events directly inside an event."""
     if isinstance(event, Product):
         return event.events
@@ -160,7 +160,7 @@ def inside(event: Event) -> tuple[Event, ...]:
 
 def kinds_in(event: Event) -> set[type[Event]]:
     """The types of an event and of everything inside it."""
-    return {type(event)}.union(*(kinds_in(inner) for inner in inside(event)))
+    return {type(event)}.union(*(kinds_in(inner) for inner in inner_events(event)))
 
 
 def check_adjacency(counts: Mapping[Event, int]) -> None:

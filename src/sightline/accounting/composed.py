@@ -106,10 +106,10 @@ class Composed:
         return self.start + self.step * point - min(max(back, 0.0), self.step)
 
 
-def compose(total: Sum, order: float) -> Composed:
+def compose_losses(total: Sum, order: float) -> Composed:
     """The law of the sum in the window where, tilted by `order`, all but `OUTSIDE` of it lies."""
     centre = total.cumulants(order)
-    low, high = window(total, order, centre)
+    low, high = choose_window(total, order, centre)
     step = total.step
     first = math.floor((low - total.start) / step)
     points = (high - low) / step
@@ -148,7 +148,7 @@ def log_transform(total: Sum, order: float, size: int) -> tuple[NDArray[np.compl
     least = np.zeros(size // 2 + 1)
     unit = UNIT * (8 * math.log2(size) + 16)
     for losses, times in total.kinds:
-        transform = fft.rfft(folded(tilted_mass(losses, order), size))
+        transform = fft.rfft(fold_masses(tilted_mass(losses, order), size))
         with np.errstate(divide="ignore"):
             log = np.log(transform)
         logs += times * np.maximum(log.real, -1e6) + 1j * (times * log.imag)
@@ -165,7 +165,7 @@ def tilted_mass(losses: Losses, order: float) -> Array:
     return np.asarray(weight / weight.sum())
 
 
-def folded(mass: Array, size: int) -> Array:
+def fold_masses(mass: Array, size: int) -> Array:
     """The masses wrapped around a circle of `size` points."""
     if len(mass) <= size:
         return mass if len(mass) == size else np.pad(mass, (0, size - len(mass)))
@@ -173,7 +173,7 @@ def folded(mass: Array, size: int) -> Array:
     return np.asarray(np.pad(mass, (0, rows * size - len(mass))).reshape(rows, size).sum(axis=0))
 
 
-def window(total: Sum, order: float, centre: Cumulants) -> tuple[float, float]:
+def choose_window(total: Sum, order: float, centre: Cumulants) -> tuple[float, float]:
     """Chernoff bounds on both sides of the tilted sum: outside lies at most `OUTSIDE` each."""
     spread = math.sqrt(max(centre.variance, total.step**2))
     slack = math.log(1 / OUTSIDE)

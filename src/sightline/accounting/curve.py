@@ -14,4 +14,4 @@ class Curve(list[float]):
         if not self:
             return "<p>nothing was released</p>"
         ends = f"{shown.rounded_up(self[0])} after 1, {shown.rounded_up(self[-1])} after {len(self):,}"
-        return shown.curve(f"epsilon at delta = {self.delta:g}: {ends}", self) or f"<p>epsilon: {ends}</p>"
+        return shown.svg_curve(f"epsilon at delta = {self.delta:g}: {ends}", self) or f"<p>epsilon: {ends}</p>"

@@ -5,11 +5,11 @@ from functools import singledispatch
 
 import numpy as np
 
-from sightline.accounting.averaging import mean_of_copies, spread, spread_of
+from sightline.accounting.averaging import mean_of_copies, loss_deviation, spread_of
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
-from sightline.accounting.law import NOTHING, Law, on_step, product, sampled_points, trim
+from sightline.accounting.law import NOTHING, Law, on_step, multiply_laws, sampled_points, trim_law
 from sightline.accounting.lognormal import gaussian_law
-from sightline.accounting.remember import Remembered
+from sightline.accounting.remember import LawCache
 from sightline.events import (
     Allocation,
     Event,
@@ -41,26 +41,26 @@ class NoLaw(Exception):
     """The event has no law here: un-noised, or too strong for its masses to be represented."""
 
 
-@Remembered
+@LawCache
 def lattice_law(event: Event, step: float, tail: float) -> Law:
     """The law of one event on a given lattice: from closed forms where they exist, else from its native law."""
     if isinstance(event, Gaussian):
-        return gaussian_law(checked(event), step, tail)
+        return gaussian_law(check_noise(event), step, tail)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
-        return gaussian_law(checked(event.event), step, tail, rate=event.rate)
+        return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
     if isinstance(event, Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
     return on_step(native_law(event, tail), step)
 
 
-def checked(event: Gaussian) -> float:
+def check_noise(event: Gaussian) -> float:
     """The noise multiplier, when the masses of its law can be represented at all."""
     if event.noise_multiplier < 0.05:
         raise NoLaw
     return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
 
 
-@Remembered
+@LawCache
 def native_law(event: Event, tail: float) -> Law:
     """The law of one event on a lattice as fine as its own spread asks."""
     return law_of(event, tail)
@@ -74,7 +74,7 @@ def law_of(event: Event, tail: float) -> Law:
 
 @law_of.register
 def _(event: Gaussian, tail: float) -> Law:
-    noise = checked(event)
+    noise = check_noise(event)
     return gaussian_law(noise, FINENESS / noise, tail)
 
 
@@ -119,7 +119,7 @@ def _(event: WithoutReplacement, tail: float) -> Law:
 def _(event: Poisson, tail: float) -> Law:
     points = sampled_points(native_law(event.event, tail), event.rate)
     step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
-    return trim(points.on_lattice(step), tail)
+    return trim_law(points.on_lattice(step), tail)
 
 
 @law_of.register
@@ -131,25 +131,25 @@ def _(event: Split, tail: float) -> Law:
 def _(event: Allocation, tail: float) -> Law:
     """Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once; they compose independently."""
     law = NOTHING
-    for block, times in blocks(event):
-        law = joined(law, power(native_law(block, tail), times, tail), tail)
+    for block, times in allocation_blocks(event):
+        law = join_laws(law, repeat_law(native_law(block, tail), times, tail), tail)
     return law
 
 
 @law_of.register
 def _(event: Repeat, tail: float) -> Law:
-    return power(native_law(event.event, tail), event.times, tail)
+    return repeat_law(native_law(event.event, tail), event.times, tail)
 
 
 @law_of.register
 def _(event: Product, tail: float) -> Law:
     law = NOTHING
     for inner in event.events:
-        law = joined(law, native_law(inner, tail), tail)
+        law = join_laws(law, native_law(inner, tail), tail)
     return law
 
 
-def blocks(event: Allocation) -> list[tuple[Event, int]]:
+def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
     """The blocks of an allocation as events with counts.
 
     >>> blocks(Allocation(10, 4, Gaussian(2.0)))[0][1], blocks(Allocation(10, 4, Gaussian(2.0)))[1][1]
@@ -165,24 +165,24 @@ def one_use(steps: int, event: Event) -> Event:
     return event if steps == 1 else Split(steps, event)
 
 
-def joined(one: Law, other: Law, tail: float) -> Law:
+def join_laws(one: Law, other: Law, tail: float) -> Law:
     """The product of two laws on a lattice as fine as the result asks."""
     if one is NOTHING or other is NOTHING:
         return other if one is NOTHING else one
     if one.loss[-1] + other.loss[-1] > FARTHEST or one.start + other.start < -FARTHEST:
         raise NoLaw
     reach = one.step * len(one.mass) + other.step * len(other.mass)
-    step = max(FINENESS * math.hypot(spread(one), spread(other)) / math.sqrt(2), reach / MOST_POINTS)
-    return trim(product(on_step(one, step), on_step(other, step)), tail)
+    step = max(FINENESS * math.hypot(loss_deviation(one), loss_deviation(other)) / math.sqrt(2), reach / MOST_POINTS)
+    return trim_law(multiply_laws(on_step(one, step), on_step(other, step)), tail)
 
 
-def power(law: Law, times: int, tail: float) -> Law:
+def repeat_law(law: Law, times: int, tail: float) -> Law:
     """The law of `times` independent releases, by repeated squaring."""
     result = NOTHING
     while times:
         if times & 1:
-            result = joined(result, law, tail)
+            result = join_laws(result, law, tail)
         times >>= 1
         if times:
-            law = joined(law, law, tail)
+            law = join_laws(law, law, tail)
     return result

@@ -41,7 +41,7 @@ class Headroom:
         [True, True, False, True]
         """
         family = frozenset(events)
-        if any(_below(events, ceiling) for ceiling in self._ceilings.get(family, ())):
+        if any(_epsilon_below(events, ceiling) for ceiling in self._ceilings.get(family, ())):
             return True
         if not self._epsilon(events) <= self.limit:
             return False
@@ -66,5 +66,5 @@ class Headroom:
         self._ahead[family] = ahead
 
 
-def _below(events: Mapping[Event, int], ceiling: Mapping[Event, int]) -> bool:
+def _epsilon_below(events: Mapping[Event, int], ceiling: Mapping[Event, int]) -> bool:
     return all(times <= ceiling[event] for event, times in events.items())

@@ -21,9 +21,9 @@ def to_dp_event(events: Event | Composition) -> Any:
     PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0))
     """
     if isinstance(events, Event):
-        return convert(events)
-    dp = library()
-    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(convert(event), times) for event, times in events.items()])
+        return convert_event(events)
+    dp = load_dp_accounting()
+    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(convert_event(event), times) for event, times in events.items()])
 
 
 def from_dp_event(event: Any) -> Event:
@@ -36,7 +36,7 @@ def from_dp_event(event: Any) -> Event:
         "RandomizedResponseDpEvent": lambda e: Pure(response_epsilon(e.noise_parameter, e.num_buckets)),
         "SelfComposedDpEvent": lambda e: Repeat(e.count, from_dp_event(e.event)),
         "ComposedDpEvent": lambda e: Product(tuple(from_dp_event(inner) for inner in e.events)),
-        "PoissonSampledDpEvent": lambda e: sampled(e.sampling_probability, from_dp_event(e.event)),
+        "PoissonSampledDpEvent": lambda e: sample_event(e.sampling_probability, from_dp_event(e.event)),
         "SampledWithoutReplacementDpEvent": lambda e: WithoutReplacement(
             e.sample_size, e.source_dataset_size, from_dp_event(e.event)
         ),
@@ -47,7 +47,7 @@ def from_dp_event(event: Any) -> Event:
     return readers[name](event)
 
 
-def sampled(rate: float, event: Event) -> Event:
+def sample_event(rate: float, event: Event) -> Event:
     """Poisson sampling; at rate zero nothing is released of the subject."""
     return Poisson(rate, event) if rate > 0 else Product(())
 
@@ -60,48 +60,48 @@ def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
 
 
 @singledispatch
-def convert(event: Event) -> Any:
+def convert_event(event: Event) -> Any:
     """One function per kind that dp_accounting knows."""
     invalid("event", event.kind, "dp_accounting has no event that says the same", "account it with sightline")
 
 
-@convert.register
+@convert_event.register
 def _(event: Gaussian) -> Any:
-    return library().GaussianDpEvent(event.noise_multiplier)
+    return load_dp_accounting().GaussianDpEvent(event.noise_multiplier)
 
 
-@convert.register
+@convert_event.register
 def _(event: Clear) -> Any:
-    return library().NonPrivateDpEvent()
+    return load_dp_accounting().NonPrivateDpEvent()
 
 
-@convert.register
+@convert_event.register
 def _(event: Pure) -> Any:
     """Randomised response with two answers is the worst epsilon-DP release."""
-    return library().RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
+    return load_dp_accounting().RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
 
 
-@convert.register
+@convert_event.register
 def _(event: Poisson) -> Any:
-    return library().PoissonSampledDpEvent(event.rate, convert(event.event))
+    return load_dp_accounting().PoissonSampledDpEvent(event.rate, convert_event(event.event))
 
 
-@convert.register
+@convert_event.register
 def _(event: WithoutReplacement) -> Any:
-    return library().SampledWithoutReplacementDpEvent(event.population, event.cohort, convert(event.event))
+    return load_dp_accounting().SampledWithoutReplacementDpEvent(event.population, event.cohort, convert_event(event.event))
 
 
-@convert.register
+@convert_event.register
 def _(event: Repeat) -> Any:
-    return library().SelfComposedDpEvent(convert(event.event), event.times)
+    return load_dp_accounting().SelfComposedDpEvent(convert_event(event.event), event.times)
 
 
-@convert.register
+@convert_event.register
 def _(event: Product) -> Any:
-    return library().ComposedDpEvent([convert(inner) for inner in event.events])
+    return load_dp_accounting().ComposedDpEvent([convert_event(inner) for inner in event.events])
 
 
-def library() -> Any:
+def load_dp_accounting() -> Any:
     """dp_accounting, imported when it is first needed."""
     import dp_accounting
 

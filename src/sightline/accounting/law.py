@@ -47,7 +47,7 @@ NOTHING = Law(0.0, 1.0, np.ones(1))
 """The law of a release that tells nothing: L = 1."""
 
 
-def resplit(loss: Array, mass: Array, step: float, *, zero: float = 0.0, infinite: float = 0.0) -> Law:
+def resplit_atoms(loss: Array, mass: Array, step: float, *, zero: float = 0.0, infinite: float = 0.0) -> Law:
     """Move atoms at increasing losses onto a lattice that starts at the lowest of them.
 
     Each atom goes to the two lattice points around it, so that its mass and its mean in L are kept.
@@ -66,10 +66,10 @@ def on_step(law: Law, step: float) -> Law:
     """The law on a lattice of another step."""
     if step == law.step:
         return law
-    return resplit(law.loss, law.mass, step, zero=law.zero, infinite=law.infinite)
+    return resplit_atoms(law.loss, law.mass, step, zero=law.zero, infinite=law.infinite)
 
 
-def trim(law: Law, tail: float) -> Law:
+def trim_law(law: Law, tail: float) -> Law:
     """Drop ends that hold at most `tail`: below to zero and the lowest point, above to the top point and infinity."""
     ratio = np.exp(law.loss)
     low = int(np.searchsorted(np.cumsum(law.mass), tail, side="right"))
@@ -88,19 +88,19 @@ def trim(law: Law, tail: float) -> Law:
     return Law(law.start + low * law.step, law.step, mass, zero, infinite)
 
 
-def product(one: Law, other: Law) -> Law:
+def multiply_laws(one: Law, other: Law) -> Law:
     """L1 * L2 for independent releases: the losses add. Direct sums, so that small masses keep all their digits."""
     other = on_step(other, one.step)
     return Law(
         one.start + other.start,
         one.step,
         np.convolve(one.mass, other.mass),
-        either(one.zero, other.zero),
-        either(one.infinite, other.infinite),
+        either_probability(one.zero, other.zero),
+        either_probability(one.infinite, other.infinite),
     )
 
 
-def either(one: float, other: float) -> float:
+def either_probability(one: float, other: float) -> float:
     """The probability that at least one of two independent things happens."""
     return one + other - one * other
 
@@ -116,7 +116,7 @@ class Points:
 
     def on_lattice(self, step: float) -> Law:
         """The law on a lattice that starts at the lowest of them."""
-        return resplit(self.loss, self.mass, step, zero=self.zero, infinite=self.infinite)
+        return resplit_atoms(self.loss, self.mass, step, zero=self.zero, infinite=self.infinite)
 
 
 def sampled_points(law: Law, rate: float) -> Points:
@@ -136,6 +136,6 @@ def sampled_points(law: Law, rate: float) -> Points:
     return Points(loss, mass, zero, rate * law.infinite)
 
 
-def sampled(law: Law, rate: float, step: float) -> Law:
+def sample_law(law: Law, rate: float, step: float) -> Law:
     """The law of Poisson sampling, L -> 1 - g + g L, on a lattice of the given step."""
     return sampled_points(law, rate).on_lattice(step)

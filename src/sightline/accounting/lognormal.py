@@ -102,11 +102,11 @@ def by_quadrature(left: Array, right: Array, s: float) -> tuple[Array, Array]:
     lower, upper = np.empty(len(left)), np.empty(len(left))
     for begin in range(0, len(left), BATCH):
         part = slice(begin, begin + BATCH)
-        lower[part], upper[part] = quadrature(left[part], right[part], s)
+        lower[part], upper[part] = integrate_cells(left[part], right[part], s)
     return lower, upper
 
 
-def quadrature(left: Array, right: Array, s: float) -> tuple[Array, Array]:
+def integrate_cells(left: Array, right: Array, s: float) -> tuple[Array, Array]:
     """Mass sent to the lower and the upper end of each cell."""
     half = (right - left) / 2
     inside = left[:, None] + half[:, None] * (1 + NODES)

@@ -48,12 +48,12 @@ class Losses:
         return np.asarray(self.log_mass + (order * self.step) * self.index)
 
 
-def forward(law: Law) -> Losses:
+def forward_losses_of(law: Law) -> Losses:
     """log L under P: what the mechanism with the subject shows."""
     return Losses(law.start, law.step, law.mass * np.exp(law.loss), law.infinite)
 
 
-def backward(law: Law) -> Losses:
+def backward_losses_of(law: Law) -> Losses:
     """-log L under Q: what the mechanism without the subject shows."""
     return Losses(-float(law.loss[-1]), law.step, np.ascontiguousarray(law.mass[::-1]), law.zero)
 

@@ -12,10 +12,10 @@ from functools import singledispatch
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from sightline.accounting.dominating import NoLaw, blocks, checked
+from sightline.accounting.dominating import NoLaw, allocation_blocks, check_noise
 from sightline.accounting.law import Array, Law
 from sightline.accounting.lognormal import cell_splits
-from sightline.accounting.remember import Remembered
+from sightline.accounting.remember import LawCache
 from sightline.events import (
     Allocation,
     Event,
@@ -52,26 +52,26 @@ class Atoms:
 SURE = Atoms(np.zeros(1), np.ones(1))
 
 
-@Remembered
+@LawCache
 def lower_law(event: Event, step: float) -> Law:
     """A lattice law dominated by the event's."""
     atoms = atoms_for(event, step)
     if len(atoms.loss) < MANY:
         atoms = atoms_for(event, step / 8)
-    return merged(atoms, step)
+    return merge_atoms(atoms, step)
 
 
 def atoms_for(event: Event, width: float) -> Atoms:
     """Atoms of an event, about `width` apart where a closed form gives them."""
     if isinstance(event, Gaussian):
-        return gaussian_atoms(checked(event), width)
+        return gaussian_atoms(check_noise(event), width)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
-        inner = gaussian_atoms(checked(event.event), width, rate=event.rate)
+        inner = gaussian_atoms(check_noise(event.event), width, rate=event.rate)
         return sampled_atoms(inner, event.rate)
     return native_atoms(event)
 
 
-@Remembered
+@LawCache
 def native_atoms(event: Event) -> Atoms:
     """Atoms of an event, as fine as its spread asks."""
     return atoms_of(event)
@@ -85,7 +85,7 @@ def atoms_of(event: Event) -> Atoms:
 
 @atoms_of.register
 def _(event: Gaussian) -> Atoms:
-    return gaussian_atoms(checked(event), FINENESS / event.noise_multiplier)
+    return gaussian_atoms(check_noise(event), FINENESS / event.noise_multiplier)
 
 
 @atoms_of.register
@@ -119,7 +119,7 @@ def _(event: Split) -> Atoms:
 def _(event: Product) -> Atoms:
     held = SURE
     for inner in event.events:
-        held = paired(held, native_atoms(inner), None)
+        held = pair_atoms(held, native_atoms(inner), None)
     return held
 
 
@@ -127,15 +127,15 @@ def _(event: Product) -> Atoms:
 def _(event: Repeat) -> Atoms:
     held, power, rest = SURE, native_atoms(event.event), event.times
     while rest:
-        held = paired(held, power, None) if rest & 1 else held
+        held = pair_atoms(held, power, None) if rest & 1 else held
         rest >>= 1
-        power = paired(power, power, None) if rest else power
+        power = pair_atoms(power, power, None) if rest else power
     return held
 
 
 @atoms_of.register
 def _(event: Allocation) -> Atoms:
-    return native_atoms(Product(tuple(Repeat(times, block) for block, times in blocks(event))))
+    return native_atoms(Product(tuple(Repeat(times, block) for block, times in allocation_blocks(event))))
 
 
 def gaussian_atoms(noise_multiplier: float, width: float, *, rate: float = 1.0) -> Atoms:
@@ -170,7 +170,7 @@ def sampled_atoms(atoms: Atoms, rate: float) -> Atoms:
     return Atoms(np.log1p(rate * np.expm1(atoms.loss)), atoms.mass)
 
 
-def binned(loss: Array, mass: Array, width: float) -> Atoms:
+def bin_atoms(loss: Array, mass: Array, width: float) -> Atoms:
     """Atoms that fall into one bin collapse to their mean in L."""
     base = float(loss.min())
     index = np.floor((loss - base) / width).astype(np.int64)
@@ -182,9 +182,9 @@ def binned(loss: Array, mass: Array, width: float) -> Atoms:
     return Atoms(np.asarray(places + np.log1p(climb[keep] / held[keep])), held[keep])
 
 
-def paired(one: Atoms, other: Atoms, share: float | None) -> Atoms:
+def pair_atoms(one: Atoms, other: Atoms, share: float | None) -> Atoms:
     """The product of two independent ratios, or (with a share) their weighted mean, collapsed into bins."""
-    one, other = thinned(one), thinned(other)
+    one, other = thin_atoms(one), thin_atoms(other)
     mass = np.outer(one.mass, other.mass).ravel()
     if share is None:
         loss = np.add.outer(one.loss, other.loss).ravel()
@@ -194,14 +194,14 @@ def paired(one: Atoms, other: Atoms, share: float | None) -> Atoms:
         spread = math.hypot(share * one.spread, (1 - share) * other.spread)
     keep = mass > 0
     width = max(FINENESS * spread, float(loss.max() - loss.min()) / 20000)
-    return binned(loss[keep], mass[keep], width)
+    return bin_atoms(loss[keep], mass[keep], width)
 
 
-def thinned(atoms: Atoms, most: int = 1500) -> Atoms:
+def thin_atoms(atoms: Atoms, most: int = 1500) -> Atoms:
     """At most about `most` atoms: bins of equal width, by collapsing."""
     if len(atoms.loss) <= most:
         return atoms
-    return binned(atoms.loss, atoms.mass, float(atoms.loss[-1] - atoms.loss[0]) / most)
+    return bin_atoms(atoms.loss, atoms.mass, float(atoms.loss[-1] - atoms.loss[0]) / most)
 
 
 def mean_atoms(atoms: Atoms, copies: int) -> Atoms:
@@ -210,15 +210,15 @@ def mean_atoms(atoms: Atoms, copies: int) -> Atoms:
     held, count = atoms, 0
     while rest:
         if rest & 1:
-            held = power if count == 0 else paired(held, power, count / (count + size))
+            held = power if count == 0 else pair_atoms(held, power, count / (count + size))
             count += size
         rest >>= 1
         if rest:
-            power, size = paired(power, power, 0.5), 2 * size
+            power, size = pair_atoms(power, power, 0.5), 2 * size
     return held
 
 
-def merged(atoms: Atoms, step: float) -> Law:
+def merge_atoms(atoms: Atoms, step: float) -> Law:
     """Neighbouring atoms merged so that all means are lattice points: from both ends towards the middle.
 
     Guarantees: the result is dominated by `atoms` in convex order and has the same mean.
@@ -241,7 +241,7 @@ def merged(atoms: Atoms, step: float) -> Law:
 
 def heaviest_mean(atoms: Atoms, step: float) -> float:
     """log of the mean of the heaviest cell: a lattice point there leaves little over when most mass is in one place."""
-    cells = binned(atoms.loss, atoms.mass, step)
+    cells = bin_atoms(atoms.loss, atoms.mass, step)
     return float(cells.loss[np.argmax(cells.mass)])
 
 

@@ -21,7 +21,7 @@ def sampled_moments(inner: Array, rate: float) -> Array:
         return inner
     a, j = ORDERS[:, None], ORDERS[None, :]
     terms = log_choose() + (a - j) * math.log1p(-rate) + j * math.log(rate) + inner[None, :]
-    return pinned(log_sum(np.where(j <= a, terms, -np.inf)))
+    return pin_moments(log_sum(np.where(j <= a, terms, -np.inf)))
 
 
 def mean_moments(inner: Array, copies: int) -> Array:
@@ -35,7 +35,7 @@ def mean_moments(inner: Array, copies: int) -> Array:
         rest >>= 1
         if rest:
             series = log_convolve(series, series)
-    return pinned(power + LOG_FACTORIAL - ORDERS * math.log(copies))
+    return pin_moments(power + LOG_FACTORIAL - ORDERS * math.log(copies))
 
 
 def overlap_moments(steps: int, uses: int, noise_multiplier: float) -> Array:
@@ -47,7 +47,7 @@ def overlap_moments(steps: int, uses: int, noise_multiplier: float) -> Array:
     log_chance = log_binomial(uses, overlap) + log_binomial(steps - uses, uses - overlap)
     log_chance = log_chance - log_binomial(steps, np.array(float(uses)))
     terms = log_chance[None, :] + ORDERS[:, None] * overlap[None, :] / (2 * noise_multiplier**2)
-    return pinned((ORDERS - 1) * log_sum(terms))
+    return pin_moments((ORDERS - 1) * log_sum(terms))
 
 
 def cohort_moments(inner: Array, rate: float, centred: Array | None = None) -> Array:
@@ -66,13 +66,13 @@ def cohort_moments(inner: Array, rate: float, centred: Array | None = None) -> A
         factor = np.where(ORDERS >= 3, np.minimum(factor, sharp), factor)
     a, j = ORDERS[:, None], ORDERS[None, :]
     terms = np.where((j <= a) & (j >= 2), log_choose() + j * math.log(rate) + factor[None, :], -np.inf)
-    return pinned(np.logaddexp(0.0, log_sum(terms)))
+    return pin_moments(np.logaddexp(0.0, log_sum(terms)))
 
 
 def centred_moments(noise_multiplier: float) -> Array:
     """log E|X - 1|^j for X = exp(s N - s^2/2), j = 0..MOST_ORDER, by quadrature (every term is positive)."""
     s = 1 / noise_multiplier
-    u, log_weight = panels(MOST_ORDER * s + 14.0)
+    u, log_weight = quadrature_panels(MOST_ORDER * s + 14.0)
     exponent = s * u - s * s / 2
     with np.errstate(divide="ignore"):
         near = np.log(np.abs(np.expm1(np.minimum(exponent, 30.0))))
@@ -84,13 +84,13 @@ def centred_moments(noise_multiplier: float) -> Array:
 def sampled_gaussian_moments(noise_multiplier: float, rate: float, orders: Array) -> Array:
     """log E[(1 - g + g X)^a] for X = exp(s N - s^2/2) at real orders a, by quadrature (every term is positive)."""
     s = 1 / noise_multiplier
-    u, log_weight = panels(float(orders.max()) * s + 14.0)
+    u, log_weight = quadrature_panels(float(orders.max()) * s + 14.0)
     ratio = np.log1p(-rate) if rate < 1 else -np.inf
     log_ratio = np.logaddexp(ratio, math.log(rate) + s * u - s * s / 2)
     return np.asarray(np.maximum(log_sum(log_weight[None, :] + orders[:, None] * log_ratio[None, :]), 0.0) + 1e-9)
 
 
-def panels(upper: float) -> tuple[Array, Array]:
+def quadrature_panels(upper: float) -> tuple[Array, Array]:
     """Gauss-Legendre nodes over [-14, upper] and the logarithms of their weights under the standard normal density."""
     edges = np.arange(-14.0, upper, 0.25)
     nodes, weights = np.polynomial.legendre.leggauss(8)
@@ -126,6 +126,6 @@ def log_convolve(one: Array, other: Array) -> Array:
     return log_sum(terms)
 
 
-def pinned(moments: Array) -> Array:
+def pin_moments(moments: Array) -> Array:
     """Moments of order 0 and 1 are one; the others are not below it, and are rounded up."""
     return np.asarray(np.where(ORDERS < 2, 0.0, np.maximum(moments, 0.0) * (1 + 1e-12) + 1e-13))

@@ -10,21 +10,21 @@ from functools import lru_cache
 
 from scipy.special import ndtri
 
-from sightline.accounting.composed import compose
-from sightline.accounting.dominating import blocks, lattice_law, native_law
+from sightline.accounting.composed import compose_losses
+from sightline.accounting.dominating import allocation_blocks, lattice_law, native_law
 from sightline.accounting.law import Law, on_step
 from sightline.accounting.lognormal import log_sampled
 from sightline.accounting.losses import (
     Losses,
     Sum,
-    backward,
-    forward,
+    backward_losses_of,
+    forward_losses_of,
     order_for_delta,
     order_for_epsilon,
 )
 from sightline.accounting.lower import lower_law
 from sightline.accounting.normal import gaussian_delta, gaussian_epsilon
-from sightline.accounting.remember import Remembered
+from sightline.accounting.remember import LawCache
 from sightline.events import Allocation, Event, Gaussian, Poisson
 
 TOLERANCE = 5e-5
@@ -39,11 +39,11 @@ THIN = 4096
 Kinds = list[tuple[Event, int]]
 
 
-def exploded(counts: Mapping[Event, int]) -> Kinds:
+def resolve_allocations(counts: Mapping[Event, int]) -> Kinds:
     """The composition with allocations resolved into their blocks."""
     kinds: Counter[Event] = Counter()
     for event, times in counts.items():
-        for part, repeats in blocks(event) if isinstance(event, Allocation) else [(event, 1)]:
+        for part, repeats in allocation_blocks(event) if isinstance(event, Allocation) else [(event, 1)]:
             kinds[part] += times * repeats
     return list(kinds.items())
 
@@ -53,8 +53,8 @@ def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
     strength = only_gaussian(counts)
     if strength is not None:
         return gaussian_epsilon(strength, delta)
-    kinds = exploded(counts)
-    fit = fitted(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    kinds = resolve_allocations(counts)
+    fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
     first = direction_epsilon(fit.side(forward_losses), delta, fit.order, 0.0)
     order = order_for_delta(Sum(fit.side(thin_backward)), delta)
     return direction_epsilon(fit.side(backward_losses), delta, order, first)
@@ -65,12 +65,12 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
     strength = only_gaussian(counts)
     if strength is not None:
         return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
-    kinds = exploded(counts)
-    fit = fitted(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
+    kinds = resolve_allocations(counts)
+    fit = fit_lattice(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
     order = order_for_epsilon(Sum(fit.side(thin_backward)), epsilon)
     return max(
-        compose(Sum(fit.side(forward_losses)), fit.order).delta(epsilon),
-        compose(Sum(fit.side(backward_losses)), order).delta(epsilon),
+        compose_losses(Sum(fit.side(forward_losses)), fit.order).delta(epsilon),
+        compose_losses(Sum(fit.side(backward_losses)), order).delta(epsilon),
     )
 
 
@@ -87,7 +87,7 @@ def tail_for(kinds: Kinds, delta: float) -> float:
     return float(10.0 ** (4 * math.floor(math.log10(wanted) / 4)))
 
 
-def ladder(step: float) -> float:
+def lower_step(step: float) -> float:
     """The next lower power of the square root of two."""
     return float(2.0 ** (math.floor(2 * math.log2(step)) / 2))
 
@@ -96,41 +96,41 @@ LawKey = tuple[Event, float, float]
 """An event, the step of its lattice, the mass its ends may hold."""
 
 
-@Remembered
+@LawCache
 def forward_losses(event: Event, step: float, tail: float) -> Losses:
     """log L under P for one event on a lattice."""
-    return forward(lattice_law(event, step, tail))
+    return forward_losses_of(lattice_law(event, step, tail))
 
 
-@Remembered
+@LawCache
 def backward_losses(event: Event, step: float, tail: float) -> Losses:
     """-log L under Q for one event on a lattice."""
-    return backward(lattice_law(event, step, tail))
+    return backward_losses_of(lattice_law(event, step, tail))
 
 
-@Remembered
+@LawCache
 def coarse_losses(event: Event, step: float, tail: float) -> Losses:
     """The same on twice the step: the difference shows the discretisation error."""
-    return forward(on_step(lattice_law(event, step, tail), 2 * step))
+    return forward_losses_of(on_step(lattice_law(event, step, tail), 2 * step))
 
 
-@Remembered
+@LawCache
 def thin_law(event: Event, step: float, tail: float) -> Law:
     """The law on a lattice of at most some thousand points: good enough to choose an order."""
     law = lattice_law(event, step, tail)
     return on_step(law, step * max(1, len(law.mass) // THIN))
 
 
-@Remembered
+@LawCache
 def thin_forward(event: Event, step: float, tail: float) -> Losses:
     """log L under P on a thin lattice."""
-    return forward(thin_law(event, step, tail))
+    return forward_losses_of(thin_law(event, step, tail))
 
 
-@Remembered
+@LawCache
 def thin_backward(event: Event, step: float, tail: float) -> Losses:
     """-log L under Q on a thin lattice."""
-    return backward(thin_law(event, step, tail))
+    return backward_losses_of(thin_law(event, step, tail))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Fit:
         return [(losses_of(*key), times) for key, times in self.laws]
 
 
-def fitted(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
+def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
     """The coarsest lattice on which the error of epsilon is within tolerance (or the finest that fits)."""
     step = first_step(kinds, tail)
     for _ in range(12):
@@ -157,7 +157,7 @@ def fitted(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
         allowed = TOLERANCE * max(centre.mean, 0.1 * math.sqrt(centre.variance))
         if error <= allowed or too_many(total, math.sqrt(centre.variance), step / 2):
             break
-        step = ladder(step * max(1 / 16, min(0.71, 0.9 * math.sqrt(allowed / error))))
+        step = lower_step(step * max(1 / 16, min(0.71, 0.9 * math.sqrt(allowed / error))))
     return fit
 
 
@@ -177,7 +177,7 @@ def first_step(kinds: Kinds, tail: float) -> float:
     """A guess from the root mean square spread of one release; not too many points at first."""
     total = sum(times * log_second_moment(event, tail) for event, times in kinds)
     spread = math.sqrt(total / sum(times for _, times in kinds))
-    return ladder(max(COARSE * spread, *(length(event, tail) / FIRST_POINTS for event, _ in kinds), 1e-14))
+    return lower_step(max(COARSE * spread, *(loss_reach(event, tail) / FIRST_POINTS for event, _ in kinds), 1e-14))
 
 
 @lru_cache(maxsize=1024)
@@ -192,7 +192,7 @@ def log_second_moment(event: Event, tail: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def length(event: Event, tail: float) -> float:
+def loss_reach(event: Event, tail: float) -> float:
     """About how far the losses of one release reach."""
     if isinstance(event, Gaussian):
         return -2 * float(ndtri(tail)) / event.noise_multiplier
@@ -216,7 +216,7 @@ def direction_epsilon(kinds: Sequence[tuple[Losses, int]], delta: float, order: 
     if least and bound <= least:
         return least
     for _ in range(8):
-        composed = compose(total, order)
+        composed = compose_losses(total, order)
         bound = min(bound, max(composed.epsilon(delta), 0.0))
         if bound > composed.start or composed.start <= 0:
             break
@@ -238,12 +238,12 @@ def pld_interval(counts: Mapping[Event, int], delta: float) -> tuple[float, floa
     upper = pld_epsilon(counts, delta)
     if only_gaussian(counts) is not None:
         return upper * (1 - 1e-9), upper
-    kinds = exploded(counts)
-    fit = fitted(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    kinds = resolve_allocations(counts)
+    fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
     laws = [(lower_law(event, step), times) for (event, step, _), times in fit.laws]
     lower = 0.0
-    for side in (forward, backward):
+    for side in (forward_losses_of, backward_losses_of):
         total = Sum([(side(law), times) for law, times in laws])
         order = order_for_delta(total, delta)
-        lower = max(lower, *(compose(total, tilt * order).epsilon_lower(delta) for tilt in (1.0, 1.4)))
+        lower = max(lower, *(compose_losses(total, tilt * order).epsilon_lower(delta) for tilt in (1.0, 1.4)))
     return min(lower, upper), upper

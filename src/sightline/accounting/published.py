@@ -52,7 +52,7 @@ def split_moments(noise: float, parts: int, rate: float, steps: int, unsplit_noi
     return steps * sampled_moments(inner, rate)
 
 
-def calibrated(moments_at: Callable[[float], Array], *, epsilon: float, delta: float) -> AsPublished:
+def calibrate_published(moments_at: Callable[[float], Array], *, epsilon: float, delta: float) -> AsPublished:
     """The noise at which the paper's accounting spends exactly (epsilon, delta)."""
     low, high = 1e-2, 1e3
     for _ in range(60):

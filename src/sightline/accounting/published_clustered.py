@@ -7,9 +7,9 @@ again at delta: two guarantees at delta each, and the classic conversion twice.
 import math
 
 from sightline.accounting.accountant import check_delta
-from sightline.accounting.published import AsPublished, calibrated, gaussian_moments, poisson_moments
+from sightline.accounting.published import AsPublished, calibrate_published, gaussian_moments, poisson_moments
 
-NOTICE = "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
+CLUSTERED_NOTICE = "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
 
 
 def clustered_noise(
@@ -34,10 +34,10 @@ def clustered_noise(
     rho = selections * (selection_epsilon * selection_epsilon / 8)
     left = epsilon - rho - 2 * math.sqrt(rho * math.log(1 / delta))
     if left <= 0:
-        return AsPublished(math.inf, NOTICE)
+        return AsPublished(math.inf, CLUSTERED_NOTICE)
     steps = (rounds - 1) * -(-samples // batch_size)
     rate = min(1.0, batch_size / samples)
-    found = calibrated(
+    found = calibrate_published(
         lambda noise: gaussian_moments(noise) + poisson_moments(noise, rate, steps), epsilon=left, delta=delta
     )
-    return AsPublished(found.value, NOTICE)
+    return AsPublished(found.value, CLUSTERED_NOTICE)

@@ -5,7 +5,7 @@ import math
 from sightline.accounting.published import AsPublished
 from sightline.errors import invalid
 
-NOTICE = "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
+H2FDP_NOTICE = "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
 
 CONSTANT = 2.0
 """c2 of the proposition, which the paper does not name; 2 is what moments-accountant papers usually take."""
@@ -24,4 +24,4 @@ def as_published_noise(
             invalid(name, value, "is a positive number")
     if not 0 < delta < 1:
         invalid("delta", delta, "delta lies in (0, 1)")
-    return AsPublished(constant * rate * math.sqrt(steps * math.log(1 / delta)) / epsilon, NOTICE)
+    return AsPublished(constant * rate * math.sqrt(steps * math.log(1 / delta)) / epsilon, H2FDP_NOTICE)

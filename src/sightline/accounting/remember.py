@@ -9,7 +9,7 @@ MOST_POINTS = 2**21
 """Lattice points that one cache keeps (16 MB of doubles)."""
 
 
-class Remembered(Generic[Value]):
+class LawCache(Generic[Value]):
     """A function of hashable arguments whose newest results are kept up to a total number of lattice points."""
 
     def __init__(self, function: Callable[..., Value]) -> None:
@@ -26,13 +26,13 @@ class Remembered(Generic[Value]):
             return self.held[key]
         value = self.function(*key)
         self.held[key] = value
-        self.points += size(value)
+        self.points += count_points(value)
         while self.points > MOST_POINTS and len(self.held) > 1:
             _, dropped = self.held.popitem(last=False)
-            self.points -= size(dropped)
+            self.points -= count_points(dropped)
         return value
 
 
-def size(value: Any) -> int:
+def count_points(value: Any) -> int:
     """Lattice points of a law."""
     return len(value.mass)

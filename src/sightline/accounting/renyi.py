@@ -12,7 +12,7 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
-from sightline.accounting.dominating import NoLaw, blocks, native_law
+from sightline.accounting.dominating import NoLaw, allocation_blocks, native_law
 from sightline.accounting.law import Array, Law
 from sightline.accounting.moments import (
     MOST_ORDER,
@@ -22,7 +22,7 @@ from sightline.accounting.moments import (
     log_sum,
     mean_moments,
     overlap_moments,
-    pinned,
+    pin_moments,
     sampled_gaussian_moments,
     sampled_moments,
 )
@@ -93,7 +93,7 @@ def _(event: Clear) -> Array:
 def _(event: Pure) -> Array:
     """Randomised response is the worst epsilon-DP release: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps))."""
     eps = event.epsilon
-    return pinned(np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps) - np.logaddexp(0.0, eps))
+    return pin_moments(np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps) - np.logaddexp(0.0, eps))
 
 
 @forward_of.register
@@ -148,7 +148,7 @@ def _(event: Split) -> Backward:
 @forward_of.register
 def _(event: Allocation) -> Array:
     """Per order the lesser of the block bound and of eq. (3) of the partitioning paper."""
-    by_blocks = composed_forward(dict(blocks(event)))
+    by_blocks = composed_forward(dict(allocation_blocks(event)))
     if isinstance(event.event, Gaussian):
         return np.minimum(by_blocks, overlap_moments(event.steps, event.uses, event.event.noise_multiplier))
     return by_blocks
@@ -156,7 +156,7 @@ def _(event: Allocation) -> Array:
 
 @backward_of.register
 def _(event: Allocation) -> Backward:
-    return composed_backward(dict(blocks(event)))
+    return composed_backward(dict(allocation_blocks(event)))
 
 
 @forward_of.register
@@ -184,7 +184,7 @@ def of_law(law: Law) -> Backward:
     """log E_Q[L^(1 - a); L > 0] per order, and the mass at zero."""
     held = law.mass > 0
     terms = np.log(law.mass[held])[None, :] + (1 - ORDERS)[:, None] * law.loss[held][None, :]
-    return Backward(pinned(log_sum(terms)), law.zero)
+    return Backward(pin_moments(log_sum(terms)), law.zero)
 
 
 def composed_forward(counts: Mapping[Event, int]) -> Array:
@@ -205,15 +205,15 @@ def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = 
         return gaussian_renyi_epsilon(float(composed_forward(counts)[2]), delta)
     if all(sampled_gaussian(event) for event in counts):
         between = at_orders(low_moments(counts), LOW_ORDERS, delta)
-        return min(between, converted(composed_forward(counts), delta))
-    first = converted(composed_forward(counts), delta)
+        return min(between, convert_moments(composed_forward(counts), delta))
+    first = convert_moments(composed_forward(counts), delta)
     if first >= unless:
         return math.inf
     back = composed_backward(counts)
-    return math.inf if back.missing >= delta else max(first, converted(back.moments, delta - back.missing))
+    return math.inf if back.missing >= delta else max(first, convert_moments(back.moments, delta - back.missing))
 
 
-def converted(moments: Array, delta: float) -> float:
+def convert_moments(moments: Array, delta: float) -> float:
     """D_a + log(1/(a delta))/(a - 1) + log(1 - 1/a), least over orders (Canonne, Kamath and Steinke 2020, Prop. 12)."""
     return at_orders(np.interp(REAL_ORDERS, ORDERS, moments), REAL_ORDERS, delta)
 
@@ -267,7 +267,7 @@ def least_delta(moments: Array, epsilon: float) -> float:
     return math.exp(min(0.0, float(np.min(exponent))))
 
 
-def divergence(event: Event, order: int) -> float:
+def renyi_divergence(event: Event, order: int) -> float:
     """The larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
 
     >>> divergence(Gaussian(2.0), 4)

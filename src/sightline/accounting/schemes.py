@@ -10,7 +10,7 @@ from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.errors import invalid
-from sightline.events import MOST_COUNTED, Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scaled
+from sightline.events import MOST_COUNTED, Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scale_noise
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 """At which a notebook shows what a scheme costs."""
@@ -44,7 +44,7 @@ class Scheme:
     def with_noise(self, noise_multiplier: float) -> "Scheme":
         """The same scheme with another noise; an unsplit part's noise is scaled along."""
         factor = noise_multiplier / self.noise_multiplier
-        return Scheme(self.name, noise_multiplier, tuple((scaled(event, factor), n) for event, n in self.events))
+        return Scheme(self.name, noise_multiplier, tuple((scale_noise(event, factor), n) for event, n in self.events))
 
     def calibrated(self, *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> "Scheme":
         """The scheme with the least noise that costs at most (epsilon, delta).
@@ -56,21 +56,21 @@ class Scheme:
         return self.with_noise(noise)
 
     def _repr_html_(self) -> str:
-        events = shown.table(
+        events = shown.html_table(
             f"{self.name}, noise multiplier {self.noise_multiplier:.6g}", ("event", "times"), self.events
         )
         costs = [(f"{delta:g}", shown.rounded_up(self.epsilon(delta=delta))) for delta in DELTAS]
-        return events + shown.table("upper bounds", ("delta", "epsilon"), costs)
+        return events + shown.html_table("upper bounds", ("delta", "epsilon"), costs)
 
 
 def gaussian(*, noise: float, steps: int) -> Scheme:
     """Every step uses every subject: local releases, full participation."""
-    return Scheme("gaussian", noise, ((Gaussian(noise), counted("steps", steps)),))
+    return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
 
 
 def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     """Each step uses each subject with probability `rate`, independently."""
-    return Scheme("poisson", noise, ((Poisson(rate, Gaussian(noise)), counted("steps", steps)),))
+    return Scheme("poisson", noise, ((Poisson(rate, Gaussian(noise)), check_count("steps", steps)),))
 
 
 def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1) -> Scheme:
@@ -79,8 +79,8 @@ def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1) -> Scheme:
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06
     """
-    event = Allocation(counted("steps", steps), uses, Gaussian(noise))
-    return Scheme("balanced", noise, ((event, counted("epochs", epochs)),))
+    event = Allocation(check_count("steps", steps), uses, Gaussian(noise))
+    return Scheme("balanced", noise, ((event, check_count("epochs", epochs)),))
 
 
 def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
@@ -92,7 +92,7 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     inner: Event = Split(parts, Gaussian(noise))
     if unsplit_noise is not None:
         inner = Product((Gaussian(unsplit_noise), inner))
-    return Scheme("split", noise, ((Poisson(rate, inner), counted("steps", steps)),))
+    return Scheme("split", noise, ((Poisson(rate, inner), check_count("steps", steps)),))
 
 
 def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
@@ -103,7 +103,7 @@ def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | Non
 
 def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     """Random check-ins: each subject opts in with probability `chance`, then takes part once, at a random step."""
-    event = Poisson(chance, Allocation(counted("steps", steps), 1, Gaussian(noise)))
+    event = Poisson(chance, Allocation(check_count("steps", steps), 1, Gaussian(noise)))
     return Scheme("check_ins", noise, ((event, 1),))
 
 
@@ -116,16 +116,16 @@ def clustered(
     >>> [times for _, times in scheme.events]
     [1, 180, 1]
     """
-    batch, rounds = min(counted("batch_size", batch_size), counted("samples", samples)), counted("rounds", rounds)
+    batch, rounds = min(check_count("batch_size", batch_size), check_count("samples", samples)), check_count("rounds", rounds)
     events: list[tuple[Event, int]] = [(Gaussian(noise), 1)]
     if rounds > 1:
         events.append((Poisson(batch / samples, Gaussian(noise)), (rounds - 1) * -(-samples // batch)))
     if selections:
-        events.append((Exponential(selection_epsilon), counted("selections", selections)))
+        events.append((Exponential(selection_epsilon), check_count("selections", selections)))
     return Scheme("clustered", noise, tuple(events))
 
 
-def counted(name: str, value: int) -> int:
+def check_count(name: str, value: int) -> int:
     """A whole number of at least one, and not too large to count to."""
     if not (1 <= value <= MOST_COUNTED and int(value) == value):
         invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")

@@ -25,12 +25,12 @@ from sightline.algorithms import (
     scaffold,
 )
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
-from sightline.algorithms.control import controlled
+from sightline.algorithms.control import wrap_control
 from sightline.algorithms.control_settings import Control
-from sightline.algorithms.upcycle import Upcycle, upcycled
+from sightline.algorithms.upcycle import Upcycle, wrap_upcycle
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
-from sightline.mechanisms import Rule
+from sightline.mechanisms import StateUpdate
 
 REGISTRY: dict[str, Algorithm] = {
     module.ALGORITHM.name: module.ALGORITHM
@@ -53,27 +53,27 @@ REGISTRY: dict[str, Algorithm] = {
     )
 } | {baseline.name: baseline for baseline in hierarchy_baselines.BASELINES}
 
-RULES: dict[str, type[Rule]] = {
+RULES: dict[str, type[StateUpdate]] = {
     rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme_local.Moreau)
 }
 """What clients may be told to keep, by name: real nodes know these and nothing else."""
 
 
-def build(experiment: Experiment) -> tuple[Algorithm, Any]:
+def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
     """The algorithm of an experiment, upcycled and controlled where it says so, and its settings."""
-    algorithm, given = find(experiment.algorithm.name), experiment.algorithm.settings
+    algorithm, given = find_algorithm(experiment.algorithm.name), experiment.algorithm.settings
     rule, control = given.pop("upcycle", None), given.pop("control", None)
     settings = settings_of(algorithm, given)
     algorithm.check(experiment)
     settings = algorithm.complete(settings, experiment)
     if rule is not None:
-        algorithm = upcycled(algorithm, Upcycle.read(rule))
+        algorithm = wrap_upcycle(algorithm, Upcycle.read(rule))
     if control is not None:
-        algorithm = controlled(algorithm, Control.read(control), experiment)
+        algorithm = wrap_control(algorithm, Control.read(control), experiment)
     return algorithm, settings
 
 
-def find(name: str) -> Algorithm:
+def find_algorithm(name: str) -> Algorithm:
     """The algorithm of that name."""
     if name not in REGISTRY:
         invalid("algorithm.name", name, "no such algorithm", did_you_mean(name, list(REGISTRY)))
@@ -98,4 +98,4 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["REGISTRY", "RULES", "Algorithm", "Round", "State", "build", "find", "settings_of"]
+__all__ = ["REGISTRY", "RULES", "Algorithm", "Round", "State", "build_algorithm", "find_algorithm", "settings_of"]

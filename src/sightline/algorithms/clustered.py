@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.algorithms.contract import Found, Round, State
-from sightline.mechanisms import Cohort, Public, combined
+from sightline.algorithms.contract import ClusterState, Round, State
+from sightline.mechanisms import Cohort, Public, combine_public
 from sightline.topology import Channel, client_name, cluster_channel
 
 START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
@@ -35,7 +35,7 @@ def members_of(state: State) -> list[list[int]]:
     return [[n for n, number in enumerate(numbers) if number == m] for m in range(count_of(state))]
 
 
-def assigned(state: State, clusters: Public, how: str) -> State:
+def assign_clusters(state: State, clusters: Public, how: str) -> State:
     """The state with everybody in the given clusters."""
     before = state[ALIKE].value.tolist() if ALIKE in state else [0.0] * len(clusters.value)
     pairs = list(zip(before, clusters.value.tolist(), strict=True))
@@ -47,9 +47,9 @@ def assigned(state: State, clusters: Public, how: str) -> State:
     }
 
 
-def drawn(r: Round, chances: Public) -> Public:
+def draw_clusters(r: Round, chances: Public) -> Public:
     """Every client's cluster, drawn afresh from its row of chances by the server's coins."""
-    return combined(lambda rows: _one_of_each(rows, r), chances)
+    return combine_public(lambda rows: _one_of_each(rows, r), chances)
 
 
 def _one_of_each(rows: Tensor, r: Round) -> Tensor:
@@ -58,11 +58,11 @@ def _one_of_each(rows: Tensor, r: Round) -> Tensor:
     return (ends <= coins.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
 
 
-def chosen(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
+def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
     """Every present client's private choice among all clusters' models, which everybody is shown for it; the absent
     stay where they were."""
     models = [state[cluster_name(m)] for m in range(count_of(state))]
-    show(state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from")
+    show_models(state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from")
     choices = r.select(cohort, models, epsilon=epsilon)
 
     def changed(before: Tensor, *values: Tensor) -> Tensor:
@@ -71,19 +71,19 @@ def chosen(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
             after[client] = value[0]
         return after
 
-    return combined(changed, state[ASSIGNMENT], *choices.values())
+    return combine_public(changed, state[ASSIGNMENT], *choices.values())
 
 
 def moved_to(state: State, r: Round, clusters: Public, how: str) -> State:
     """The state after a change of clusters; newcomers are sent the models of theirs, unless they chose among all."""
-    after = assigned(state, clusters, how)
+    after = assign_clusters(state, clusters, how)
     if how != "chosen":
         new = [frozenset(now) - frozenset(old) for old, now in zip(members_of(state), members_of(after), strict=True)]
-        show(after, r, new, "for new members")
+        show_models(after, r, new, "for new members")
     return after
 
 
-def show(
+def show_models(
     state: State, r: Round, to: Sequence[frozenset[int]], what: str, *, also: frozenset[str] = frozenset()
 ) -> None:
     """Send clusters' models, as they are, to clients who have not got them."""
@@ -96,12 +96,12 @@ def show(
         r.show(shown)
 
 
-def trained(state: State, r: Round, cohort: Cohort) -> State:
+def train_clusters(state: State, r: Round, cohort: Cohort) -> State:
     """Every cluster's present members train from its model, which becomes the mean of theirs; an empty one stays."""
     many: list[tuple[Any, Channel]] = []
     moved = []
     present = frozenset(cohort.members)
-    starts = {cluster_name(m): knowing(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))}
+    starts = {cluster_name(m): with_sources_of(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))}
     for (name, start), members in zip(starts.items(), members_of(state), strict=True):
         here = Cohort(tuple(n for n in members if n in present))
         if here.members:
@@ -111,22 +111,22 @@ def trained(state: State, r: Round, cohort: Cohort) -> State:
     return dict(state) | starts | {name: starts[name] + step for name, step in zip(moved, steps, strict=True)}
 
 
-def knowing(model: Public, other: Public) -> Public:
+def with_sources_of(model: Public, other: Public) -> Public:
     """The model, remembering that what is done with it depends on something else too."""
-    return combined(lambda value, _: value, model, other)
+    return combine_public(lambda value, _: value, model, other)
 
 
-def models(state: State, clients: range) -> dict[int, Public]:
+def current_models(state: State, clients: range) -> dict[int, Public]:
     """Every client's model: its cluster's, or the start while there are no clusters."""
     if ASSIGNMENT not in state:
         return dict.fromkeys(clients, state[START])
     return {n: state[cluster_name(m)] for m, some in enumerate(members_of(state)) for n in some}
 
 
-def found(state: State, facts: Mapping[str, Any] | None = None) -> Found | None:
+def cluster_state(state: State, facts: Mapping[str, Any] | None = None) -> ClusterState | None:
     """Who is where, and whatever else the server knows; None while there are no clusters."""
     if ASSIGNMENT not in state:
         return None
     whole = {"count": count_of(state)} | dict(facts or {})
     cluster_of, alike = (tuple(map(int, state[name].value.tolist())) for name in (ASSIGNMENT, ALIKE))
-    return Found(cluster_of, alike, HOWS[int(state[HOW].value[0])], whole)
+    return ClusterState(cluster_of, alike, HOWS[int(state[HOW].value[0])], whole)

@@ -36,7 +36,7 @@ class Selecting:
         return self.selection_epsilon or 0.0
 
 
-def completed(settings: Any, experiment: Experiment) -> Any:
+def complete_settings(settings: Any, experiment: Experiment) -> Any:
     """The settings with the experiment's rounds, clusters and share of epsilon filled in."""
     epsilon = settings.selection_epsilon
     privacy = experiment.privacy

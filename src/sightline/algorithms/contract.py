@@ -9,7 +9,7 @@ import numpy as np
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.ledger import Release
-from sightline.mechanisms import Cohort, Cohorts, Memory, Pace, Public, Updates
+from sightline.mechanisms import Cohort, Cohorts, StateRule, LocalSchedule, Public, Updates
 from sightline.resources import Cost
 from sightline.topology import Channel
 
@@ -22,7 +22,7 @@ DERIVED = "derived"
 
 
 @dataclass(frozen=True)
-class Effort:
+class WorkStats:
     """Public facts about the work behind a released mean. Where the cohort is a secret they are the same for all."""
 
     learning_rate: float
@@ -35,7 +35,7 @@ class Effort:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class ChannelMean:
     """A channel's released mean, with public facts by which it can be read as a gradient."""
 
     channel: Channel
@@ -51,9 +51,9 @@ class Round(Protocol):
 
     time: int
     clients: range
-    planned: Pace
+    planned: LocalSchedule
     """Local steps and step size of the experiment file."""
-    pace: Pace
+    pace: LocalSchedule
     """Those of this round."""
     most_steps: int | None
     """The most local steps that any round may ask for: what its claims must hold for."""
@@ -72,7 +72,7 @@ class Round(Protocol):
     def gathers(self) -> tuple[Channel, ...]:
         """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
 
-    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
         """Ask other local steps, step sizes or participation of this round, decided from public values only.
 
         Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
@@ -81,7 +81,7 @@ class Round(Protocol):
         """
 
     @property
-    def heard(self) -> Sequence[Sequence[Heard]]:
+    def heard(self) -> Sequence[Sequence[ChannelMean]]:
         """What was released in this round so far: one list a gathering, in the order of its channels."""
 
     def most_often(self, channel: Channel) -> float:
@@ -106,7 +106,7 @@ class Round(Protocol):
     def coins(self) -> np.random.Generator:
         """The server's own coins of this round, for draws from public probabilities."""
 
-    def effort(self, cohort: Cohort) -> Effort:
+    def effort(self, cohort: Cohort) -> WorkStats:
         """How much work the cohort's mean update is the mean of."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
@@ -116,7 +116,7 @@ class Round(Protocol):
         """All clients, openly."""
 
     def train(
-        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: Memory | None = None, **terms: Any
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **terms: Any
     ) -> Updates:
         """Local training of the cohort from one model or from one model each; private until released.
 
@@ -149,7 +149,7 @@ class Round(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterState:
     """Clusters as an algorithm's state has them: public values only."""
 
     cluster_of: tuple[int, ...]
@@ -206,7 +206,7 @@ def one_gathering(settings: Any, steps: int) -> int:
     return 1
 
 
-def never(state: State) -> bool:
+def never_ends(state: State) -> bool:
     """The rounds decide when a run is over."""
     return False
 
@@ -253,11 +253,11 @@ class Algorithm:
     """How many cohorts of each channel it draws."""
     complete: Callable[[Any, Experiment], Any] = as_given
     """Fills in settings that follow from the rest of the experiment."""
-    found: Callable[[State], Found | None] = no_clusters
+    found: Callable[[State], ClusterState | None] = no_clusters
     """The clusters that a state has, for lines of sight, evaluation and report."""
     aggregations: Callable[[Any, int], int] = one_gathering
     """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
-    finished: Callable[[State], bool] = never
+    finished: Callable[[State], bool] = never_ends
     """Whether there is nothing left to do before the rounds are over."""
     ending: str = ""
     """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""

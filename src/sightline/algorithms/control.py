@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from sightline.algorithms.contract import Algorithm, Round, State
-from sightline.algorithms.control_costs import priced, rates, with_noise
-from sightline.algorithms.control_estimates import Slope, diversity, of_round, sgd_noise, smoothness
-from sightline.algorithms.control_search import Choice, Prospects, intervals, search
+from sightline.algorithms.control_costs import price_interval, participation_rates, with_noise
+from sightline.algorithms.control_estimates import Slope, estimate_diversity, of_round, sgd_noise, estimate_smoothness
+from sightline.algorithms.control_search import Choice, Prospects, candidate_intervals, search_choice
 from sightline.algorithms.control_settings import Control, check_control
 from sightline.algorithms.theory_h2fdp import largest_gamma
 from sightline.config import Experiment
-from sightline.mechanisms import Pace, Public
+from sightline.mechanisms import LocalSchedule, Public
 
 PREFIX = "pace of control"
 GRADIENT, POINT = f"{PREFIX} gradient", f"{PREFIX} point"
@@ -41,7 +41,7 @@ class Progress:
         return Public(torch.tensor([self.steps_done, self.beta, self.variance]), sources)
 
 
-def controlled(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:
+def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:
     """The algorithm with its pace chosen before every round.
 
     Guarantees: choices depend on released values and public facts only; nobody takes part more often, no interval is
@@ -57,16 +57,16 @@ def controlled(base: Algorithm, control: Control, experiment: Experiment) -> Alg
         known = Progress.read(state, first)
         aggregations = base.aggregations(settings, tau)
         left = max(1, total - int(known.steps_done))
-        taus = intervals(left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations)
+        taus = candidate_intervals(left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations)
         if not tables:
-            tables.append(priced(r, aggregations))
+            tables.append(price_interval(r, aggregations))
         here = with_noise(tables[0], r)
-        choice = search(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
+        choice = search_choice(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
         gamma = min(experiment.local.learning_rate, largest_gamma(choice.tau, rounds, known.beta))
-        r.set_pace(Pace(choice.tau, gamma, rates(r, choice.trusted, choice.untrusted)), most_steps=control.tau_max)
+        r.set_pace(LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)), most_steps=control.tau_max)
         after = base.round({n: v for n, v in state.items() if not n.startswith(PREFIX)}, r, settings)
-        told(r, choice, gamma)
-        return dict(after) | remembered(
+        note_decision(r, choice, gamma)
+        return dict(after) | update_control(
             state, r, base, replace(known, steps_done=known.steps_done + choice.tau), control
         )
 
@@ -79,7 +79,7 @@ def controlled(base: Algorithm, control: Control, experiment: Experiment) -> Alg
     )
 
 
-def told(r: Round, choice: Choice, gamma: float) -> None:
+def note_decision(r: Round, choice: Choice, gamma: float) -> None:
     """Write the decision into the round's metrics: everything in it is public."""
     r.note(
         tau=choice.tau,
@@ -92,15 +92,15 @@ def told(r: Round, choice: Choice, gamma: float) -> None:
     )
 
 
-def remembered(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
+def update_control(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
     """The next state of control: steps done, the gradient that the round's releases show, and where it was taken."""
     start = base.models(state, r.clients)
     if not r.heard or not isinstance(start, Public):
         return {PREFIX: now.written(frozenset())}
     shares = [r.shares([heard.channel for heard in gathering]) for gathering in r.heard]
     slope = of_round(r.heard, shares)
-    beta = secant(state, slope, start, now)
-    zeta, sigma = diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
+    beta = secant_smoothness(state, slope, start, now)
+    zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
     r.note(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
     sources = start.sources.union(*(heard.value.sources for gathering in r.heard for heard in gathering))
@@ -111,9 +111,9 @@ def remembered(state: State, r: Round, base: Algorithm, now: Progress, control: 
     }
 
 
-def secant(state: State, slope: Slope, start: Public, now: Progress) -> float:
+def secant_smoothness(state: State, slope: Slope, start: Public, now: Progress) -> float:
     """The smoothness between this round's start and the last one's; zero in the first round."""
     if GRADIENT not in state:
         return 0.0
     before = Slope(state[GRADIENT].value, now.variance)
-    return smoothness(slope, before, start.value - state[POINT].value)
+    return estimate_smoothness(slope, before, start.value - state[POINT].value)

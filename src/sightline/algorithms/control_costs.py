@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from sightline.algorithms.contract import Round
-from sightline.algorithms.control_search import Floats, Prospects, candidates
+from sightline.algorithms.control_search import Floats, Prospects, candidate_counts
 
 
-def rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
+def participation_rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
     """Participation by channel: so many devices of every subnet in the mean, nowhere more often than planned."""
     wanted = {True: trusted, False: untrusted}
     asked = {}
@@ -20,16 +20,16 @@ def rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
     return asked
 
 
-def priced(r: Round, aggregations: int) -> Prospects:
+def price_interval(r: Round, aggregations: int) -> Prospects:
     """Energy and delay of an interval: every local aggregation gathers once, and the edges send up once."""
 
     def cost(trusted: int, untrusted: int) -> tuple[float, float]:
-        gathering, lifting = r.price(rates(r, trusted, untrusted))
+        gathering, lifting = r.price(participation_rates(r, trusted, untrusted))
         whole = gathering.times(aggregations) + lifting
         return whole.energy_joule, whole.delay_seconds
 
-    mine, others = candidates(most_devices(r, trusted=True)), candidates(most_devices(r, trusted=False))
-    table = _table(mine, others, cost)
+    mine, others = candidate_counts(most_devices(r, trusted=True)), candidate_counts(most_devices(r, trusted=False))
+    table = cost_table(mine, others, cost)
     return Prospects(mine, others, table[..., 0], table[..., 1], np.zeros((len(mine), len(others))))
 
 
@@ -38,7 +38,7 @@ def with_noise(costs: Prospects, r: Round) -> Prospects:
     shares = dict(zip((c.name for c in r.channels), r.shares(r.channels), strict=True))
 
     def noise(trusted: int, untrusted: int) -> tuple[float]:
-        asked = rates(r, trusted, untrusted)
+        asked = participation_rates(r, trusted, untrusted)
         return (
             math.fsum(
                 (shares[c.name] * r.noise_multiplier(c)) ** 2
@@ -47,7 +47,7 @@ def with_noise(costs: Prospects, r: Round) -> Prospects:
             ),
         )
 
-    return replace(costs, noise=_table(costs.trusted, costs.untrusted, noise)[..., 0])
+    return replace(costs, noise=cost_table(costs.trusted, costs.untrusted, noise)[..., 0])
 
 
 def most_devices(r: Round, *, trusted: bool) -> int:
@@ -56,5 +56,5 @@ def most_devices(r: Round, *, trusted: bool) -> int:
     return max(1, math.floor(max(found) + 1e-9)) if found else 0
 
 
-def _table(rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]) -> Floats:
+def cost_table(rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]) -> Floats:
     return np.array([[value(row, column) for column in columns] for row in rows])

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sightline.algorithms.contract import Heard
+from sightline.algorithms.contract import ChannelMean
 
 CLEAR = 3.0
 """A squared length counts when it is so many standard deviations of its noise above it."""
@@ -41,13 +41,13 @@ class Slope:
         return left if left > CLEAR * spread else 0.0
 
 
-def slope(heard: Heard) -> Slope:
+def slope_of(heard: ChannelMean) -> Slope:
     """The gradient behind one release."""
     reach = max(heard.reach, 1e-30)
     return Slope(heard.value.value / -reach, (heard.noise_std / reach) ** 2)
 
 
-def mean(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
+def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
     """The weighted mean of independent slopes."""
     value = torch.zeros_like(slopes[0].value)
     for one, share in zip(slopes, shares, strict=True):
@@ -55,35 +55,35 @@ def mean(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
     return Slope(value, math.fsum(share**2 * one.variance for one, share in zip(slopes, shares, strict=True)))
 
 
-def of_round(heard: Sequence[Sequence[Heard]], shares: Sequence[Sequence[float]]) -> Slope:
+def of_round(heard: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
     """The global gradient of a round: the mean over its gatherings, each by the shares of its channels."""
-    found = [mean(list(map(slope, one)), weights) for one, weights in zip(heard, shares, strict=True)]
-    return mean(found, [1 / len(found)] * len(found))
+    found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(heard, shares, strict=True)]
+    return mean_slope(found, [1 / len(found)] * len(found))
 
 
-def smoothness(now: Slope, before: Slope, move: Tensor) -> float:
+def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
     """|g - g'| / |w - w'|: the secant, a lower estimate of beta; zero where noise covers it."""
     distance = float(move.double().square().sum())
     return math.sqrt(now.minus(before).square / distance) if distance > 0 else 0.0
 
 
-def diversity(gathering: Sequence[Heard], shares: Sequence[float]) -> float:
+def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]) -> float:
     """zeta: the root of the mean squared distance of the channels' gradients from the global one."""
-    channels = list(map(slope, gathering))
+    channels = list(map(slope_of, gathering))
     found = []
     for place in range(len(channels)):
         against_mean = [float(other == place) - share for other, share in enumerate(shares)]
-        found.append(shares[place] * mean(channels, against_mean).square)
+        found.append(shares[place] * mean_slope(channels, against_mean).square)
     return math.sqrt(math.fsum(found))
 
 
-def sgd_noise(heard: Sequence[Sequence[Heard]]) -> float:
+def sgd_noise(heard: Sequence[Sequence[ChannelMean]]) -> float:
     """sigma: how much a subnet's gradient changes from one gathering of a round to the next; needs two gatherings.
 
     An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
     """
     found = [
-        slope(after).minus(slope(before)).square / 2
+        slope_of(after).minus(slope_of(before)).square / 2
         for earlier, later in pairwise(heard)
         for before, after in zip(earlier, later, strict=False)
         if before.channel.name == after.channel.name

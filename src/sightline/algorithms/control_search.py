@@ -55,7 +55,7 @@ class Choice:
         return self.energy + self.delay + self.accuracy
 
 
-def search(
+def search_choice(
     prospects: Prospects, weights: Weights, *, left: int, taus: Iterable[int], planned_tau: int, planned_steps: int
 ) -> Choice:
     r"""The (tau, s, s') with the least a1 (left / tau) E(s) + a2 (left / tau) D(s) + a3 tau nu(s).
@@ -65,7 +65,7 @@ def search(
 
     Guarantees: no candidate has a smaller objective; of equal ones the shortest interval with the fewest devices.
     """
-    e, d, n = (_relative(table) for table in (prospects.energy, prospects.delay, prospects.noise))
+    e, d, n = (relative_to_full(table) for table in (prospects.energy, prospects.delay, prospects.noise))
     best: tuple[float, Choice] | None = None
     for tau in taus:
         share, length = left / tau * planned_tau / planned_steps, tau / planned_tau
@@ -81,13 +81,13 @@ def search(
     return best[1]
 
 
-def _relative(table: Floats) -> Floats:
+def relative_to_full(table: Floats) -> Floats:
     """By the value of full participation; a cost that is nothing there is nothing anywhere."""
     whole = float(table[-1, -1])
     return table / whole if whole > 0 else np.zeros_like(table)
 
 
-def candidates(most: int) -> tuple[int, ...]:
+def candidate_counts(most: int) -> tuple[int, ...]:
     """Participation numbers to try: 1 .. most, thinned when there are many; (0,) where there is nobody to ask.
 
     >>> candidates(5), candidates(0), len(candidates(1000)), candidates(1000)[-1]
@@ -99,7 +99,7 @@ def candidates(most: int) -> tuple[int, ...]:
     return tuple(int(value) for value in np.unique(np.round(spread).astype(np.int64)))
 
 
-def intervals(*, left: int, rounds_left: int, tau_max: int, aggregations: int) -> Sequence[int]:
+def candidate_intervals(*, left: int, rounds_left: int, tau_max: int, aggregations: int) -> Sequence[int]:
     """The lengths tau to choose from: multiples of the number of local aggregations, up to tau_max and what is left.
 
     Never so short that the steps that are left would need more intervals than the noise was calibrated for.

@@ -33,7 +33,7 @@ class Control:
         for key, value in given.items():
             if key not in KEYS:
                 invalid(f"algorithm.control.{key}", value, "no such key", did_you_mean(str(key), KEYS))
-        weights = [_weight(key, given.get(key, 1.0)) for key in ("energy", "delay", "accuracy")]
+        weights = [_read_weight(key, given.get(key, 1.0)) for key in ("energy", "delay", "accuracy")]
         if not weights[2] > 0:
             law = "without a weight on accuracy the cheapest choice is to train hardly at all"
             invalid("algorithm.control.accuracy", weights[2], law, "give a positive weight")
@@ -43,12 +43,12 @@ class Control:
         beta = given.get("smoothness")
         if beta == "estimate":
             return cls(Weights(*weights), tau_max, estimated=True)
-        if beta is not None and not _weight("smoothness", beta) > 0:
+        if beta is not None and not _read_weight("smoothness", beta) > 0:
             invalid("algorithm.control.smoothness", beta, 'is a positive number, or "estimate"')
         return cls(Weights(*weights), tau_max, beta if beta is None else float(beta))
 
 
-def _weight(key: str, value: Any) -> float:
+def _read_weight(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         invalid(f"algorithm.control.{key}", value, "is a number >= 0", EXAMPLE)
     return float(value)

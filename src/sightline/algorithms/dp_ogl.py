@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from sightline.algorithms.contract import Algorithm, Round, State
-from sightline.mechanisms import Public, combined
+from sightline.mechanisms import Public, combine_public
 from sightline.topology import Channel
 
 START = "start"
@@ -18,25 +18,25 @@ class DPOGL:
     """DP-OGL has no settings of its own: structure, groups and period are the topology's."""
 
 
-def init(start: Public, clients: range, settings: DPOGL) -> State:
+def init_state(start: Public, clients: range, settings: DPOGL) -> State:
     """Line 1: every group begins with the same model."""
     return {START: start}
 
 
-def round_(state: State, r: Round, settings: DPOGL) -> State:
+def run_round(state: State, r: Round, settings: DPOGL) -> State:
     """Lines 4-25: one epoch of every group, each with a cohort and a noise of its own."""
     merging = (r.time - 1) % r.period == 0  # line 9
     if merging:
         show_to_newcomers(state, r)
     many = []
     for channel in r.channels:
-        starts = merged(state, r.channels, channel) if merging else model_of(state, channel.name)  # lines 9-16
+        starts = merge_models(state, r.channels, channel) if merging else model_of(state, channel.name)  # lines 9-16
         cohort = r.sample(channel)  # line 17
         many.append((r.train(cohort, starts), channel))  # lines 18-20, 29-36
-    return moved(state, r.channels, r.release_means(many))  # lines 21-25
+    return move_models(state, r.channels, r.release_means(many))  # lines 21-25
 
 
-def moved(state: State, channels: tuple[Channel, ...], steps: list[Public]) -> State:
+def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public]) -> State:
     """Line 24, and who is in which group now."""
     found = dict(state)
     for channel, step in zip(channels, steps, strict=True):
@@ -55,10 +55,10 @@ def model_of(state: State, name: str) -> Public:
     return state.get(name, state[START])
 
 
-def merged(state: State, channels: tuple[Channel, ...], channel: Channel) -> Mapping[int, Public]:
+def merge_models(state: State, channels: tuple[Channel, ...], channel: Channel) -> Mapping[int, Public]:
     """Lines 11-13 and 26-28: every member starts from the mean of the models of all its groups."""
     groups = groups_of({other.name: other.members for other in channels})
-    means = {names: mean([model_of(state, name) for name in names]) for names in set(groups.values())}
+    means = {names: mean_model([model_of(state, name) for name in names]) for names in set(groups.values())}
     return {worker: means[groups[worker]] for worker in channel.members}
 
 
@@ -71,11 +71,11 @@ def groups_of(members: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ..
     return found
 
 
-def mean(models: list[Public]) -> Public:
+def mean_model(models: list[Public]) -> Public:
     """The mean of public models; of one model, that model itself."""
     if len(models) == 1:
         return models[0]
-    return combined(lambda *values: torch.stack(values).double().mean(0).float(), *models)
+    return combine_public(lambda *values: torch.stack(values).double().mean(0).float(), *models)
 
 
 def show_to_newcomers(state: State, r: Round) -> None:
@@ -102,10 +102,10 @@ def known_members(state: State) -> dict[str, tuple[int, ...]]:
     }
 
 
-def models(state: State, clients: range) -> dict[int, Public]:
+def current_models(state: State, clients: range) -> dict[int, Public]:
     """Worker n's personal model: the mean of its groups' models (constraint of eq. (1))."""
     groups = groups_of(known_members(state))
-    means = {names: mean([model_of(state, name) for name in names]) for names in set(groups.values())}
+    means = {names: mean_model([model_of(state, name) for name in names]) for names in set(groups.values())}
     return {client: means[groups[client]] if client in groups else state[START] for client in clients}
 
 
@@ -115,4 +115,4 @@ SAYS = (
     "started afresh for every group and epoch, so nothing crosses between groups but released models."
 )
 
-ALGORITHM = Algorithm("dp_ogl", DPOGL, init, round_, models, says=SAYS, topologies=("groups",))
+ALGORITHM = Algorithm("dp_ogl", DPOGL, init_state, run_round, current_models, says=SAYS, topologies=("groups",))

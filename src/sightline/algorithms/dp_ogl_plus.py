@@ -21,7 +21,7 @@ class DPOGLPlus:
     """DP-OGL+ has no settings of its own: structure, groups and period are the topology's."""
 
 
-def round_(state: State, r: Round, settings: DPOGLPlus) -> State:
+def run_round(state: State, r: Round, settings: DPOGLPlus) -> State:
     """One epoch: the first of an interval names where everybody starts, the last one trains and releases."""
     if (r.time - 1) % r.period == 0:
         dp_ogl.show_to_newcomers(state, r)
@@ -30,10 +30,10 @@ def round_(state: State, r: Round, settings: DPOGLPlus) -> State:
         return state
     many = []
     for channel in r.channels:
-        starts = dp_ogl.merged(state, r.channels, channel)
+        starts = dp_ogl.merge_models(state, r.channels, channel)
         wide = for_interval(channel, r.period)
         many.append((r.train(r.sample(channel), starts, repeat=r.period), wide))
-    return dp_ogl.moved(state, r.channels, r.release_means(many))
+    return dp_ogl.move_models(state, r.channels, r.release_means(many))
 
 
 def for_interval(channel: Channel, period: int) -> Channel:
@@ -49,15 +49,15 @@ def show_starts(state: State, r: Round) -> None:
     """
     shown = []
     for channel in r.channels:
-        starts = dp_ogl.merged(state, r.channels, channel)
-        value = dp_ogl.mean(list({id(start): start for start in starts.values()}.values()))
+        starts = dp_ogl.merge_models(state, r.channels, channel)
+        value = dp_ogl.mean_model(list({id(start): start for start in starts.values()}.values()))
         if value.sources:
             shown.append((value, channel, channel.audience, "where an interval starts, counted as seen"))
     if shown:
         r.show(shown)
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Whole intervals only, and privacy of clients: the steps of single examples are counted per epoch elsewhere."""
     period = experiment.topology.settings.get("period", 1)
     if isinstance(period, int) and period >= 1 and experiment.rounds % period:
@@ -68,7 +68,7 @@ def check(experiment: Experiment) -> None:
         refuse("privacy.unit", "sample", law, 'use unit = "client", or algorithm.name = "dp_ogl"')
 
 
-def cohorts(experiment: Experiment) -> Cohorts:
+def count_cohorts(experiment: Experiment) -> Cohorts:
     """One cohort of each group at the end of every interval."""
     period = int(experiment.topology.settings.get("period", 1))
     return Cohorts(experiment.rounds // period, period)
@@ -79,11 +79,11 @@ SAYS = dp_ogl.SAYS + " Each sampled worker trains alone through an interval; not
 ALGORITHM = Algorithm(
     "dp_ogl_plus",
     DPOGLPlus,
-    dp_ogl.init,
-    round_,
-    dp_ogl.models,
+    dp_ogl.init_state,
+    run_round,
+    dp_ogl.current_models,
     says=SAYS,
-    check=check,
+    check=check_experiment,
     topologies=("groups",),
-    cohorts=cohorts,
+    cohorts=count_cohorts,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sightline.mechanisms import clip
+from sightline.mechanisms import clip_update
 
 Train = Callable[[Tensor], Tensor]
 """start -> update of one worker's local training."""
@@ -36,5 +36,5 @@ def alone_sum(start: Tensor, workers: Sequence[Train], *, period: int, clip_norm
 
 
 def _clipped(updates: Sequence[Tensor], period: int, clip_norm: float, start: Tensor) -> Tensor:
-    bounded = [clip(update, clip_norm=math.sqrt(period) * clip_norm).value for update in updates]
+    bounded = [clip_update(update, clip_norm=math.sqrt(period) * clip_norm).value for update in updates]
     return torch.stack(bounded).sum(0) if bounded else torch.zeros_like(start)

@@ -13,12 +13,12 @@ class FedAvg:
     server_learning_rate: float = 1.0
 
 
-def init(start: Public, clients: range, settings: FedAvg) -> State:
+def init_state(start: Public, clients: range, settings: FedAvg) -> State:
     """Line 2: one global model."""
     return {"model": start}
 
 
-def round_(state: State, r: Round, settings: FedAvg) -> State:
+def run_round(state: State, r: Round, settings: FedAvg) -> State:
     """Lines 3-8: a cohort trains from the global model, which moves by the mean of its updates."""
     cohort = r.sample()  # lines 4-5
     updates = r.train(cohort, state["model"])  # lines 6-7, ClientUpdate
@@ -26,9 +26,9 @@ def round_(state: State, r: Round, settings: FedAvg) -> State:
     return {"model": state["model"] + settings.server_learning_rate * step}
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
-ALGORITHM = Algorithm("fedavg", FedAvg, init, round_, models)
+ALGORITHM = Algorithm("fedavg", FedAvg, init_state, run_round, current_models)

@@ -19,21 +19,21 @@ class FedAvgM:
             invalid("algorithm.server_momentum", self.server_momentum, "lies in [0, 1)", "0 is FedAvg")
 
 
-def init(start: Public, clients: range, settings: FedAvgM) -> State:
+def init_state(start: Public, clients: range, settings: FedAvgM) -> State:
     """One global model at rest."""
     return {"model": start, "velocity": 0.0 * start}
 
 
-def round_(state: State, r: Round, settings: FedAvgM) -> State:
+def run_round(state: State, r: Round, settings: FedAvgM) -> State:
     """v <- beta v + mean update; w <- w + eta v. The server works on what was released: post-processing."""
     updates = r.train(r.sample(), state["model"])
     velocity = settings.server_momentum * state["velocity"] + r.release_mean(updates)
     return {"model": state["model"] + settings.server_learning_rate * velocity, "velocity": velocity}
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
-ALGORITHM = Algorithm("fedavgm", FedAvgM, init, round_, models)
+ALGORITHM = Algorithm("fedavgm", FedAvgM, init_state, run_round, current_models)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
 from sightline.errors import invalid
-from sightline.mechanisms import Memory, Moved, Public
+from sightline.mechanisms import StateRule, LocalResult, Public
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class FedDyn:
             invalid("algorithm.alpha", self.alpha, "the regularisation is positive", "e.g. 0.01")
 
 
-def init(start: Public, clients: range, settings: FedDyn) -> State:
+def init_state(start: Public, clients: range, settings: FedDyn) -> State:
     """One global model and h = 0; every client's gradient memory is 0 until it takes part."""
     return {"model": start, "drift": 0.0 * start}
 
 
-def round_(state: State, r: Round, settings: FedDyn) -> State:
+def run_round(state: State, r: Round, settings: FedDyn) -> State:
     r"""Client k minimises L_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2 and keeps g_k <- g_k - alpha (w_k - w_t).
 
     The server: h <- h - alpha / m sum_{k in P} (w_k - w_t);  w <- mean_{k in P} w_k - h / alpha. Both sums are the
@@ -49,20 +49,20 @@ class GradientMemory:
         """-g_k."""
         return -own
 
-    def update(self, moved: Moved) -> Tensor:
+    def update(self, moved: LocalResult) -> Tensor:
         """g_k - alpha (w_k - w_t)."""
         return moved.old - self.alpha * (moved.end - moved.start)
 
-    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+    def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
         """The gradient as a memory."""
-        return Memory("gradient", update=self.update, linear=self.linear, sources=sources, rule=self)
+        return StateRule("gradient", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
 SAYS = "Clients keep their gradient memories to themselves; the server's drift is computed from released means."
 
-ALGORITHM = Algorithm("feddyn", FedDyn, init, round_, models, says=SAYS, check=keeps_state("feddyn"))
+ALGORITHM = Algorithm("feddyn", FedDyn, init_state, run_round, current_models, says=SAYS, check=keeps_state("feddyn"))

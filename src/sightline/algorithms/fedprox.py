@@ -19,12 +19,12 @@ class FedProx:
             invalid("algorithm.mu", self.mu, "the proximal term is not negative", "0 is FedAvg")
 
 
-def init(start: Public, clients: range, settings: FedProx) -> State:
+def init_state(start: Public, clients: range, settings: FedProx) -> State:
     """One global model."""
     return {"model": start}
 
 
-def round_(state: State, r: Round, settings: FedProx) -> State:
+def run_round(state: State, r: Round, settings: FedProx) -> State:
     """Lines 3-6: client i approximately minimises F_i(w) + mu / 2 |w - w_t|^2, starting from w_t."""
     cohort = r.sample()  # line 3
     updates = r.train(cohort, state["model"], proximal=float(settings.mu))  # lines 4-5
@@ -32,9 +32,9 @@ def round_(state: State, r: Round, settings: FedProx) -> State:
     return {"model": state["model"] + settings.server_learning_rate * step}
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
-ALGORITHM = Algorithm("fedprox", FedProx, init, round_, models)
+ALGORITHM = Algorithm("fedprox", FedProx, init_state, run_round, current_models)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.errors import invalid
-from sightline.mechanisms import Public, combined
+from sightline.mechanisms import Public, combine_public
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,22 @@ class FedYogi:
             invalid("algorithm.tau", self.tau, "the degree of adaptivity is positive", "e.g. 1e-3")
 
 
-def init(start: Public, clients: range, settings: FedYogi) -> State:
+def init_state(start: Public, clients: range, settings: FedYogi) -> State:
     """The initial v is tau^2, the least that the paper allows (v_-1 >= tau^2)."""
     zero = 0.0 * start
-    return {"model": start, "first": zero, "second": combined(lambda z: z + settings.tau**2, zero)}
+    return {"model": start, "first": zero, "second": combine_public(lambda z: z + settings.tau**2, zero)}
 
 
-def round_(state: State, r: Round, settings: FedYogi) -> State:
+def run_round(state: State, r: Round, settings: FedYogi) -> State:
     """Lines 12-16: moments of the released mean, then one scaled step. All of it is post-processing."""
     step = r.release_mean(r.train(r.sample(), state["model"]))
     first = settings.beta1 * state["first"] + (1 - settings.beta1) * step  # line 12
-    second = combined(lambda v, d: yogi(v, d, settings.beta2), state["second"], step)  # line 14
-    move = combined(lambda m, v: m / (v.sqrt() + settings.tau), first, second)  # line 16
+    second = combine_public(lambda v, d: yogi_moment(v, d, settings.beta2), state["second"], step)  # line 14
+    move = combine_public(lambda m, v: m / (v.sqrt() + settings.tau), first, second)  # line 16
     return {"model": state["model"] + settings.server_learning_rate * move, "first": first, "second": second}
 
 
-def yogi(second: Tensor, step: Tensor, beta2: float) -> Tensor:
+def yogi_moment(second: Tensor, step: Tensor, beta2: float) -> Tensor:
     r"""v <- v - (1 - beta_2) D^2 sign(v - D^2): moves towards D^2 by at most a fixed share of it.
 
     >>> yogi(torch.tensor([4.0, 0.0]), torch.tensor([1.0, 1.0]), 0.9)
@@ -52,9 +52,9 @@ def yogi(second: Tensor, step: Tensor, beta2: float) -> Tensor:
     return second - (1 - beta2) * square * torch.sign(second - square)
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
-ALGORITHM = Algorithm("fedyogi", FedYogi, init, round_, models)
+ALGORITHM = Algorithm("fedyogi", FedYogi, init_state, run_round, current_models)

@@ -7,7 +7,7 @@ from typing import Any
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.mechanisms import Cohort, Public, Updates, divided, weighted
+from sightline.mechanisms import Cohort, Public, Updates, share_training, sum_weighted
 from sightline.topology import Channel
 
 SCHEDULES = {"inverse_sqrt": lambda k: 1 / math.sqrt(k + 1), "constant": lambda k: 1.0}
@@ -31,21 +31,21 @@ class H2FDP:
             invalid("algorithm.schedule", self.schedule, law, did_you_mean(str(self.schedule), list(SCHEDULES)))
 
 
-def init(start: Public, clients: range, settings: H2FDP) -> State:
+def init_state(start: Public, clients: range, settings: H2FDP) -> State:
     """Line 1: one global model, sent to every device."""
     return {"model": start}
 
 
-def round_(state: State, r: Round, settings: H2FDP) -> State:
+def run_round(state: State, r: Round, settings: H2FDP) -> State:
     """Lines 5-28: one interval of tau steps in K_l segments, each released once; the last one goes up to the cloud."""
     segments = segments_of(settings, r.planned.steps or 1)
-    work = segment(r, settings, segments)
+    work = plan_segment(r, settings, segments)
     models = [state["model"]] * len(r.channels)
     for _ in range(segments - 1):  # lines 9-16: local aggregations
-        updates = r.train(drawn(r), starts(r.channels, models), **work.terms)  # line 7, eqs. (7) and (8)
-        steps = r.release_means(divided(updates, work.of(r.channels)))  # eqs. (9) and (10)
+        updates = r.train(draw_cohort(r), start_models(r.channels, models), **work.terms)  # line 7, eqs. (7) and (8)
+        steps = r.release_means(share_training(updates, work.of(r.channels)))  # eqs. (9) and (10)
         models = [model + step for model, step in zip(models, steps, strict=True)]
-    updates = r.train(r.sample(), starts(r.channels, models), **work.terms)
+    updates = r.train(r.sample(), start_models(r.channels, models), **work.terms)
     return {"model": global_model(r, work, models, updates)}  # lines 19-28, eq. (14)
 
 
@@ -67,7 +67,7 @@ class Segment:
         return tuple(replace(c, clip_factor=c.clip_factor * self.learning_rate * self.steps) for c in channels)
 
 
-def segment(r: Round, settings: H2FDP, segments: int) -> Segment:
+def plan_segment(r: Round, settings: H2FDP, segments: int) -> Segment:
     """tau_k / K_l steps of size eta_k = gamma / sqrt(k + 1), each gradient scaled onto the ball of radius G."""
     steps, most = (max(1, (tau or 1) // segments) for tau in (r.pace.steps, r.most_steps))
     eta = (r.pace.learning_rate or 1.0) * SCHEDULES[settings.schedule](r.time - 1)
@@ -75,12 +75,12 @@ def segment(r: Round, settings: H2FDP, segments: int) -> Segment:
     return Segment(steps, eta, terms if r.clip_norm is None else terms | {"step_norm": r.clip_norm})
 
 
-def drawn(r: Round) -> Cohort:
+def draw_cohort(r: Round) -> Cohort:
     """Who takes part in a segment, drawn afresh for every edge."""
     return Cohort(tuple(sorted(n for channel in r.channels for n in r.sample(channel).members)))
 
 
-def starts(channels: tuple[Channel, ...], models: list[Public]) -> dict[int, Public]:
+def start_models(channels: tuple[Channel, ...], models: list[Public]) -> dict[int, Public]:
     """Every device goes on from its edge's model."""
     return {n: model for channel, model in zip(channels, models, strict=True) for n in channel.members}
 
@@ -90,16 +90,16 @@ def global_model(r: Round, work: Segment, models: list[Public], updates: Updates
 
     The cloud is sent every edge's part by itself; being made of the same releases, the parts tell no more.
     """
-    steps = r.release_means(divided(updates, work.of(r.gathers)))
-    return r.publish(weighted(models, r.shares(r.channels)) + weighted(steps, r.shares(r.gathers)))
+    steps = r.release_means(share_training(updates, work.of(r.gathers)))
+    return r.publish(sum_weighted(models, r.shares(r.channels)) + sum_weighted(steps, r.shares(r.gathers)))
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Refuse what breaks the bound eta m G on a segment, or leaves an edge's word to its devices without noise."""
     name, local = experiment.algorithm.name, experiment.local
     every = experiment.algorithm.settings.get("local_aggregation", H2FDP.local_aggregation)
@@ -140,5 +140,5 @@ SAYS = (
 )
 
 ALGORITHM = Algorithm(
-    "h2fdp", H2FDP, init, round_, models, says=SAYS, check=check, topologies=("tree",), aggregations=segments_of
+    "h2fdp", H2FDP, init_state, run_round, current_models, says=SAYS, check=check_experiment, topologies=("tree",), aggregations=segments_of
 )

@@ -9,7 +9,7 @@ from sightline.errors import invalid, refuse
 
 def check_hfl(experiment: Experiment) -> None:
     """HFL is H2FDP without privacy."""
-    h2fdp.check(experiment)
+    h2fdp.check_experiment(experiment)
     if experiment.privacy.unit != "none":
         law = "hfl is hierarchical averaging without privacy"
         invalid("privacy.unit", experiment.privacy.unit, law, 'use unit = "none", or algorithm.name = "h2fdp"')
@@ -18,7 +18,7 @@ def check_hfl(experiment: Experiment) -> None:
 def check_hfl_dp(experiment: Experiment) -> None:
     """HFL-DP is H2FDP in which nobody is trusted."""
     _check_local(experiment)
-    h2fdp.check(experiment)
+    h2fdp.check_experiment(experiment)
 
 
 def check_pedpfl(experiment: Experiment) -> None:

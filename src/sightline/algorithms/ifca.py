@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from sightline.algorithms import clustered
-from sightline.algorithms.clustered import ASSIGNMENT, START, assigned, chosen, cluster_name, drawn, moved_to, trained
-from sightline.algorithms.clustered_settings import SELECTING, Selecting, completed, refuse_trusted_server
+from sightline.algorithms.clustered import ASSIGNMENT, START, assign_clusters, choose_clusters, cluster_name, draw_clusters, moved_to, train_clusters
+from sightline.algorithms.clustered_settings import SELECTING, Selecting, complete_settings, refuse_trusted_server
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
@@ -27,29 +27,29 @@ class IFCA(Selecting):
             invalid("algorithm.selects", self.selects, "no such rule", did_you_mean(str(self.selects), list(SELECTS)))
 
 
-def init(start: Public, clients: range, settings: IFCA) -> State:
+def init_state(start: Public, clients: range, settings: IFCA) -> State:
     """As many models as clusters, all from one start: round one tells them apart."""
     return {START: start} | {cluster_name(m): start for m in range(settings.count or 1)}
 
 
-def round_(state: State, r: Round, settings: IFCA) -> State:
+def run_round(state: State, r: Round, settings: IFCA) -> State:
     """Round one in clusters by lot, then clients choose among the models, then they stay; each time they train."""
     cohort, count = r.sample(), settings.count or 1
     if r.time == 1:
         lots = Public(torch.full((len(r.clients), count), 1 / count))
-        state = assigned(state, drawn(r, lots), "drawn")
+        state = assign_clusters(state, draw_clusters(r, lots), "drawn")
     elif r.time <= 1 + (settings.selection_rounds or 0) and count > 1:
-        state = moved_to(state, r, chosen(state, r, cohort, settings.epsilon()), "chosen")
+        state = moved_to(state, r, choose_clusters(state, r, cohort, settings.epsilon()), "chosen")
     else:
         state = moved_to(state, r, state[ASSIGNMENT], "kept")
-    return trained(state, r, cohort)
+    return train_clusters(state, r, cohort)
 
 
-def complete(settings: IFCA, experiment: Experiment) -> IFCA:
+def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
     """Choices in rounds 2 .. E/10, at least in one; or in all from the second on."""
     if settings.selects == "always" and settings.selection_rounds is not None:
         invalid("algorithm.selection_rounds", settings.selection_rounds, 'selects = "always" chooses in all rounds')
-    whole: IFCA = completed(settings, experiment)
+    whole: IFCA = complete_settings(settings, experiment)
     if whole.count is None:
         invalid("topology.count", "auto", "ifca cannot find the number of clusters", "e.g. count = 4")
     if settings.selection_rounds is None:
@@ -59,7 +59,7 @@ def complete(settings: IFCA, experiment: Experiment) -> IFCA:
     return whole
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Refuse a server that hides who sent what."""
     refuse_trusted_server("ifca", experiment)
 
@@ -73,12 +73,12 @@ SAYS = (
 ALGORITHM = Algorithm(
     "ifca",
     IFCA,
-    init,
-    round_,
-    clustered.models,
+    init_state,
+    run_round,
+    clustered.current_models,
     says=SAYS,
-    check=check,
+    check=check_experiment,
     topologies=("clusters",),
-    complete=complete,
-    found=clustered.found,
+    complete=complete_ifca,
+    found=clustered.cluster_state,
 )

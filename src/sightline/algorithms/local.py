@@ -12,24 +12,24 @@ class Local:
     """Local training has no settings of its own."""
 
 
-def init(start: Public, clients: range, settings: Local) -> State:
+def init_state(start: Public, clients: range, settings: Local) -> State:
     """Every client begins with the same model."""
     return {client_name(client): start for client in clients}
 
 
-def round_(state: State, r: Round, settings: Local) -> State:
+def run_round(state: State, r: Round, settings: Local) -> State:
     """The cohort's members train their own models on; the others keep theirs."""
     cohort = r.sample()
-    updates = r.train(cohort, models(state, r.clients))
+    updates = r.train(cohort, current_models(state, r.clients))
     steps = r.release_each(updates)
     return dict(state) | {client_name(client): state[client_name(client)] + step for client, step in steps.items()}
 
 
-def models(state: State, clients: range) -> dict[int, Public]:
+def current_models(state: State, clients: range) -> dict[int, Public]:
     """Every client's own model."""
     return {client: state[client_name(client)] for client in clients}
 
 
 SAYS = "Clients train alone; epsilon is for publishing every client's own model after each round."
 
-ALGORITHM = Algorithm("local", Local, init, round_, models, personal=True, says=SAYS, topologies=("star",))
+ALGORITHM = Algorithm("local", Local, init_state, run_round, current_models, personal=True, says=SAYS, topologies=("star",))

@@ -61,10 +61,10 @@ class Mixture:
     @property
     def mpo(self) -> float:
         """The largest overlap of any pair, 2 Q(MSS)."""
-        return overlap(self.mss)
+        return component_overlap_at(self.mss)
 
 
-def overlap(separation: float) -> float:
+def component_overlap_at(separation: float) -> float:
     """The common mass of two equal spherical Gaussians whose centres are 2 `separation` radii apart: 2 Q(separation).
 
     >>> [round(overlap(separation), 4) for separation in (0, 1, 2, 3)]
@@ -78,16 +78,16 @@ def switch_round(mixture: Mixture, rounds: int) -> int:
     return int((1 - mixture.mpo) * rounds / 2)
 
 
-def fit(points: NDArray[np.float64], count: int, *, seed: int) -> Mixture:
+def fit_mixture(points: NDArray[np.float64], count: int, *, seed: int) -> Mixture:
     """EM for `count` spherical Gaussians from a k-means++ start.
 
     Guarantees: equal arguments give equal mixtures; there are never more components than distinct points, so equal
     updates give one component however many were asked for.
     """
-    _check(points, count)
+    _check_points(points, count)
     count = min(count, len(np.unique(points, axis=0)))
     if count == 1:
-        return _one(points)
+        return _one_component(points)
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
@@ -100,10 +100,10 @@ def fit(points: NDArray[np.float64], count: int, *, seed: int) -> Mixture:
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(points / span)
     centres, radii = span * model.means_, span * np.sqrt(model.covariances_)
-    return Mixture(points, centres, radii, posteriors(points, centres, radii))
+    return Mixture(points, centres, radii, posterior_chances(points, centres, radii))
 
 
-def posteriors(
+def posterior_chances(
     points: NDArray[np.float64], centres: NDArray[np.float64], radii: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Which component each point came from, when all are as likely beforehand."""
@@ -114,13 +114,13 @@ def posteriors(
     return shares
 
 
-def _one(points: NDArray[np.float64]) -> Mixture:
+def _one_component(points: NDArray[np.float64]) -> Mixture:
     """One component around everything."""
     radius = max(np.sqrt(points.var(axis=0).mean()), np.finfo(np.float64).tiny)
     return Mixture(points, points.mean(axis=0)[None], np.array([radius]), np.ones((len(points), 1)))
 
 
-def _check(points: NDArray[np.float64], count: int) -> None:
+def _check_points(points: NDArray[np.float64], count: int) -> None:
     """Refuse what has no mixture."""
     if points.ndim != 2 or not points.size:
         invalid("updates", points.shape, "a mixture is fitted to one vector per client, and to at least one client")

@@ -19,42 +19,42 @@ ROUNDING = 1e-6
 """Differences below this share of what they are differences of are float32 rounding, not news of a client."""
 
 
-def spanning(updates: NDArray[np.floating]) -> PointsOf:
+def spanning_points(updates: NDArray[np.floating]) -> PointsOf:
     """For m components the first m - 1 principal components, at least one, all in the unit of the updates."""
-    scores = principal(updates, components=max(1, len(updates) - 1))
+    scores = principal_scores(updates, components=max(1, len(updates) - 1))
     return lambda count: scores[:, : max(1, count - 1)]
 
 
 def in_the_plane(updates: NDArray[np.floating]) -> PointsOf:
     """The same two scaled principal components for every number of components, as in the paper."""
-    points = prepared(updates)
+    points = plane_points(updates)
     return lambda count: points
 
 
 def as_they_are(updates: NDArray[np.floating]) -> PointsOf:
     """The raw updates for every number of components."""
-    points = raw(updates)
+    points = raw_points(updates)
     return lambda count: points
 
 
 KINDS: dict[str, Callable[[NDArray[Any]], PointsOf]] = {
-    "spanning": spanning,
+    "spanning": spanning_points,
     "principal": in_the_plane,
     "raw": as_they_are,
 }
 """By their names in `algorithm.points`."""
 
 
-def prepared(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
+def plane_points(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
     """The first principal components of the updates, each scaled to [0, 1] over the clients.
 
     Guarantees: the clients' inner products decide everything, so a rotation of the parameter space changes nothing;
     a component in which all clients agree is zero for all.
     """
-    return scaled(principal(updates, components=components))
+    return scale_columns(principal_scores(updates, components=components))
 
 
-def raw(updates: NDArray[np.floating]) -> NDArray[np.float64]:
+def raw_points(updates: NDArray[np.floating]) -> NDArray[np.float64]:
     """The updates themselves. With far more parameters than clients any split looks well apart: compare, do not trust.
 
     A component's radius is the noise of one coordinate, while the centre of n updates is off by sqrt(p / n) of it.
@@ -62,7 +62,7 @@ def raw(updates: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.asarray(updates, dtype=np.float64)
 
 
-def principal(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
+def principal_scores(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
     """Scores on the first principal components, from the clients' Gram matrix; signs make the largest score positive.
 
     Guarantees: updates that differ by float32 rounding have score zero.
@@ -70,7 +70,7 @@ def principal(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[
     >>> principal(np.array([[0.0, 0.0], [3.0, 4.0]]), components=1).ravel().tolist()
     [-2.5, 2.5]
     """
-    gram, size = _gram(updates)
+    gram, size = _gram_matrix(updates)
     values, vectors = np.linalg.eigh(gram)
     first = np.argsort(values)[::-1][:components]
     scores = vectors[:, first] * np.sqrt(np.where(values[first] > ROUNDING**2 * size, values[first], 0))
@@ -79,7 +79,7 @@ def principal(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[
     return signed
 
 
-def scaled(points: NDArray[np.float64]) -> NDArray[np.float64]:
+def scale_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Each column from its least to its largest value onto [0, 1]; a constant column becomes zero.
 
     A column whose spread is rounding error of the largest column's is constant.
@@ -90,7 +90,7 @@ def scaled(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _gram(updates: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
+def _gram_matrix(updates: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
     """Inner products of the centred updates, summed over blocks of parameters, and the squares of the uncentred."""
     total, size = np.zeros((len(updates), len(updates))), 0.0
     for begin in range(0, updates.shape[1], COLUMNS):

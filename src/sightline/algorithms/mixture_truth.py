@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 
-def purity(found: Sequence[int], truth: Sequence[int]) -> float:
+def cluster_purity(found: Sequence[int], truth: Sequence[int]) -> float:
     """The share of clients who are in the majority of the cluster that they were put into.
 
     >>> purity([0, 0, 1, 1], [5, 5, 5, 7])

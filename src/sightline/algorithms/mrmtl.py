@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.algorithms import local
-from sightline.algorithms.clustered import knowing
+from sightline.algorithms.clustered import with_sources_of
 from sightline.algorithms.contract import Algorithm, Round, State
-from sightline.algorithms.dp_ogl import mean
+from sightline.algorithms.dp_ogl import mean_model
 from sightline.errors import invalid
 from sightline.mechanisms import Public
 from sightline.topology import client_name
@@ -23,16 +23,16 @@ class MRMTL:
             invalid("algorithm.penalty", self.penalty, "is not negative", "0 is local training")
 
 
-def init(start: Public, clients: range, settings: MRMTL) -> State:
+def init_state(start: Public, clients: range, settings: MRMTL) -> State:
     """Every client begins with the same model."""
-    return local.init(start, clients, local.Local())
+    return local.init_state(start, clients, local.Local())
 
 
-def round_(state: State, r: Round, settings: MRMTL) -> State:
+def run_round(state: State, r: Round, settings: MRMTL) -> State:
     """Client i lowers F_i(w) + lambda / 2 |w - mean|^2 from its own model; the mean is of what all have released."""
-    own = local.models(state, r.clients)
-    centre = mean(list(own.values()))
-    starts = {client: knowing(model, centre) for client, model in own.items()}
+    own = local.current_models(state, r.clients)
+    centre = mean_model(list(own.values()))
+    starts = {client: with_sources_of(model, centre) for client, model in own.items()}
     pull: dict[str, Any] = {"proximal": float(settings.penalty), "anchor": centre.value} if settings.penalty else {}
     steps = r.release_each(r.train(r.sample(), starts, **pull))
     return dict(state) | {client_name(client): own[client] + step for client, step in steps.items()}
@@ -40,4 +40,4 @@ def round_(state: State, r: Round, settings: MRMTL) -> State:
 
 SAYS = "Every client releases its own model after each round; the mean that holds them together is computed from those."
 
-ALGORITHM = Algorithm("mrmtl", MRMTL, init, round_, local.models, personal=True, says=SAYS)
+ALGORITHM = Algorithm("mrmtl", MRMTL, init_state, run_round, local.current_models, personal=True, says=SAYS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sightline.algorithms import clustered
-from sightline.algorithms.clustered import START, assigned, cluster_name, members_of
+from sightline.algorithms.clustered import START, assign_clusters, cluster_name, members_of
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
 from sightline.config import Experiment
 from sightline.data.partition import cluster_of
@@ -21,13 +21,13 @@ class OracleClusters:
     known: tuple[int, ...] = field(default=(), metadata={DERIVED: True})
 
 
-def init(start: Public, clients: range, settings: OracleClusters) -> State:
+def init_state(start: Public, clients: range, settings: OracleClusters) -> State:
     """Every cluster begins with the same model."""
     models = {cluster_name(m): start for m in range(max(settings.known) + 1)}
-    return assigned({START: start} | models, Public(torch.tensor([float(m) for m in settings.known])), "known")
+    return assign_clusters({START: start} | models, Public(torch.tensor([float(m) for m in settings.known])), "known")
 
 
-def round_(state: State, r: Round, settings: OracleClusters) -> State:
+def run_round(state: State, r: Round, settings: OracleClusters) -> State:
     """FedAvg in each cluster, with a cohort of its own."""
     channels = [cluster_channel(r.channels[0], members) for members in members_of(state)]
     names = [cluster_name(m) for m in range(len(channels))]
@@ -36,7 +36,7 @@ def round_(state: State, r: Round, settings: OracleClusters) -> State:
     return dict(state) | {name: state[name] + step for name, step in zip(names, steps, strict=True)}
 
 
-def complete(settings: OracleClusters, experiment: Experiment) -> OracleClusters:
+def complete_oracle(settings: OracleClusters, experiment: Experiment) -> OracleClusters:
     """Look the clusters up in the way the data were dealt."""
     sizes = experiment.data.clusters
     if sizes is None:
@@ -53,11 +53,11 @@ SAYS = "Who belongs to which cluster is taken as known and public: an oracle to 
 ALGORITHM = Algorithm(
     "oracle_clusters",
     OracleClusters,
-    init,
-    round_,
-    clustered.models,
+    init_state,
+    run_round,
+    clustered.current_models,
     says=SAYS,
     topologies=("clusters",),
-    complete=complete,
-    found=clustered.found,
+    complete=complete_oracle,
+    found=clustered.cluster_state,
 )

@@ -26,24 +26,24 @@ class PFedMe:
             invalid("algorithm.inner_steps", self.inner_steps, "is a whole number >= 1", "e.g. 5")
 
 
-def init(start: Public, clients: range, settings: PFedMe) -> State:
+def init_state(start: Public, clients: range, settings: PFedMe) -> State:
     """One global model; a client's personal model is the global one until it takes part."""
     return {"model": start}
 
 
-def round_(state: State, r: Round, settings: PFedMe) -> State:
+def run_round(state: State, r: Round, settings: PFedMe) -> State:
     """Lines 2-10: clients move their copies of w towards their personal models; the server averages the copies."""
     solver = Moreau(settings.penalty, settings.inner_steps, settings.personal_learning_rate)  # lines 4-8
     updates = r.train(r.sample(), state["model"], memory=solver.memory())  # line 9: a subset sends
     return {"model": state["model"] + settings.mixing * r.release_mean(updates)}  # line 10
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model: the only one that is published."""
     return state["model"]
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Refuse DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
         law = "pfedme's inner solver is not a sequence of private steps"
@@ -52,4 +52,4 @@ def check(experiment: Experiment) -> None:
 
 SAYS = "Clients are judged by personal models that they keep to themselves; the global model is what epsilon is for."
 
-ALGORITHM = Algorithm("pfedme", PFedMe, init, round_, models, says=SAYS, check=check, kept="personal")
+ALGORITHM = Algorithm("pfedme", PFedMe, init_state, run_round, current_models, says=SAYS, check=check_experiment, kept="personal")

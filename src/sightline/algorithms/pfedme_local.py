@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sightline.data import Shard
-from sightline.mechanisms import Memory
+from sightline.mechanisms import StateRule
 from sightline.models import FlatModel
 from sightline.training import LocalWork
-from sightline.training.batches import shuffled
+from sightline.training.batches import shuffled_batches
 from sightline.training.dispatch import worker_for
 
 
@@ -26,9 +26,9 @@ class Moreau:
     inner_steps: int
     learning_rate: float
 
-    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+    def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
         """The personal model as a memory."""
-        return Memory("personal", solver=self, sources=sources, rule=self)
+        return StateRule("personal", solver=self, sources=sources, rule=self)
 
     def __call__(
         self, model: FlatModel, start: Tensor, shard: Shard, work: LocalWork, *, steps: int, rng: np.random.Generator
@@ -38,7 +38,7 @@ class Moreau:
         worker.weights.copy_(start)
         copy = start.clone()
         x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
-        for batch in shuffled(len(shard), work, steps, rng):
+        for batch in shuffled_batches(len(shard), work, steps, rng):
             some = slice(None) if batch is None else torch.from_numpy(batch)
             some_x, some_y = x[some], y[some]
             for _ in range(self.inner_steps):

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from sightline.algorithms import clustered
-from sightline.algorithms.clustered import ASSIGNMENT, START, chosen, drawn, moved_to, trained
-from sightline.algorithms.clustered_settings import Selecting, completed, refuse_trusted_server
-from sightline.algorithms.contract import Algorithm, Found, Round, State
+from sightline.algorithms.clustered import ASSIGNMENT, START, choose_clusters, draw_clusters, moved_to, train_clusters
+from sightline.algorithms.clustered_settings import Selecting, complete_settings, refuse_trusted_server
+from sightline.algorithms.contract import Algorithm, ClusterState, Round, State
 from sightline.algorithms.mixture_points import KINDS
-from sightline.algorithms.rdpcfl_first import CONFIDENCE, SCORES, facts, first
+from sightline.algorithms.rdpcfl_first import CONFIDENCE, SCORES, mixture_metadata, run_first_round
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.mechanisms import Cohort, Public, combined
+from sightline.mechanisms import Cohort, Public, combine_public
 
 
 @dataclass(frozen=True)
@@ -26,40 +26,40 @@ class RDPCFL(Selecting):
             invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
 
 
-def init(start: Public, clients: range, settings: RDPCFL) -> State:
+def init_state(start: Public, clients: range, settings: RDPCFL) -> State:
     """One model for everybody until there are clusters."""
     return {START: start}
 
 
-def round_(state: State, r: Round, settings: RDPCFL) -> State:
+def run_round(state: State, r: Round, settings: RDPCFL) -> State:
     """Round one finds the clusters; in every later one clients train in theirs."""
     if SCORES not in state:
         everyone = r.everyone()
-        return first(state, r, everyone, settings) if everyone.members else state
+        return run_first_round(state, r, everyone, settings) if everyone.members else state
     cohort = r.sample()
-    return trained(placed(state, r, cohort, settings), r, cohort)
+    return train_clusters(place_clients(state, r, cohort, settings), r, cohort)
 
 
-def placed(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
+def place_clients(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
     """Where everybody is in this round: up to E_c drawn afresh from the posteriors, then chosen, then frozen."""
     choices = settings.selection_rounds or 0
     last_drawn = int(state[SCORES].value[2])
     if r.time <= last_drawn:
-        return moved_to(state, r, drawn(r, state[CONFIDENCE]), "drawn")
+        return moved_to(state, r, draw_clusters(r, state[CONFIDENCE]), "drawn")
     if r.time <= last_drawn + choices and settings.count != 1:  # also when one was found: see `last_soft`
-        return moved_to(state, r, chosen(state, r, cohort, settings.epsilon()), "chosen")
+        return moved_to(state, r, choose_clusters(state, r, cohort, settings.epsilon()), "chosen")
     if choices == 0:
-        likeliest = combined(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
+        likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
         return moved_to(state, r, likeliest, "kept")
     return moved_to(state, r, state[ASSIGNMENT], "kept")
 
 
-def found(state: State) -> Found | None:
+def mixture_state(state: State) -> ClusterState | None:
     """Who is where, and what the mixture of the first round looks like."""
-    return clustered.found(state, facts(state) if SCORES in state else None)
+    return clustered.cluster_state(state, mixture_metadata(state) if SCORES in state else None)
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Refuse what has no full batch, or no release of each client's own."""
     refuse_trusted_server("rdpcfl", experiment)
     if experiment.local.steps is not None:
@@ -80,12 +80,12 @@ SAYS = (
 ALGORITHM = Algorithm(
     "rdpcfl",
     RDPCFL,
-    init,
-    round_,
-    clustered.models,
+    init_state,
+    run_round,
+    clustered.current_models,
     says=SAYS,
-    check=check,
+    check=check_experiment,
     topologies=("clusters",),
-    complete=completed,
-    found=found,
+    complete=complete_settings,
+    found=mixture_state,
 )

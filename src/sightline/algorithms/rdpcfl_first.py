@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.algorithms.clustered import START, assigned, cluster_name, knowing, members_of, show
+from sightline.algorithms.clustered import START, assign_clusters, cluster_name, with_sources_of, members_of, show_models
 from sightline.algorithms.clustered_settings import Selecting
 from sightline.algorithms.contract import Round, State
-from sightline.algorithms.mixture import Mixture, fit, switch_round
-from sightline.algorithms.mixture_count import confidences, surest
+from sightline.algorithms.mixture import Mixture, fit_mixture, switch_round
+from sightline.algorithms.mixture_count import confidence_by_count, surest_mixture
 from sightline.algorithms.mixture_points import KINDS
-from sightline.mechanisms import Cohort, Public, combined
+from sightline.mechanisms import Cohort, Public, combine_public
 from sightline.mechanisms.open import weighted_mean
 from sightline.topology import PUBLIC
 
@@ -21,7 +21,7 @@ CONFIDENCE, POINTS, CENTRES, RADII, SCORES, CURVE = "confidence", "points", "cen
 SEEDS = 2**31
 
 
-def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
+def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
     """All who are there train from the common start, every step on the whole shard, and send the noisy result.
 
     The rest is the server's own work on released values: a mixture, its posteriors, the switch round E_c, and cluster
@@ -30,13 +30,13 @@ def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
     updates = r.train(cohort, state[START], whole_batch=True)
     steps = r.release_each(updates)
     mixture, curve = (
-        (unseen(len(steps), settings), []) if r.rehearsal or not steps else fitted(list(steps.values()), r, settings)
+        (unseen_mixture(len(steps), settings), []) if r.rehearsal or not steps else fit_updates(list(steps.values()), r, settings)
     )
     sources = Public(torch.zeros(0), frozenset[int]().union(*(step.sources for step in steps.values())))
 
     def public(value: Any) -> Public:
         tensor = torch.as_tensor(np.array(value), dtype=torch.float32)
-        return combined(lambda _: tensor, sources)
+        return combine_public(lambda _: tensor, sources)
 
     chances = for_all(mixture, list(steps), len(r.clients))
     last_drawn = max(r.time, 0 if r.rehearsal else last_soft(mixture, settings))
@@ -48,7 +48,7 @@ def first(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
         SCORES: public([mixture.mss, mixture.mpo, last_drawn, mixture.points.shape[1]]),
         CURVE: public(curve),
     }
-    return started(state, r, steps, updates.sizes())
+    return start_clusters(state, r, steps, updates.sizes())
 
 
 def last_soft(mixture: Mixture, settings: Selecting) -> int:
@@ -59,21 +59,21 @@ def last_soft(mixture: Mixture, settings: Selecting) -> int:
     return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
 
 
-def unseen(clients: int, settings: Selecting) -> Mixture:
+def unseen_mixture(clients: int, settings: Selecting) -> Mixture:
     """Clusters of which nothing is known: what a plan takes for granted, so that every choice is counted."""
     count = settings.count or 2
     zeros = np.zeros((clients, 2))
     return Mixture(zeros, np.zeros((count, 2)), np.ones(count), np.full((clients, count), 1 / count))
 
 
-def fitted(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
+def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
     """The mixture over the released updates, and the confidence of every count that was tried."""
     points_of = KINDS[settings.points](torch.stack([step.value for step in steps]).numpy())
     seed, clients = int(r.coins().integers(SEEDS)), len(steps)
     if settings.count is not None:
-        return fit(points_of(settings.count), settings.count, seed=seed), []
-    tried = confidences(points_of, clients=clients, seed=seed)
-    return surest(points_of, clients=clients, seed=seed), list(tried.items())
+        return fit_mixture(points_of(settings.count), settings.count, seed=seed), []
+    tried = confidence_by_count(points_of, clients=clients, seed=seed)
+    return surest_mixture(points_of, clients=clients, seed=seed), list(tried.items())
 
 
 def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
@@ -95,12 +95,12 @@ def at_places(rows: np.ndarray[Any, Any], present: Sequence[int], clients: int) 
     return found
 
 
-def started(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, int]) -> State:
+def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, int]) -> State:
     """Clusters of the likeliest, each with the mean of its members' first models; one without members starts afresh."""
-    likeliest = combined(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
+    likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
     count = state[CONFIDENCE].value.shape[1]
     names = [cluster_name(m) for m in range(count)]
-    state = assigned(dict(state) | dict.fromkeys(names, state[START]), likeliest, "drawn")
+    state = assign_clusters(dict(state) | dict.fromkeys(names, state[START]), likeliest, "drawn")
     means = {}
     for m, members in enumerate(members_of(state)):
         here = [n for n in members if n in steps]
@@ -109,14 +109,14 @@ def started(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, i
             def mean(*values: Tensor, here: list[int] = here) -> Tensor:
                 return weighted_mean(zip(here, values, strict=True), sizes, len(values[0]))
 
-            means[cluster_name(m)] = state[START] + combined(mean, *(steps[n] for n in here))
+            means[cluster_name(m)] = state[START] + combine_public(mean, *(steps[n] for n in here))
     # who is in a cluster follows from everybody's updates, so its model does, also one that nobody is in
-    state = dict(state) | {name: knowing(means.get(name, state[START]), likeliest) for name in names}
-    show(state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC}))
+    state = dict(state) | {name: with_sources_of(means.get(name, state[START]), likeliest) for name in names}
+    show_models(state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC}))
     return state
 
 
-def facts(state: State) -> dict[str, Any]:
+def mixture_metadata(state: State) -> dict[str, Any]:
     """What the report draws: released updates as points, components, confidences, scores."""
     mss, mpo, last_drawn, dimensions = state[SCORES].value.tolist()
     return {

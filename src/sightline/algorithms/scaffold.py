@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
-from sightline.mechanisms import Memory, Moved, Public
+from sightline.mechanisms import StateRule, LocalResult, Public
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Scaffold:
     server_learning_rate: float = 1.0
 
 
-def init(start: Public, clients: range, settings: Scaffold) -> State:
+def init_state(start: Public, clients: range, settings: Scaffold) -> State:
     """Line 1: a model x and a control variate c = 0; every client's c_i is 0 until it takes part."""
     return {"model": start, "control": 0.0 * start}
 
 
-def round_(state: State, r: Round, settings: Scaffold) -> State:
+def run_round(state: State, r: Round, settings: Scaffold) -> State:
     r"""Lines 3-17. One vector travels up: the server works out its own control variate from the released mean.
 
     With D y_i = y_i - x, client i changes c_i by D c_i = -D y_i / (eta K) - k c: K the most steps of anybody, k K their
@@ -52,21 +52,21 @@ class ControlVariate:
         """c - c_i."""
         return self.control - own
 
-    def update(self, moved: Moved) -> Tensor:
+    def update(self, moved: LocalResult) -> Tensor:
         """Line 12, option II: c_i - c + (x - y_i) / (K eta)."""
         gradient = (moved.start - moved.end) / (self.learning_rate * self.most_steps)
         return moved.old - self.steps / self.most_steps * self.control + gradient
 
-    def memory(self, sources: frozenset[int] = frozenset()) -> Memory:
+    def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
         """The control variate as a memory."""
-        return Memory("control", update=self.update, linear=self.linear, sources=sources, rule=self)
+        return StateRule("control", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
-def models(state: State, clients: range) -> Public:
+def current_models(state: State, clients: range) -> Public:
     """The global model."""
     return state["model"]
 
 
 SAYS = "Clients keep control variates to themselves; the server's is computed from released means."
 
-ALGORITHM = Algorithm("scaffold", Scaffold, init, round_, models, says=SAYS, check=keeps_state("scaffold"))
+ALGORITHM = Algorithm("scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=keeps_state("scaffold"))

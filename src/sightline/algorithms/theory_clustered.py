@@ -7,7 +7,7 @@ against p z^2, and the bending of later steps by earlier noise, which matters fo
 import math
 from dataclasses import dataclass
 
-from sightline.algorithms.mixture import overlap
+from sightline.algorithms.mixture import component_overlap_at
 from sightline.errors import invalid
 
 
@@ -57,7 +57,7 @@ def update_noise(
     return UpdateNoise(steps, steps * per_step, parameters)
 
 
-def separation(noise: UpdateNoise, distance: float) -> float:
+def expected_separation(noise: UpdateNoise, distance: float) -> float:
     """Centres' distance in units of twice the radius: what `Mixture.mss` measures, were the components known."""
     if not (math.isfinite(distance) and distance >= 0):
         invalid("distance", distance, "centres lie a finite distance >= 0 apart")
@@ -69,7 +69,7 @@ def component_overlap(noise: UpdateNoise, distance: float) -> float:
 
     Half of it is the share of clients that the best rule puts into the wrong one of two equal clusters.
     """
-    return overlap(separation(noise, distance))
+    return component_overlap_at(expected_separation(noise, distance))
 
 
 def overlap_of_larger_batch(noise: UpdateNoise, distance: float, *, factor: float, noise_ratio: float = 1.0) -> float:
@@ -82,4 +82,4 @@ def overlap_of_larger_batch(noise: UpdateNoise, distance: float, *, factor: floa
         invalid("k", factor, "a larger batch is at least as large")
     if not (math.isfinite(noise_ratio) and noise_ratio >= 1):
         invalid("rho", noise_ratio, "a larger first batch needs at least as much noise", "rho = 1 when z is the same")
-    return overlap(math.sqrt(factor) * separation(noise, distance) / noise_ratio)
+    return component_overlap_at(math.sqrt(factor) * expected_separation(noise, distance) / noise_ratio)

@@ -45,15 +45,15 @@ class Hierarchy:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "clip_norm", "epsilon"):
-            _check(name, getattr(self, name), least=0.0, open_=True)
+            _check_constant(name, getattr(self, name), least=0.0, open_=True)
         for name in ("sgd_noise", "between", "within", "gap", "c2", "v2"):
-            _check(name, getattr(self, name), least=0.0)
+            _check_constant(name, getattr(self, name), least=0.0)
         for name in ("tau", "local_aggregations", "rounds", "parameters"):
-            _check(name, getattr(self, name), least=1.0)
+            _check_constant(name, getattr(self, name), least=1.0)
         for size in self.devices or (0.0,):
-            _check("devices", size, least=1.0)
+            _check_constant("devices", size, least=1.0)
         for name, open_ in (("trusted", False), ("rate", True)):
-            _check(name, getattr(self, name), least=0.0, most=1.0, open_=open_)
+            _check_constant(name, getattr(self, name), least=0.0, most=1.0, open_=open_)
         if not 0 < self.delta < 1:
             invalid("delta", self.delta, "lies in (0, 1)")
         if self.gamma is not None and not 0 < self.gamma <= self.largest_gamma * (1 + 1e-12):
@@ -99,7 +99,7 @@ class Hierarchy:
         return self.trusted * self.at_edges**2 / devices**2 + (1 - self.trusted) * self.at_devices**2 / devices
 
 
-def _check(name: str, value: float | None, *, least: float, most: float = math.inf, open_: bool = False) -> None:
+def _check_constant(name: str, value: float | None, *, least: float, most: float = math.inf, open_: bool = False) -> None:
     if value is None:
         return
     if not (math.isfinite(value) and least <= value <= most) or (open_ and value == least):

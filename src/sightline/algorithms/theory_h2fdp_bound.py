@@ -23,20 +23,20 @@ class Terms:
         return self.a1 + self.a2 + self.b
 
 
-def published(h: Hierarchy) -> Terms:
+def published_terms(h: Hierarchy) -> Terms:
     """Equation (33) as printed."""
     root = math.sqrt(h.rounds + 1)
-    return Terms(2 * h.step * h.gap / (h.tau * root), h.smoothness * h.step / root * _drift(h), privacy_noise(h))
+    return Terms(2 * h.step * h.gap / (h.tau * root), h.smoothness * h.step / root * _drift_term(h), privacy_noise(h))
 
 
-def corrected(h: Hierarchy) -> Terms:
+def corrected_terms(h: Hierarchy) -> Terms:
     r"""What (56) gives: averaging 2 (F_k - F_k+1) / (eta_k tau) over eta_k = gamma / sqrt(k + 1) divides by gamma.
 
     By summation by parts it is at most 2 D / (gamma tau sqrt(K_g)), D the largest F(w_k) - F* of the run; and the mean
     of 1 / sqrt(k + 1) is at most 2 / sqrt(K_g).
     """
     root = math.sqrt(h.rounds)
-    return Terms(2 * h.gap / (h.step * h.tau * root), 2 * h.smoothness * h.step / root * _drift(h), privacy_noise(h))
+    return Terms(2 * h.gap / (h.step * h.tau * root), 2 * h.smoothness * h.step / root * _drift_term(h), privacy_noise(h))
 
 
 def privacy_noise(h: Hierarchy) -> float:
@@ -45,7 +45,7 @@ def privacy_noise(h: Hierarchy) -> float:
     return 4 * h.tau * (h.local_aggregations**3 + 1) * scale * math.fsum(map(h.noise_of, h.devices))
 
 
-def dispersion(h: Hierarchy) -> tuple[float, float]:
+def model_dispersion(h: Hierarchy) -> tuple[float, float]:
     """(B1^2, B2^2) of Proposition 4.2."""
     growth = 1 + (1 + 2 * h.step * h.smoothness) ** (h.tau - 1)
     b1 = ((2 * h.sgd_noise + h.within) * growth) ** 2
@@ -59,6 +59,6 @@ def dispersion(h: Hierarchy) -> tuple[float, float]:
     return b1, b2
 
 
-def _drift(h: Hierarchy) -> float:
+def _drift_term(h: Hierarchy) -> float:
     """beta tau (B1^2 + B2^2) + G^2 + tau sigma^2."""
-    return h.smoothness * h.tau * math.fsum(dispersion(h)) + h.clip_norm**2 + h.tau * h.sgd_noise**2
+    return h.smoothness * h.tau * math.fsum(model_dispersion(h)) + h.clip_norm**2 + h.tau * h.sgd_noise**2

@@ -35,11 +35,11 @@ class Upcycle:
     def read(cls, given: Any) -> "Upcycle":
         """From the experiment file: a number, or a table of mu, lambda and perhaps growth."""
         if not isinstance(given, Mapping):
-            return cls(constant=_number("algorithm.upcycle", given))
+            return cls(constant=_finite_number("algorithm.upcycle", given))
         for key, value in given.items():
             if key not in KEYS:
                 invalid(f"algorithm.upcycle.{key}", value, "no such key", did_you_mean(str(key), list(KEYS)))
-            _number(f"algorithm.upcycle.{key}", value)
+            _finite_number(f"algorithm.upcycle.{key}", value)
         for key in ("mu", "lambda"):
             if key not in given:
                 invalid(f"algorithm.upcycle.{key}", "missing", "u = mu / (mu + lambda)", "or give upcycle = 0.5")
@@ -54,13 +54,13 @@ class Upcycle:
         return self.mu / (self.mu + self.weight * math.pow(time, self.growth))
 
 
-def _number(name: str, value: Any) -> float:
+def _finite_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         invalid(name, value, "is a number >= 0", "e.g. upcycle = 0.5, or {mu = 0.5, lambda = 0.5}")
     return float(value)
 
 
-def upcycled(base: Algorithm, rule: Upcycle) -> Algorithm:
+def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
     """The algorithm with a free step after each of its rounds.
 
     w_2m = w_2m-1 + u_m (w_2m-1 - w_2m-2), on every model that the algorithm is judged by.
@@ -71,7 +71,7 @@ def upcycled(base: Algorithm, rule: Upcycle) -> Algorithm:
 
     def init(start: Public, clients: range, settings: Any) -> State:
         state = base.init(start, clients, settings)
-        _models(base, state, clients)  # refused before anything is released
+        _model_names(base, state, clients)  # refused before anything is released
         return state
 
     def round_(state: State, r: Round, settings: Any) -> State:
@@ -80,18 +80,18 @@ def upcycled(base: Algorithm, rule: Upcycle) -> Algorithm:
         if u == 0:
             return after
         return dict(after) | {
-            name: after[name] + u * (after[name] - _before(state, name)) for name in _models(base, after, r.clients)
+            name: after[name] + u * (after[name] - _model_before(state, name)) for name in _model_names(base, after, r.clients)
         }
 
     return replace(base, init=init, round=round_, says=" ".join(filter(None, (base.says, SAYS))))
 
 
-def _before(state: State, name: str) -> Public:
+def _model_before(state: State, name: str) -> Public:
     """A model before the round; one that the round has made (a group's first) came from the common start."""
     return state[name] if name in state else state["start"]
 
 
-def _models(base: Algorithm, state: State, clients: range) -> list[str]:
+def _model_names(base: Algorithm, state: State, clients: range) -> list[str]:
     """The names under which the state holds the algorithm's models."""
     found = base.models(state, clients)
     judged = [found] if isinstance(found, Public) else list(found.values())

@@ -33,7 +33,7 @@ class Attack:
 
 
 @dataclass(frozen=True, eq=False)
-class Marks:
+class MarkedValues:
     """What the attacker knows of the numbers that it reads."""
 
     carries: NDArray[np.bool_]
@@ -44,10 +44,10 @@ class Marks:
     """Of the last numbers of each value: they move together with whichever other one moves, by so much of it."""
 
 
-def fitted(inside: Runs, outside: Runs, marks: Marks, *, delta: float, confidence: float) -> Attack:
+def fit_attack(inside: Runs, outside: Runs, marks: MarkedValues, *, delta: float, confidence: float) -> Attack:
     """The best attack on runs that are used for nothing else."""
     best, most = Attack("sum", lambda runs: runs.sum(axis=(1, 2)), 0.0), -1.0
-    for name, score in scores(inside, outside, marks):
+    for name, score in candidate_scores(inside, outside, marks):
         yes, no = score(inside), score(outside)
         levels = np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))
         for level in np.unique(levels):
@@ -58,22 +58,22 @@ def fitted(inside: Runs, outside: Runs, marks: Marks, *, delta: float, confidenc
     return best
 
 
-def scores(inside: Runs, outside: Runs, marks: Marks) -> Iterator[tuple[str, Score]]:
+def candidate_scores(inside: Runs, outside: Runs, marks: MarkedValues) -> Iterator[tuple[str, Score]]:
     """Ways to tell the worlds apart."""
     scale, carries = outside.std(axis=0), marks.carries
     scale[scale <= 1e-12 * max(1e-300, float(scale.max(initial=0.0)))] = 1.0
     yield "sum", lambda runs: (runs / scale)[:, carries].sum(axis=(1, 2))
     yield "first", lambda runs: (runs / scale)[:, carries, 0].sum(axis=1)
     for leaning in LEANINGS:
-        yield f"mixture {leaning:g}", _mixture(scale, marks, leaning)
+        yield f"mixture {leaning:g}", _mixture_score(scale, marks, leaning)
     if carries.sum() > 1:
         yield "spread", lambda runs: (runs / scale)[:, carries, 0].std(axis=1)
     for name, some in {"discriminant": np.ones_like(marks.tells), "own discriminant": marks.tells}.items():
         if 0 < 4 * int(some.sum()) <= len(outside):
-            yield name, _discriminant((inside / scale)[:, some], (outside / scale)[:, some], scale, some)
+            yield name, _discriminant_score((inside / scale)[:, some], (outside / scale)[:, some], scale, some)
 
 
-def _mixture(scale: NDArray[np.float64], marks: Marks, leaning: float) -> Score:
+def _mixture_score(scale: NDArray[np.float64], marks: MarkedValues, leaning: float) -> Score:
     """The log-likelihood ratio when in each value one number at random, or none, stands out, with the shared ones."""
     together = np.array(marks.shared) * leaning
     own = scale.shape[1] - len(together)
@@ -88,7 +88,7 @@ def _mixture(scale: NDArray[np.float64], marks: Marks, leaning: float) -> Score:
     return score
 
 
-def _discriminant(
+def _discriminant_score(
     yes: NDArray[np.float64], no: NDArray[np.float64], scale: NDArray[np.float64], some: NDArray[np.bool_]
 ) -> Score:
     """Fisher's linear discriminant of some of the numbers: it finds the sums in which noise cancels."""

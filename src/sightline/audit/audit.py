@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline import engine
-from sightline.audit.attack import Marks, Runs, fitted
+from sightline.audit.attack import MarkedValues, Runs, fit_attack
 from sightline.audit.bounds import one_run_lower, two_worlds_lower
 from sightline.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
-from sightline.audit.stage import Pair, Progress, Stage, for_many, for_one, worst_sight
-from sightline.audit.watch import SHOWN, Key, Reading, Watch
+from sightline.audit.stage import AskedPair, Progress, CanarySetup, for_many, for_one, worst_sight
+from sightline.audit.watch import SHOWN, Key, Reading, Observer
 from sightline.config import Experiment
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name
@@ -96,15 +96,15 @@ def audit(
     Guarantees: the bounds hold with `confidence` over the audit's own coins; the runs are the engine's own rounds with
     the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
     """
-    check(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
-    return audited(
-        engine.calibrated(engine.build(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
+    check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
+    return audit_built(
+        engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
         delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer, subject=subject,
         progress=progress,
     )  # fmt: skip
 
 
-def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float) -> None:
+def check_numbers(*, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float) -> None:
     """Raise unless the numbers of an audit make sense."""
     for name, value, least in (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1)):
         if value < least:
@@ -115,8 +115,8 @@ def check(*, trials: int, canaries: int, rounds: int | None, delta: float | None
         invalid("confidence", confidence, "a confidence lies between 0 and 1")
 
 
-def audited(
-    setting: Setting, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
+def audit_built(
+    setting: BuiltExperiment, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
     delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
     subject: str | None = None, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
@@ -124,18 +124,18 @@ def audited(
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     at = min(privacy.delta, DROWNED / canaries) if delta is None else delta
-    pair = Pair(observer, subject)
+    pair = AskedPair(observer, subject)
     own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
     each = 1 - (1 - confidence) / (2 if own is None else 3)
     one = for_one(setting, rounds=count, delta=at, pair=pair)
     there = at if delta_of_canaries is None else delta_of_canaries
     many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
     findings = [
-        repeated(one, trials=trials, confidence=each, seed=seed, progress=progress),
+        repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     ]
     if own is not None:
-        found = repeated(own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None)
+        found = repeat_runs(own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None)
         details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
         findings.append(replace(found, method="own model", details=details))
     facts = {
@@ -147,12 +147,12 @@ def audited(
     return Audit(tuple(findings), confidence, facts)
 
 
-def _claimed(setting: Setting, stage: Stage, delta: float) -> float:
+def _claimed(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
     """What the file claims at its own delta of the pair that is attacked, for the rounds that are."""
     if delta == stage.sight.delta:
         return stage.sight.upper
-    pair = Pair(stage.sight.observer, client_name(stage.sight.subject))
-    return worst_sight(setting, engine.plan(setting, rounds=stage.rounds), delta, pair).upper
+    pair = AskedPair(stage.sight.observer, client_name(stage.sight.subject))
+    return worst_sight(setting, engine.plan_releases(setting, rounds=stage.rounds), delta, pair).upper
 
 
 def secret_of(seed: int, number: int, world: int) -> Streams:
@@ -160,20 +160,20 @@ def secret_of(seed: int, number: int, world: int) -> Streams:
     return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
 
 
-def repeated(stage: Stage, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
+def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
     """Runs with and without the subject: the attack is chosen on one half of them and counted on the other."""
-    ears = _ears(stage)
-    worlds: dict[bool, list[Watch]] = {True: [], False: []}
+    ears = _listened_values(stage)
+    worlds: dict[bool, list[Observer]] = {True: [], False: []}
     for number in range(trials):
         for inside, watches in worlds.items():
             watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
         progress(2 * (number + 1), 2 * trials)
     keys = sorted({key for watches in worlds.values() for watch in watches for key in watch.seen})
-    yes, no = (_table(worlds[inside], keys) for inside in (True, False))
-    marks = _marks(stage, keys, yes.shape[2])
+    yes, no = (_value_table(worlds[inside], keys) for inside in (True, False))
+    marks = _mark_values(stage, keys, yes.shape[2])
     half = trials // 2
     sight = stage.sight
-    attack = fitted(yes[:half], no[:half], marks, delta=sight.delta, confidence=confidence)
+    attack = fit_attack(yes[:half], no[:half], marks, delta=sight.delta, confidence=confidence)
     left = trials - half
     counts = attack.says_in(yes[half:]), attack.says_in(no[half:])
     lower = two_worlds_lower(*counts, left, delta=sight.delta, confidence=confidence)
@@ -181,35 +181,35 @@ def repeated(stage: Stage, *, trials: int, confidence: float, seed: int, progres
     return Finding("repeated", lower, sight.upper, sight.delta, confidence, details)
 
 
-def _ears(stage: Stage) -> Reading:
+def _listened_values(stage: CanarySetup) -> Reading:
     """The attack listens to the subject and whoever gathers it, and to a few others."""
-    place, own = stage.setting.topology, _gathering(stage)
+    place, own = stage.setting.topology, _gathering_channels(stage)
     clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
     servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
     deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
     return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
 
 
-def _gathering(stage: Stage) -> set[str]:
+def _gathering_channels(stage: CanarySetup) -> set[str]:
     """Who publishes values that the subject is in."""
     place, subject = stage.setting.topology, stage.sight.subject
     own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
     return own | {client_name(subject)}
 
 
-def _marks(stage: Stage, keys: list[Key], numbers: int) -> Marks:
+def _mark_values(stage: CanarySetup, keys: list[Key], numbers: int) -> MarkedValues:
     """The values that the subject is in; where none of them is seen, those that were worked out of them; else all."""
-    own = _gathering(stage)
+    own = _gathering_channels(stage)
     there = np.array([key[3] in own for key in keys], dtype=bool)
     shown = np.array([key[1] == SHOWN for key in keys], dtype=bool)
     everything = np.ones(len(keys), dtype=bool)
     tells = np.outer(there if there.any() else everything, np.ones(numbers, dtype=bool))
     if not stage.parted:
         tells[:, 1:] = False
-    return Marks(next((some for some in (there & ~shown, there) if some.any()), everything), tells, stage.shared)
+    return MarkedValues(next((some for some in (there & ~shown, there) if some.any()), everything), tells, stage.shared)
 
 
-def _table(watches: list[Watch], keys: list[Key]) -> Runs:
+def _value_table(watches: list[Observer], keys: list[Key]) -> Runs:
     width = max((len(value) for watch in watches for value in watch.seen.values()), default=1)
     table = np.zeros((len(watches), len(keys), width))
     for row, watch in enumerate(watches):
@@ -219,7 +219,7 @@ def _table(watches: list[Watch], keys: list[Key]) -> Runs:
     return table
 
 
-def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
+def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
     """Every canary in or out by a fair coin, one run, guesses about those that stand out most.
 
     The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
@@ -231,7 +231,7 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     watch = stage.run(
         inside, secret_of(seed, -1, 1), lambda who, value, round: stage.reading(value, mine.get(who, slots))
     )
-    score = _standing(watch, mine, slots, stage)
+    score = _canary_evidence(watch, mine, slots, stage)
     order = np.argsort(-score, kind="stable")
     best = 0.0
     details: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def in_one_run(stage: Stage, *, confidence: float, seed: int) -> Finding:
     return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
 
 
-def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage: Stage) -> NDArray[np.float64]:
+def _canary_evidence(watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup) -> NDArray[np.float64]:
     """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
 
     What is shown was worked out of the rest, and is listened to only where the rest is not seen.
@@ -254,19 +254,19 @@ def _standing(watch: Watch, mine: dict[str, list[int]], slots: list[int], stage:
     place = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
     direct = any(key[1] != SHOWN for key in watch.seen)
-    gathered = _gathered(stage, slots)
+    gathered = _canaries_by_channel(stage, slots)
     leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
     for (_, use, _, who), values in watch.seen.items():
         if use == SHOWN and direct:
             continue
         if who in mine:
-            sent[[place[slot] for slot in mine[who]]] += _evidence(values.numpy(), leaning)
+            sent[[place[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
         else:
-            said += _evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
+            said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
     return np.where(sent != 0, sent, said)
 
 
-def _gathered(stage: Stage, slots: list[int]) -> dict[str, NDArray[np.float64]]:
+def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
     """Channel -> one for every canary of its members: what it says tells nothing of the others."""
     topology = stage.setting.topology
     found = dict[str, NDArray[np.float64]]()
@@ -276,7 +276,7 @@ def _gathered(stage: Stage, slots: list[int]) -> dict[str, NDArray[np.float64]]:
     return found
 
 
-def _evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
+def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
     """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
     if values.shape[1] == 1:
         return values[:, 0]

@@ -5,7 +5,7 @@ import math
 from scipy import stats
 
 
-def proportions(true: int, false: int, trials: int, *, confidence: float) -> tuple[float, float]:
+def bound_proportions(true: int, false: int, trials: int, *, confidence: float) -> tuple[float, float]:
     """(lower bound on the rate behind `true`, upper bound on that behind `false`), both hold with the confidence.
 
     Reference: Clopper and Pearson 1934, one-sided, with half of the allowed error on each side.
@@ -24,10 +24,10 @@ def epsilon_of_rates(hit: float, alarm: float, delta: float) -> float:
     >>> round(epsilon_of_rates(0.75, 0.25, 0.0), 4)
     1.0986
     """
-    return max(0.0, _ratio(hit - delta, alarm), _ratio(1 - alarm - delta, 1 - hit))
+    return max(0.0, _log_ratio(hit - delta, alarm), _log_ratio(1 - alarm - delta, 1 - hit))
 
 
-def _ratio(above: float, below: float) -> float:
+def _log_ratio(above: float, below: float) -> float:
     if above <= 0:
         return -math.inf
     return math.inf if below <= 0 else math.log(above / below)
@@ -39,7 +39,7 @@ def two_worlds_lower(true: int, false: int, trials: int, *, delta: float, confid
     >>> round(two_worlds_lower(900, 100, 1000, delta=0.0, confidence=0.95), 2)
     1.99
     """
-    return epsilon_of_rates(*proportions(true, false, trials, confidence=confidence), delta)
+    return epsilon_of_rates(*bound_proportions(true, false, trials, confidence=confidence), delta)
 
 
 def one_run_lower(canaries: int, guesses: int, right: int, *, delta: float, confidence: float) -> float:
@@ -52,20 +52,20 @@ def one_run_lower(canaries: int, guesses: int, right: int, *, delta: float, conf
     """
     low, high = 0.0, 1.0
     error = 1 - confidence
-    if surprise(canaries, guesses, right, epsilon=low, delta=delta) > error:
+    if bound_surprise(canaries, guesses, right, epsilon=low, delta=delta) > error:
         return 0.0
-    while surprise(canaries, guesses, right, epsilon=high, delta=delta) <= error and high < 64:
+    while bound_surprise(canaries, guesses, right, epsilon=high, delta=delta) <= error and high < 64:
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        if surprise(canaries, guesses, right, epsilon=middle, delta=delta) <= error:
+        if bound_surprise(canaries, guesses, right, epsilon=middle, delta=delta) <= error:
             low = middle
         else:
             high = middle
     return low
 
 
-def surprise(canaries: int, guesses: int, right: int, *, epsilon: float, delta: float) -> float:
+def bound_surprise(canaries: int, guesses: int, right: int, *, epsilon: float, delta: float) -> float:
     r"""How likely so many right guesses are, at most, when the mechanism is (epsilon, delta)-private.
 
     P[W >= v] <= beta + 2 m delta max_i (P[v - i <= B < v] / i), B ~ Binomial(r, e^epsilon / (1 + e^epsilon)).

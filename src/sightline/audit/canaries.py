@@ -11,21 +11,21 @@ from torch import Tensor
 from sightline.audit.relays import Relays
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.events import Adjacency
-from sightline.mechanisms import Block, Occasion, Recall, Splitter
-from sightline.mechanisms.worker import Nodes
+from sightline.mechanisms import Block, CallId, StateAccess, Splitter
+from sightline.mechanisms.worker import RemoteNodes
 from sightline.randomness import Purpose, Streams
 
 LOUD = 1000.0
 """How far beyond the clip norm a canary goes: whoever forgets to clip it will be heard."""
 
 
-def sign(round: int) -> float:
+def round_sign(round: int) -> float:
     """+1, -1, +1, ...: a canary turns round every time, so that noise that was used before cancels and it does not."""
     return 1.0 if round % 2 else -1.0
 
 
 @dataclass(frozen=True)
-class Coins:
+class CanaryCoins:
     """Which canaries are in; who is out sends nothing, or the opposite where the adjacency is replace-one."""
 
     inside: Mapping[int, bool]
@@ -54,21 +54,21 @@ class CanaryClients:
     sizes: Sequence[int]
     slots: Mapping[int, int]
     """Client -> the number of its canary, which is its coordinate where the model is not split."""
-    coins: Coins
+    coins: CanaryCoins
     clip_norm: float
     secret: Streams = field(repr=False)
     where: Where | None = None
     """Of split models."""
     relays: Relays | None = None
     """To observers who see nothing of the subject's groups; canaries do not turn then, for models add up."""
-    nodes: Nodes | None = None
+    nodes: RemoteNodes | None = None
 
     def close(self) -> None:
         """Nothing to let go."""
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
-        recall: Recall | None = None, splitter: Splitter | None = None,
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """Where the members' training ended."""
         if not cohort:
@@ -81,11 +81,11 @@ class CanaryClients:
                 recall.keep(member, start, ends[place], 1.0)
         yield list(cohort), ends
 
-    def _move(self, end: Tensor, start: Tensor, member: int, at: Occasion, splitter: Splitter | None) -> None:
+    def _move(self, end: Tensor, start: Tensor, member: int, at: CallId, splitter: Splitter | None) -> None:
         loud = self.clip_norm * LOUD
         if member in self.slots:
             slot = self.slots[member]
-            turned = sign(at.round) if self.relays is None else 1.0
+            turned = round_sign(at.round) if self.relays is None else 1.0
             end[self._coordinates(slot, member, at, splitter)] += loud * turned * self.coins.factor(slot)
         elif self.relays is not None:
             coordinate, way = self.relays.says(member, start, at)
@@ -97,7 +97,7 @@ class CanaryClients:
             inside = member in self.slots and self.coins.inside[self.slots[member]]
             yield member, [self.sizes[member] if inside and not place else 0 for place in range(len(models))]
 
-    def _coordinates(self, slot: int, member: int, at: Occasion, splitter: Splitter | None) -> list[int]:
+    def _coordinates(self, slot: int, member: int, at: CallId, splitter: Splitter | None) -> list[int]:
         """Its own; of a split model, those in the part that the member drew in secret."""
         if splitter is None or self.where is None:
             return [slot]
@@ -106,7 +106,7 @@ class CanaryClients:
 
 
 def canary_examples(
-    like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: Coins, far: float = 0.0
+    like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: CanaryCoins, far: float = 0.0
 ) -> Federation:
     """As many examples as each client has, of two classes and all zero, but for the canaries: each has a feature.
 
@@ -123,16 +123,16 @@ def canary_examples(
             factor = coins.factor(slot)
             x[example, slot] = far * factor if far else LOUD * abs(factor)
             y[example] = int(factor != 0 if far else factor < 0)
-        clients.append(Client(Shard(x, y), _nothing(features), real.cluster))
-    return Federation("canaries", tuple(clients), _nothing(features), 2, Kind.VECTOR)
+        clients.append(Client(Shard(x, y), _zero_shard(features), real.cluster))
+    return Federation("canaries", tuple(clients), _zero_shard(features), 2, Kind.VECTOR)
 
 
-def crowd(clients: int) -> Federation:
+def silent_clients(clients: int) -> Federation:
     """So many clients with one example each, which is zero."""
-    some = Client(_nothing(1), _nothing(1))
-    return Federation("canaries", (some,) * clients, _nothing(1), 2, Kind.VECTOR)
+    some = Client(_zero_shard(1), _zero_shard(1))
+    return Federation("canaries", (some,) * clients, _zero_shard(1), 2, Kind.VECTOR)
 
 
-def _nothing(features: int) -> Shard:
+def _zero_shard(features: int) -> Shard:
     x: NDArray[np.float32] = np.zeros((1, features), dtype=np.float32)
     return Shard(x, np.zeros(1, dtype=np.int64))

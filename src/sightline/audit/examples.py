@@ -5,24 +5,24 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.audit.canaries import LOUD, Coins, sign
-from sightline.audit.net import Net
-from sightline.engine.setting import Setting
-from sightline.mechanisms import Block, Occasion, PrivateSteps, Recall, SegmentSums, Splitter
-from sightline.mechanisms.worker import Nodes
+from sightline.audit.canaries import LOUD, CanaryCoins, round_sign
+from sightline.audit.net import CanaryNet
+from sightline.engine.setting import BuiltExperiment
+from sightline.mechanisms import Block, CallId, PrivateSteps, StateAccess, SegmentSums, Splitter
+from sightline.mechanisms.worker import RemoteNodes
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
-from sightline.training.privately import Privately
+from sightline.training.privately import DPSGDSettings
 
 
 class CanaryShards(Simulator):
     """The simulator on canary examples; free training ends where a canary wants it to, for it is never trusted."""
 
-    nodes: Nodes | None = None  # type: ignore[assignment]
+    nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
     def __init__(
-        self, setting: Setting, secret: Streams, coins: Coins, holders: Mapping[int, Sequence[int]],
-        net: Net | None = None,
+        self, setting: BuiltExperiment, secret: Streams, coins: CanaryCoins, holders: Mapping[int, Sequence[int]],
+        net: CanaryNet | None = None,
     ) -> None:  # fmt: skip
         super().__init__(setting, secret, secret)
         self._coins, self._holders, self._net = coins, holders, net
@@ -30,8 +30,8 @@ class CanaryShards(Simulator):
         self._segments = isinstance(setting.mechanism, SegmentSums)
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
-        recall: Recall | None = None, splitter: Splitter | None = None,
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """Where the members' training ended: one example may have led it anywhere."""
         if not cohort:
@@ -39,12 +39,12 @@ class CanaryShards(Simulator):
         ends = starts.expand(len(cohort), -1).clone()
         for place, member in enumerate(cohort):
             for slot in self._holders.get(member, ()):
-                self._lead(ends[place], slot, self._clip_norm * sign(at.round), inside=self._coins.inside[slot])
+                self._lead(ends[place], slot, self._clip_norm * round_sign(at.round), inside=self._coins.inside[slot])
         yield list(cohort), ends
 
     def dp_sgd(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion,
-        terms: Mapping[str, Any], recall: Recall | None = None,
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
+        terms: Mapping[str, Any], recall: StateAccess | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The simulator's own private steps; a segment, which is noised whole, ends where its canary led it."""
         if self._segments:
@@ -58,14 +58,14 @@ class CanaryShards(Simulator):
             yield members, ends + moved
 
     def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """The simulator's own sums, where canaries turn round."""
         turned = starts if self._net is None else self._net.turned(starts, at.round)
         return super().gradient_sums(cohort, turned, plans=plans, at=at)
 
     def _bent(
-        self, cohort: Sequence[int], starts: Tensor, plans: Sequence[PrivateSteps], at: Occasion, eta: float
+        self, cohort: Sequence[int], starts: Tensor, plans: Sequence[PrivateSteps], at: CallId, eta: float
     ) -> Iterator[Block]:
         """A canary that one of the real batches drew turns its device's whole path round; else it goes the other way.
 
@@ -74,11 +74,11 @@ class CanaryShards(Simulator):
         ends = starts.expand(len(cohort), -1).clone()
         coins = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
         for place, (member, plan, rng) in enumerate(zip(cohort, plans, coins, strict=True)):
-            how = Privately(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
+            how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))
             for example, slot in enumerate(self._holders.get(member, ())):
                 drawn = any(batch is None or example in batch for batch in batches)
-                far = eta * plan.steps * plan.clip_norm * sign(at.round)
+                far = eta * plan.steps * plan.clip_norm * round_sign(at.round)
                 self._lead(ends[place], slot, far, inside=drawn and self._coins.inside[slot])
         if cohort:
             yield list(cohort), ends

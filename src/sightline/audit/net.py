@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.audit.canaries import sign
+from sightline.audit.canaries import round_sign
 from sightline.config import Experiment, Model
 from sightline.mechanisms import Splitter
 from sightline.models import FlatModel
@@ -27,7 +27,7 @@ FAR = 30.0
 """A canary's feature: its gradient has a norm of 2 STEEP FAR, and private steps do not bend the layer there."""
 
 
-def small(experiment: Experiment, splitter: Splitter | None) -> Experiment:
+def small_experiment(experiment: Experiment, splitter: Splitter | None) -> Experiment:
     """The same file with a network of one hidden unit, or one in each part; radii and noises of the split stay.
 
     Guarantees: as many parts as the file's model has, and an unsplit tensor where it has one: the same event.
@@ -43,7 +43,7 @@ def small(experiment: Experiment, splitter: Splitter | None) -> Experiment:
 
 
 @dataclass(frozen=True, eq=False)
-class Net:
+class CanaryNet:
     """Where canaries are found in a vector of the network."""
 
     model: FlatModel
@@ -76,7 +76,7 @@ class Net:
     def turned(self, starts: Tensor, round: int) -> Tensor:
         """Starting points at which canaries pull the other way in every second round."""
         found = starts.clone()
-        found[..., self._slot("output.weight")] *= sign(round)
+        found[..., self._slot("output.weight")] *= round_sign(round)
         return found
 
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
@@ -95,20 +95,20 @@ class Net:
         return torch.cat([own, round_sign * (bias[1:] - bias[:1]) / 2**0.5]) if self.shared else own
 
 
-def hit(splitter: Splitter, assigned: Any, columns: Tensor, slot: int) -> list[int]:
+def hit_coordinates(splitter: Splitter, assigned: Any, columns: Tensor, slot: int) -> list[int]:
     """The coordinates of a client canary that lie in the part it drew."""
-    free = set(_trained(splitter, assigned).tolist())
+    free = set(_trained_part(splitter, assigned).tolist())
     return [int(place) for place in columns[:, slot] if int(place) in free]
 
 
-def places(splitter: Splitter, assigned: Any) -> list[int]:
+def probe_places(splitter: Splitter, assigned: Any) -> list[int]:
     """One coordinate of the part that was drawn, and one of the unsplit tensors."""
-    free = _trained(splitter, assigned)
+    free = _trained_part(splitter, assigned)
     own, shared = free[~splitter.unsplit[free]], torch.nonzero(splitter.unsplit).flatten()
     return [int(some[0]) for some in (own, shared) if len(some)]
 
 
-def _trained(splitter: Splitter, assigned: Any) -> Tensor:
+def _trained_part(splitter: Splitter, assigned: Any) -> Tensor:
     splitting = splitter.splitting
     nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
     submodel, _ = splitting.alone(assigned, nothing)
@@ -118,6 +118,6 @@ def _trained(splitter: Splitter, assigned: Any) -> Tensor:
 def part_probes(splitter: Splitter, streams: Streams) -> tuple[list[int], list[int]]:
     """(coordinates at which a client canary of a split model may be found, those of the unsplit tensors)."""
     drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
-    found = {place for assigned in drawn for place in places(splitter, assigned)}
+    found = {place for assigned in drawn for place in probe_places(splitter, assigned)}
     own = sorted(place for place in found if not splitter.unsplit[place])
     return own[:16], sorted(found - set(own))

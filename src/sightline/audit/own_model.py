@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import engine
-from sightline.audit.stage import STILL, Pair, Stage, worst_sight
-from sightline.audit.watch import Reading, Watch, watched_run
+from sightline.audit.stage import STILL, AskedPair, CanarySetup, worst_sight
+from sightline.audit.watch import Reading, Observer, watched_run
 from sightline.data import Client, Federation, Kind, Shard
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.events import Unit
-from sightline.mechanisms import Occasion, PrivateSteps, SampleAtClient, SampleAtServer
-from sightline.mechanisms.worker import Nodes
+from sightline.mechanisms import CallId, PrivateSteps, SampleAtClient, SampleAtServer
+from sightline.mechanisms.worker import RemoteNodes
 from sightline.models import FlatModel, probe_inputs
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
@@ -38,14 +38,14 @@ ROUNDING = 1e-3
 """Of the clip norm, by which a sum may be off."""
 
 
-def attacks_own_model(setting: Setting) -> bool:
+def attacks_own_model(setting: BuiltExperiment) -> bool:
     """Whether the file names a module of the user's own whose examples are clipped apart."""
     steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
     return ":" in setting.experiment.model.name and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
 
 
 @dataclass(frozen=True, eq=False)
-class OwnModelStage(Stage):
+class OwnModelStage(CanarySetup):
     """The file's own model with one canary, and the direction in which the canary moves a sum of gradients."""
 
     direction: Tensor | None = None
@@ -59,7 +59,7 @@ class OwnModelStage(Stage):
         """The user's model is not turned round."""
         return False
 
-    def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Watch:
+    def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """One run with or without the canary."""
         subject, present, sizes = self.sight.subject, inside[0], self.setting.federation.sizes.tolist()
         canary: Shard = self.canary  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class OwnModelStage(Stage):
             clients[subject], train=_joined(_first(ordinary, len(ordinary) - 1), _first(canary, int(present)))
         )
         setting = replace(self.setting, federation=replace(self.setting.federation, clients=tuple(clients)))
-        watch = Watch(self.sight.observer, read, turning=False)
+        watch = Observer(self.sight.observer, read, turning=False)
         watched_run(setting, watch, OwnModelClients(setting, secret, sizes), rounds=self.rounds, secret=secret)
         return watch
 
@@ -83,13 +83,13 @@ class OwnModelStage(Stage):
 class OwnModelClients(Simulator):
     """The simulator; the subject may have an example less than everybody knows, and the others have none at all."""
 
-    nodes: Nodes | None = None  # type: ignore[assignment]
+    nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
-    def __init__(self, setting: Setting, secret: Streams, sizes: Sequence[int]) -> None:
+    def __init__(self, setting: BuiltExperiment, secret: Streams, sizes: Sequence[int]) -> None:
         super().__init__(setting, secret, secret)
         self.sizes = list(sizes)
 
-    def _scheduled(self, client: int, plan: PrivateSteps, at: Occasion) -> list[NDArray[np.intp]]:
+    def _scheduled(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
         """A schedule of all examples that there could be, and of them those that there are."""
         there = len(self._shards[client])
         return [batch[batch < there] for batch in super()._scheduled(client, plan, at)]
@@ -103,13 +103,13 @@ class OwnModelClients(Simulator):
                 yield member, [0] * len(models)
 
 
-def for_own_model(setting: Setting, *, rounds: int, delta: float, pair: Pair) -> OwnModelStage:
+def for_own_model(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> OwnModelStage:
     """The stage on which the file's own model meets a canary."""
     rounds = min(rounds, ROUNDS)
-    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta, pair)
+    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
     local = {"learning_rate": STILL / setting.experiment.privacy.clip_norm, "augment": None}
     still = setting.experiment.model_copy(update={"local": setting.experiment.local.model_copy(update=local)})
-    built = engine.build(still, federation=ordinary_examples(setting))
+    built = engine.build_experiment(still, federation=ordinary_examples(setting))
     if setting.multipliers:
         built = built.with_noise(setting.multipliers)
     quiet = replace(built, topology=setting.topology, samplers=setting.samplers)
@@ -119,7 +119,7 @@ def for_own_model(setting: Setting, *, rounds: int, delta: float, pair: Pair) ->
     )
 
 
-def ordinary_examples(setting: Setting) -> Federation:
+def ordinary_examples(setting: BuiltExperiment) -> Federation:
     """As many examples as each client has, all different and nobody's."""
     clients = []
     for number, real in enumerate(setting.federation.clients):
@@ -129,7 +129,7 @@ def ordinary_examples(setting: Setting) -> Federation:
     return Federation("canaries", tuple(clients), clients[0].test, like.classes, like.kind, like.vocabulary)
 
 
-def choose_canary(setting: Setting, subject: int) -> tuple[Shard, Tensor, float | None]:
+def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor, float | None]:
     """The outlier that moves a clipped sum furthest, in which direction, and by how many clip norms."""
     model, clip_norm = setting.model, setting.experiment.privacy.clip_norm
     beside = _first(setting.federation.clients[subject].train, TOGETHER)

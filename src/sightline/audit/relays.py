@@ -12,8 +12,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sightline.engine.setting import Setting
-from sightline.mechanisms import Occasion
+from sightline.engine.setting import BuiltExperiment
+from sightline.mechanisms import CallId
 from sightline.topology import Channel, Groups
 
 
@@ -52,7 +52,7 @@ class Relays:
         """Coordinates in all."""
         return 1 + max(self.level.values())
 
-    def says(self, member: int, start: Tensor, at: Occasion) -> tuple[int, float]:
+    def says(self, member: int, start: Tensor, at: CallId) -> tuple[int, float]:
         """(coordinate, which way) that a member sends along; nothing where it does not carry."""
         channels = self.place.channels_at(at.round)
         own = self.level.get(channels[at.use % len(channels)].name, 0)
@@ -80,7 +80,7 @@ class Relays:
         return moved / 2 + self.doubt * made * sum(std**2 for std in noise) / moved if moved else 0.0
 
 
-def relays_for(setting: Setting, subject: int, observer: str, upper: float) -> Relays | None:
+def relays_for(setting: BuiltExperiment, subject: int, observer: str, upper: float) -> Relays | None:
     """The relays from a subject to an observer outside its groups; none where it is seen directly."""
     place = setting.topology
     if not isinstance(place, Groups) or not place.steady:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from sightline import accounting, engine
-from sightline.audit.canaries import CanaryClients, Coins, Where, canary_examples, crowd, sign
+from sightline.audit.canaries import CanaryClients, CanaryCoins, Where, canary_examples, silent_clients, round_sign
 from sightline.audit.examples import CanaryShards
-from sightline.audit.net import FAR, Net, hit, part_probes, places, small
+from sightline.audit.net import FAR, CanaryNet, hit_coordinates, part_probes, probe_places, small_experiment
 from sightline.audit.relays import Relays, relays_for
-from sightline.audit.watch import Reading, Watch, watched_run
+from sightline.audit.watch import Reading, Observer, watched_run
 from sightline.config import Experiment, Model
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import invalid, refuse
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger
@@ -34,7 +34,7 @@ Events = frozenset[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttackedPair:
     """Whom the audit attacks, from where, and what is claimed of it."""
 
     subject: int
@@ -44,11 +44,11 @@ class Sight:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class CanarySetup:
     """A setting, its canaries, and how to run it."""
 
-    setting: Setting
-    sight: Sight
+    setting: BuiltExperiment
+    sight: AttackedPair
     rounds: int
     holders: Mapping[int, Sequence[int]]
     """Client -> the numbers of its canaries."""
@@ -56,7 +56,7 @@ class Stage:
     """What the attack on one canary looks at: coordinates where clients are canaries, canaries where examples are."""
     shared: tuple[float, ...] = ()
     """How far the last of these stand out where they move together with whichever other one moves, see `Marks`."""
-    net: Net | None = None
+    net: CanaryNet | None = None
     """Where canaries are found, when the network is the audit's own."""
     relays: Relays | None = None
 
@@ -76,10 +76,10 @@ class Stage:
         solved = isinstance(self.setting.mechanism, Objective | Output)
         return self.relays is None and not solved
 
-    def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Watch:
+    def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """One run with some of the canaries in, and all that the observer saw of it."""
-        coins, setting = Coins(inside, self.setting.adjacency), self.setting
-        watch = Watch(self.sight.observer, read, turning=self.turning)
+        coins, setting = CanaryCoins(inside, self.setting.adjacency), self.setting
+        watch = Observer(self.sight.observer, read, turning=self.turning)
         worker: Any
         if self.examples:
             features = setting.model.input_shape[0]
@@ -93,13 +93,13 @@ class Stage:
         watched_run(setting, watch, worker, rounds=self.rounds, secret=secret)
         return watch
 
-    def _clients(self, coins: Coins, secret: Streams) -> CanaryClients:
+    def _clients(self, coins: CanaryCoins, secret: Streams) -> CanaryClients:
         setting, net = self.setting, self.net
         slots = {client: own[0] for client, own in self.holders.items()}
         sizes = setting.federation.sizes.tolist()
         clip_norm = setting.experiment.privacy.clip_norm
         where: Where = lambda splitter, assigned, slot: (  # noqa: E731
-            places(splitter, assigned) if net is None else hit(splitter, assigned, net.columns, slot)
+            probe_places(splitter, assigned) if net is None else hit_coordinates(splitter, assigned, net.columns, slot)
         )
         return CanaryClients(
             len(setting.start), sizes, slots, coins, clip_norm, secret, where=where, relays=self.relays
@@ -120,37 +120,37 @@ class Stage:
         if self.relays is not None:
             return value[[self.relays.coordinate(source)]].double()
         if self.net is not None and self.examples:
-            return self.net.reading_of_one(value, sign(round))
+            return self.net.reading_of_one(value, round_sign(round))
         return self.reading(value, self.probes)[:, 0]
 
 
 @dataclass(frozen=True)
-class Pair:
+class AskedPair:
     """Who is asked for: the observer, the subject, or neither."""
 
     observer: str | None = None
     subject: str | None = None
 
 
-ANY = Pair()
+ANY = AskedPair()
 
 
-def worst_sight(setting: Setting, ledger: Ledger, delta: float, pair: Pair) -> Sight:
+def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: AskedPair) -> AttackedPair:
     """The subject and the untrusted observer with the largest claimed epsilon; or those that are named."""
     if setting.unit is Unit.NONE:
         _nothing_claimed(setting)
     found = [
-        Sight(int(subject.rsplit("-", 1)[1]), line.observer, _epsilon(setting, dict(events), delta), delta)
-        for line in _lines(setting, pair)
-        for events, subject in _subjects(setting, ledger, line, pair)
+        AttackedPair(int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(setting, dict(events), delta), delta)
+        for line in _asked_lines(setting, pair)
+        for events, subject in _asked_subjects(setting, ledger, line, pair)
     ]
     if not any(sight.upper < float("inf") for sight in found):
         _nothing_claimed(setting)
     worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
-    return worst if pair.subject is not None else _nearest(setting, ledger, worst)
+    return worst if pair.subject is not None else _nearest_subject(setting, ledger, worst)
 
 
-def _nearest(setting: Setting, ledger: Ledger, sight: Sight) -> Sight:
+def _nearest_subject(setting: BuiltExperiment, ledger: Ledger, sight: AttackedPair) -> AttackedPair:
     """The same sight of a subject of whom as much is claimed, and whom the observer meets in a channel of its own."""
     same = ledger.composition(client_name(sight.subject), sight.observer)
     own = [channel for channel in setting.topology.channels if sight.observer in channel.audience]
@@ -161,12 +161,12 @@ def _nearest(setting: Setting, ledger: Ledger, sight: Sight) -> Sight:
     return replace(sight, subject=next(found, sight.subject))
 
 
-def _nothing_claimed(setting: Setting) -> NoReturn:
+def _nothing_claimed(setting: BuiltExperiment) -> NoReturn:
     law = "nothing is claimed of what these rounds release, so there is nothing to audit"
     refuse("privacy.unit", setting.unit, law, "protect a unit, audit more rounds, or name another pair")
 
 
-def _lines(setting: Setting, pair: Pair) -> list[Line]:
+def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
     """The lines of sight of the observer that is asked for, or all."""
     known = [line for lines in setting.topology.lines.values() for line in lines]
     names = {client_name(n) for n in setting.clients} & {n for c in setting.topology.channels for n in c.audience}
@@ -179,7 +179,7 @@ def _lines(setting: Setting, pair: Pair) -> list[Line]:
     return lines
 
 
-def _subjects(setting: Setting, ledger: Ledger, line: Line, pair: Pair) -> Iterable[tuple[Events, str]]:
+def _asked_subjects(setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair) -> Iterable[tuple[Events, str]]:
     """What the observer of a line sees of the subject that is asked for, or of every one that it sees otherwise."""
     if pair.subject is None:
         return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
@@ -192,31 +192,31 @@ def _subjects(setting: Setting, ledger: Ledger, line: Line, pair: Pair) -> Itera
     return ((seen, pair.subject),) if seen else ()
 
 
-def _epsilon(setting: Setting, events: dict[Any, int], delta: float) -> float:
+def _pair_epsilon(setting: BuiltExperiment, events: dict[Any, int], delta: float) -> float:
     return accounting.epsilon(events, delta, accountant=setting.accountant)
 
 
-def for_one(setting: Setting, *, rounds: int, delta: float, pair: Pair = ANY) -> Stage:
+def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
     """The stage with one canary, the subject that the file protects least."""
-    sight = worst_sight(setting, engine.plan(setting, rounds=rounds), delta, pair)
+    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
     splitter, holders = setting.splitter, {sight.subject: (0,)}
     if setting.unit is Unit.SAMPLE:
         built, net = with_examples(setting, 2)
-        return Stage(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
+        return CanarySetup(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
     if splitter is not None:
         own, shared = part_probes(splitter, Streams.from_seed(0))
         still = replace(setting, start=torch.zeros(setting.model.parameters))
-        return Stage(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
+        return CanarySetup(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
     relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
     size = 2 if relays is None else max(2, relays.dimension)
-    return Stage(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
+    return CanarySetup(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
 
 
-def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float, pair: Pair = ANY) -> Stage:
+def for_many(setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
     """The stage with many canaries, all of whom the observer sees as it sees the subject."""
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
-        setting = _enlarged(setting, canaries)
-    ledger = engine.plan(setting, rounds=rounds)
+        setting = _enlarge_star(setting, canaries)
+    ledger = engine.plan_releases(setting, rounds=rounds)
     sight = worst_sight(setting, ledger, delta, pair)
     same = ledger.composition(client_name(sight.subject), sight.observer)
     alike = [
@@ -230,34 +230,34 @@ def for_many(setting: Setting, *, canaries: int, rounds: int, delta: float, pair
     each = 1 if isinstance(setting.mechanism, SegmentSums) else max(1, min(canaries // len(alike), least))
     spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
     built, net = with_examples(setting, each * len(alike))
-    return Stage(built, sight, rounds, spread, range(each * len(alike)), net=net)
+    return CanarySetup(built, sight, rounds, spread, range(each * len(alike)), net=net)
 
 
-def _many_clients(setting: Setting, sight: Sight, rounds: int, alike: Sequence[int]) -> Stage:
+def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, alike: Sequence[int]) -> CanarySetup:
     """Clients that are canaries, each with a coordinate of its own; in split models, with one in every part."""
     holders = {client: (slot,) for slot, client in enumerate(alike)}
     probes = range(len(holders))
     if setting.splitter is None:
-        return Stage(replace(setting, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
+        return CanarySetup(replace(setting, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
     built, net = with_examples(setting, len(holders))
     still = replace(built, start=torch.zeros(built.model.parameters))
-    return Stage(still, sight, rounds, holders, probes, net=net)
+    return CanarySetup(still, sight, rounds, holders, probes, net=net)
 
 
-def _enlarged(setting: Setting, clients: int) -> Setting:
+def _enlarge_star(setting: BuiltExperiment, clients: int) -> BuiltExperiment:
     """The same star with so many clients, the same samplers' rates and the same noise."""
     experiment = setting.experiment
-    few = small(experiment, setting.splitter) if setting.splitter else _linear(experiment)
+    few = small_experiment(experiment, setting.splitter) if setting.splitter else _is_linear(experiment)
     more = few.model_copy(update={"data": experiment.data.model_copy(update={"clients": clients})})
-    built = engine.build(more, federation=crowd(clients))
+    built = engine.build_experiment(more, federation=silent_clients(clients))
     return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
 
 
-def _linear(experiment: Experiment) -> Experiment:
+def _is_linear(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"model": Model(name="linear")})
 
 
-def with_examples(setting: Setting, features: int) -> tuple[Setting, Net | None]:
+def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperiment, CanaryNet | None]:
     """A small network on so many features in place of the file's model and data; sizes, samplers and noise stay.
 
     Softmax regression where no gradients are released.
@@ -267,13 +267,13 @@ def with_examples(setting: Setting, features: int) -> tuple[Setting, Net | None]
     steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
     if steps:
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
-    few = small(experiment, splitter) if steps or splitter is not None else _linear(experiment)
+    few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
     few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})
-    nothing = canary_examples(setting.federation, features, {}, Coins({}, setting.adjacency))
-    built = engine.build(few, federation=nothing)
+    nothing = canary_examples(setting.federation, features, {}, CanaryCoins({}, setting.adjacency))
+    built = engine.build_experiment(few, federation=nothing)
     if setting.multipliers:
         built = built.with_noise(setting.multipliers)
-    net = Net(built.model, splitter) if steps or splitter is not None else None
+    net = CanaryNet(built.model, splitter) if steps or splitter is not None else None
     start = torch.zeros(built.model.parameters) if net is None else net.start()
     return replace(built, topology=setting.topology, samplers=setting.samplers, start=start), net
 

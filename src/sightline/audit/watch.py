@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.audit.canaries import sign
+from sightline.audit.canaries import round_sign
 from sightline.engine.round import LiveRound
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.ledger import Ledger, Parties, Release
-from sightline.mechanisms import Ballot, ByTrust, CentralMean, Outcome, Public, Scene, Schedules, Updates
-from sightline.mechanisms.worker import Left
+from sightline.mechanisms import ModelChoice, NoiseByTrust, CentralMean, ReleaseValues, Public, ReleaseContext, Schedules, Updates
+from sightline.mechanisms.worker import ClientOutput
 from sightline.randomness import EVERYONE, Streams
 from sightline.topology import Channel, client_name
 
@@ -27,7 +27,7 @@ Reading = Callable[[str, Tensor, int], Tensor | None]
 
 
 @dataclass(eq=False)
-class Watch:
+class Observer:
     """What one observer sees in one run."""
 
     observer: str
@@ -38,18 +38,18 @@ class Watch:
     _open: dict[str, bool] = field(default_factory=dict)
     _known: tuple[int, int] = (0, 0)
 
-    def note(self, ledger: Ledger, scene: Scene, part: int, source: str, value: Tensor) -> None:
+    def note(self, ledger: Ledger, scene: ReleaseContext, part: int, source: str, value: Tensor) -> None:
         """Take in a value, when the release by which its source let it go is the observer's to see."""
         reading = self.read(source, value, scene.time)
         if reading is not None and self._sees(ledger, scene.next_id, source):
-            turned = sign(scene.time) if self.turning else 1.0
+            turned = round_sign(scene.time) if self.turning else 1.0
             self.seen[scene.time, scene.use, part, source] = turned * reading
 
     def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
         """Take in a value that was worked out of releases and shown to some."""
         reading = self.read(source, value, time) if self.observer in audience else None
         if reading is not None:
-            self.seen[time, SHOWN, number, source] = (sign(time) if self.turning else 1.0) * reading
+            self.seen[time, SHOWN, number, source] = (round_sign(time) if self.turning else 1.0) * reading
 
     def _sees(self, ledger: Ledger, first: int, source: str) -> bool:
         """Whether the source's first release from the scene's own on has the observer in its audience."""
@@ -60,7 +60,7 @@ class Watch:
         return self._open.get(source, False)
 
 
-class Witness:
+class ObservedNodes:
     """Members that do their part of the mechanism themselves, each seen by the watch when it sends.
 
     To a trusted server they send what they have, and do not clip it: clipping there is the server's promise.
@@ -68,33 +68,33 @@ class Witness:
 
     steadfast = True
 
-    def __init__(self, setting: Setting, ledger: Ledger, watch: Watch) -> None:
+    def __init__(self, setting: BuiltExperiment, ledger: Ledger, watch: Observer) -> None:
         self._mechanism: Any = setting.mechanism
         self._ledger, self._watch = ledger, watch
 
-    def asked(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def asked(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members send."""
-        mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, ByTrust) else self._mechanism
+        mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, NoiseByTrust) else self._mechanism
         if isinstance(mechanism, CentralMean):
-            yield from (Left(member, update) for member, update in updates.trained())
+            yield from (ClientOutput(member, update) for member, update in updates.trained())
             return
         for left in mechanism.leaving(updates, scene):
             self._watch.note(self._ledger, scene, updates.at.part, client_name(left.member), left.value)
             yield left
 
-    def chosen(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+    def chosen(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         """Nobody: choices are made where the data are."""
         return {}
 
 
-class WatchedRound(LiveRound):
+class ObservedRound(LiveRound):
     """A round of a real run, watched."""
 
-    def __init__(self, watch: Watch, *where: Any) -> None:
+    def __init__(self, watch: Observer, *where: Any) -> None:
         super().__init__(*where)
         self._watch, self._shown = watch, 0
 
-    def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
+    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
         outcome = super()._computed(updates, scene, compute)
         for member, value in outcome.values.items():
             source = scene.channel.name if member == EVERYONE else client_name(member)
@@ -109,7 +109,7 @@ class WatchedRound(LiveRound):
             self._shown += 1
         return made
 
-    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+    def _choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         worker: Any = self._worker
         witness, worker.nodes = worker.nodes, None
         choices = super()._choices(ballot, scene)
@@ -120,17 +120,17 @@ class WatchedRound(LiveRound):
         return choices
 
 
-def watched_run(setting: Setting, watch: Watch, worker: Any, *, rounds: int, secret: Streams) -> None:
+def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
     """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
     ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
-    worker.nodes = Witness(setting, ledger, watch)
+    worker.nodes = ObservedNodes(setting, ledger, watch)
     state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     memories: Any = {}
     for time in range(1, rounds + 1):
         if setting.algorithm.finished(state):
             break
         setting = setting.as_found(state)
-        r = WatchedRound(watch, setting, ledger, worker, secret, time, memories, schedules)
+        r = ObservedRound(watch, setting, ledger, worker, secret, time, memories, schedules)
         after = setting.algorithm.round(state, r, setting.settings)
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories

@@ -45,7 +45,7 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
     from sightline.audit import audit
     from sightline.cli.progress import CountBar
     from sightline.config import read
-    from sightline.report.audit_picture import check_plot, draw
+    from sightline.report.audit_picture import check_plot, draw_audit
 
     check_plot(plot)
     experiment = read(config, [*overrides])
@@ -53,12 +53,12 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
         found = audit(experiment, progress=bar.advance, **numbers)
     told = found.told()
     if plot is not None:
-        draw(experiment.name, told, plot)
+        draw_audit(experiment.name, told, plot)
         told["plot"] = str(plot)
     if as_json:
-        click.echo(json.dumps({name: _plain(value) for name, value in told.items()}, allow_nan=False))
+        click.echo(json.dumps({name: _infinite_or(value) for name, value in told.items()}, allow_nan=False))
     else:
-        _show(told)
+        _print_audit(told)
     if found.broken:
         cause = (
             "one example moves a sum by more than the clip norm" if found.unbounded else "epsilon_lower > epsilon_upper"
@@ -68,34 +68,34 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
     return 0
 
 
-def _show(told: dict[str, Any]) -> None:
-    from sightline.report.audit_picture import verdict
-    from sightline.report.numbers import upper
+def _print_audit(told: dict[str, Any]) -> None:
+    from sightline.report.audit_picture import audit_verdict
+    from sightline.report.numbers import format_upper
 
-    claimed = upper(told["epsilon_upper"], digits=4)
+    claimed = format_upper(told["epsilon_upper"], digits=4)
     click.echo(
         f"{told['observer']} about {told['subject']} ({told['unit']}), {told['rounds']} of {told['rounds_planned']} "
         f"rounds, delta = {told['delta']:g}"
     )
-    click.echo(f"epsilon >= {_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
-    other = f" (at the file's delta = {told['file_delta']:g}: {upper(told['file_epsilon'], digits=4)})"
+    click.echo(f"epsilon >= {_round_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
+    other = f" (at the file's delta = {told['file_delta']:g}: {format_upper(told['file_epsilon'], digits=4)})"
     click.echo(f"epsilon <= {claimed}  as claimed" + (other if told["file_delta"] != told["delta"] else ""))
     for one in told["findings"]:
         told_so = {name: value for name, value in one.items() if not name.startswith(("epsilon", "delta", "method"))}
         rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told_so.items())
-        bounds = f"{_down(one['epsilon_lower'])} <= epsilon <= {upper(one['epsilon_upper'], digits=4)}"
+        bounds = f"{_round_down(one['epsilon_lower'])} <= epsilon <= {format_upper(one['epsilon_upper'], digits=4)}"
         click.echo(f"  {bounds}  {METHODS.get(one['method'], one['method'])}: {rest}")
     if "plot" in told:
         click.echo(f"wrote {told['plot']}")
-    click.echo(verdict(told))
+    click.echo(audit_verdict(told))
 
 
-def _down(value: float) -> str:
+def _round_down(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinity"
 
 
-def _plain(value: Any) -> Any:
+def _infinite_or(value: Any) -> Any:
     """None stands for infinity, as everywhere."""
     if isinstance(value, list):
-        return [{name: _plain(one) for name, one in row.items()} for row in value]
+        return [{name: _infinite_or(one) for name, one in row.items()} for row in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

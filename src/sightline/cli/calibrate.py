@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.cli.account import finite, options, show
-from sightline.cli.example import examples
+from sightline.cli.account import finite_or_none, scheme_options, print_answer
+from sightline.cli.example import examples_epilog
 
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
@@ -27,65 +27,65 @@ def command() -> None:
     """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
 
 
-@command.command("gaussian", epilog=examples("calibrate gaussian --steps 100 --epsilon 8 --delta 1e-5"))
-@options("steps", *ASKED)
+@command.command("gaussian", epilog=examples_epilog("calibrate gaussian --steps 100 --epsilon 8 --delta 1e-5"))
+@scheme_options("steps", *ASKED)
 def gaussian(steps: int, **asked: Any) -> None:
     """Every step uses every subject."""
     from sightline import accounting
 
-    tell(accounting.gaussian(noise=1.0, steps=steps), **asked)
+    calibrate_scheme(accounting.gaussian(noise=1.0, steps=steps), **asked)
 
 
-@command.command("poisson", epilog=examples("calibrate poisson --rate 0.01 --steps 10000 --epsilon 8 --delta 1e-5"))
-@options("rate", "steps", *ASKED)
+@command.command("poisson", epilog=examples_epilog("calibrate poisson --rate 0.01 --steps 10000 --epsilon 8 --delta 1e-5"))
+@scheme_options("rate", "steps", *ASKED)
 def poisson(rate: float, steps: int, **asked: Any) -> None:
     """Each step uses each subject with a probability, independently."""
     from sightline import accounting
 
-    tell(accounting.poisson(noise=1.0, rate=rate, steps=steps), **asked)
+    calibrate_scheme(accounting.poisson(noise=1.0, rate=rate, steps=steps), **asked)
 
 
-@command.command("balanced", epilog=examples("calibrate balanced --steps 1000 --uses 100 --epsilon 8 --delta 1e-5"))
-@options("steps", "uses", "epochs", *ASKED)
+@command.command("balanced", epilog=examples_epilog("calibrate balanced --steps 1000 --uses 100 --epsilon 8 --delta 1e-5"))
+@scheme_options("steps", "uses", "epochs", *ASKED)
 def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
     """Each subject is used in exactly K of T steps."""
     from sightline import accounting
 
-    tell(accounting.balanced(noise=1.0, steps=steps, uses=uses, epochs=epochs), **asked)
+    calibrate_scheme(accounting.balanced(noise=1.0, steps=steps, uses=uses, epochs=epochs), **asked)
 
 
-@command.command("split", epilog=examples("calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
-@options("parts", "rate", "steps", "unsplit", *ASKED)
+@command.command("split", epilog=examples_epilog("calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
+@scheme_options("parts", "rate", "steps", "unsplit", *ASKED)
 def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Each subject trains one of D parts of the model; --unsplit-noise is fixed, the split part's noise is found."""
     from sightline import accounting
 
     fixed = unsplit_noise
-    tell(accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps), unsplit_noise=fixed, **asked)
+    calibrate_scheme(accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps), unsplit_noise=fixed, **asked)
 
 
-@command.command("dropout", epilog=examples("calibrate dropout --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
-@options("rate", "steps", "unsplit", *ASKED)
+@command.command("dropout", epilog=examples_epilog("calibrate dropout --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
+@scheme_options("rate", "steps", "unsplit", *ASKED)
 def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Dropout with probability one half; --unsplit-noise is fixed, the split part's noise is found."""
     from sightline import accounting
 
-    tell(accounting.dropout(noise=1.0, rate=rate, steps=steps), unsplit_noise=unsplit_noise, **asked)
+    calibrate_scheme(accounting.dropout(noise=1.0, rate=rate, steps=steps), unsplit_noise=unsplit_noise, **asked)
 
 
-@command.command("check-ins", epilog=examples("calibrate check-ins --steps 1000 --chance 0.5 --epsilon 8 --delta 1e-5"))
-@options("steps", "chance", *ASKED)
+@command.command("check-ins", epilog=examples_epilog("calibrate check-ins --steps 1000 --chance 0.5 --epsilon 8 --delta 1e-5"))
+@scheme_options("steps", "chance", *ASKED)
 def check_ins(steps: int, chance: float, **asked: Any) -> None:
     """Each subject opts in with a probability, then takes part once, at a random step."""
     from sightline import accounting
 
-    tell(accounting.check_ins(noise=1.0, steps=steps, chance=chance), **asked)
+    calibrate_scheme(accounting.check_ins(noise=1.0, steps=steps, chance=chance), **asked)
 
 
 @command.command(
-    "h2fdp", epilog=examples("calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5")
+    "h2fdp", epilog=examples_epilog("calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5")
 )
-@options("rate", "steps", *ASKED)
+@scheme_options("rate", "steps", *ASKED)
 @click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
 @click.option(
     "--constant", type=float, default=2.0, show_default=True, help="c2 of Prop. 3.1, which has no name there."
@@ -111,10 +111,10 @@ def h2fdp(
         "scheme": "h2fdp",
         "segment_rate": whole,
         "as_published_noise": printed.value,
-        "as_published_costs": finite(_cost_of(scheme, printed.value, delta, chosen)),
+        "as_published_costs": finite_or_none(_cost_of(scheme, printed.value, delta, chosen)),
         "notice": printed.notice,
     }
-    show(answer, as_json)
+    print_answer(answer, as_json)
 
 
 def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> float:
@@ -124,11 +124,11 @@ def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> f
 
 @command.command(
     "clustered",
-    epilog=examples("calibrate clustered --samples 8000 --batch-size 32 --rounds 200 --epsilon 8 --delta 1e-5"),
+    epilog=examples_epilog("calibrate clustered --samples 8000 --batch-size 32 --rounds 200 --epsilon 8 --delta 1e-5"),
 )
-@options("samples", "batch", "rounds", "selections")
+@scheme_options("samples", "batch", "rounds", "selections")
 @click.option("--selection-epsilon", type=float, help="What one choice costs (default: 0.03 of the budget).")
-@options(*ASKED)
+@scheme_options(*ASKED)
 def clustered(rounds: int, selections: int | None, selection_epsilon: float | None, **asked: Any) -> None:
     """One full-batch round, small batches in the others, and private choices of a cluster: one noise for all."""
     from sightline import accounting
@@ -142,11 +142,11 @@ def clustered(rounds: int, selections: int | None, selection_epsilon: float | No
     scheme = accounting.clustered(noise=1.0, **numbers)
     split = clustered_noise(**numbers, epsilon=asked["epsilon"], delta=asked["delta"])
     note = accounting.large_delta_note(asked["delta"], numbers["samples"], "examples")
-    more = {"as_published_noise": finite(split.value), "notice": split.notice} | ({"note": note} if note else {})
-    tell(scheme, **asked, more=more)
+    more = {"as_published_noise": finite_or_none(split.value), "notice": split.notice} | ({"note": note} if note else {})
+    calibrate_scheme(scheme, **asked, more=more)
 
 
-def tell(
+def calibrate_scheme(
     scheme: "Scheme",
     epsilon: float,
     delta: float,
@@ -166,7 +166,7 @@ def tell(
     spent = scheme.epsilon(delta=delta, accountant=chosen)
     answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
     answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
-    show(answer | dict(more or {}), as_json)
+    print_answer(answer | dict(more or {}), as_json)
 
 
 def beside_unsplit(scheme: "Scheme", unsplit_noise: float, epsilon: float, delta: float, accountant: Any) -> "Scheme":

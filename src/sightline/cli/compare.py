@@ -31,28 +31,28 @@ A folder of runs stands for every run in it. Runs that differ in nothing but the
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
     """Set runs side by side: the settings that differ, accuracy, epsilon, time, traffic and energy."""
-    from sightline.report.comparison import compared
-    from sightline.report.comparison_page import draw
+    from sightline.report.comparison import compare_runs
+    from sightline.report.comparison_page import draw_comparison
     from sightline.report.run import checked_records
 
     with checked_records(", ".join(map(str, runs))):
-        comparison = compared(runs)
+        comparison = compare_runs(runs)
         if figure is not None:
-            draw(comparison, figure)
-        show(comparison, as_json, figure)
+            draw_comparison(comparison, figure)
+        print_comparison(comparison, as_json, figure)
 
 
-def show(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:
+def print_comparison(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:
     """One JSON object, or a table with its notes."""
-    from sightline.report.comparison_notes import notes
-    from sightline.report.comparison_plain import plain
+    from sightline.report.comparison_notes import comparison_notes
+    from sightline.report.comparison_plain import plain_comparison
 
     if as_json:
         drawn = {} if figure is None else {"figure": str(figure)}
-        click.echo(json.dumps(plain(comparison) | more | drawn, allow_nan=False))
+        click.echo(json.dumps(plain_comparison(comparison) | more | drawn, allow_nan=False))
         return
     print_table(comparison)
-    for note in notes(comparison):
+    for note in comparison_notes(comparison):
         click.echo(f"note: {printable(note)}")
     if figure is not None:
         click.echo(f"figure  {figure}")
@@ -62,9 +62,9 @@ def print_table(comparison: "Comparison") -> None:
     """The table: within the width of a terminal, in a file as wide as it needs to be."""
     from rich.console import Console
 
-    from sightline.report.comparison_plain import table
+    from sightline.report.comparison_plain import comparison_table
 
-    header, rows = table(comparison)
+    header, rows = comparison_table(comparison)
     console = Console(highlight=False)
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     left = header.index("Runs")
@@ -85,19 +85,19 @@ def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int |
     2            4
     """
     columns = [_Column(name, [row[place] for row in rows], place < left) for place, name in enumerate(header)]
-    if width is None or _width(columns) <= width:
-        return _drawn(columns)
+    if width is None or _table_width(columns) <= width:
+        return _draw_table(columns)
     columns = [column.broken() for column in columns]
-    if _width(columns) <= width:
-        return _drawn(columns)
+    if _table_width(columns) <= width:
+        return _draw_table(columns)
     number = _Column("", [str(place) for place in range(1, len(rows) + 1)], False)
     room = max(1, width - number.width - len(GAP))
     blocks: list[list[_Column]] = [[]]
     for column in (column.folded(room) for column in columns):
-        if blocks[-1] and _width([*blocks[-1], column]) > room:
+        if blocks[-1] and _table_width([*blocks[-1], column]) > room:
             blocks.append([])
         blocks[-1].append(column)
-    lines = [line for block in blocks for line in (*_drawn([number, *block]), "")]
+    lines = [line for block in blocks for line in (*_draw_table([number, *block]), "")]
     return lines[:-1]
 
 
@@ -139,28 +139,28 @@ class _Column:
         return replace(self, heading=fold(self.heading), cells=[fold(cell) for cell in self.cells])
 
 
-def _width(columns: Sequence[_Column]) -> int:
+def _table_width(columns: Sequence[_Column]) -> int:
     return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
 
 
-def _drawn(columns: Sequence[_Column]) -> list[str]:
+def _draw_table(columns: Sequence[_Column]) -> list[str]:
     rows = zip(*(column.cells for column in columns), strict=True)
-    body = [line for row in rows for line in _lines(columns, row)]
-    return [*_lines(columns, [column.heading for column in columns], bottom=True), "-" * _width(columns), *body]
+    body = [line for row in rows for line in _row_lines(columns, row)]
+    return [*_row_lines(columns, [column.heading for column in columns], bottom=True), "-" * _table_width(columns), *body]
 
 
-def _lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:
+def _row_lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:
     """One row of the table: cells of several lines start at its top, headings end at its bottom."""
     split = [text.split("\n") for text in texts]
     high = max(len(lines) for lines in split)
     padded = [[""] * (high - len(s)) + s if bottom else s + [""] * (high - len(s)) for s in split]
     return [
-        GAP.join(_pad(text, column) for text, column in zip(line, columns, strict=True)).rstrip()
+        GAP.join(_pad_cell(text, column) for text, column in zip(line, columns, strict=True)).rstrip()
         for line in zip(*padded, strict=True)
     ]
 
 
-def _pad(text: str, column: _Column) -> str:
+def _pad_cell(text: str, column: _Column) -> str:
     space = " " * (column.width - _cell_width(text))
     return text + space if column.left else space + text
 

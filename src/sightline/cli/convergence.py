@@ -89,11 +89,11 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
     As printed the first term shrinks with the step size, which no descent does; the corrected one divides by it.
     """
     from sightline.algorithms.theory_h2fdp import Hierarchy
-    from sightline.algorithms.theory_h2fdp_bound import corrected, dispersion, published
+    from sightline.algorithms.theory_h2fdp_bound import corrected_terms, model_dispersion, published_terms
 
-    sizes = _sizes(devices, subnets)
+    sizes = _read_sizes(devices, subnets)
     tree = Hierarchy(smoothness=beta, sgd_noise=sigma, between=zeta, devices=sizes, **given)
-    printed, right, (b1, b2) = published(tree), corrected(tree), dispersion(tree)
+    printed, right, (b1, b2) = published_terms(tree), corrected_terms(tree), model_dispersion(tree)
     shown = {
         "a1": printed.a1, "a2": printed.a2, "b": printed.b, "bound": printed.bound,
         "a1_corrected": right.a1, "a2_corrected": right.a2, "bound_corrected": right.bound,
@@ -107,7 +107,7 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
     return 0
 
 
-def _sizes(text: str, subnets: int) -> tuple[float, ...]:
+def _read_sizes(text: str, subnets: int) -> tuple[float, ...]:
     from sightline.errors import invalid
 
     try:
@@ -153,7 +153,7 @@ def clustered(distance: float | None, factor: float | None, noise_ratio: float, 
     shown: dict[str, float] = {"steps": noise.steps, "variance": noise.variance, "radius": noise.radius}
     shown["distance_for_mss_2"] = 4 * noise.radius
     if distance is not None:
-        shown |= {"mss": theory.separation(noise, distance), "overlap": theory.component_overlap(noise, distance)}
+        shown |= {"mss": theory.expected_separation(noise, distance), "overlap": theory.component_overlap(noise, distance)}
     if factor is not None and distance is not None:
         larger = theory.overlap_of_larger_batch(noise, distance, factor=factor, noise_ratio=noise_ratio)
         shown["overlap_of_larger_batch"] = larger

@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.example import examples
+from sightline.cli.example import examples_epilog
 
 if TYPE_CHECKING:
     from sightline.data import DatasetStatus
 
 
-@click.command("datasets", epilog=examples("datasets", "datasets --json"))
+@click.command("datasets", epilog=examples_epilog("datasets", "datasets --json"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(as_json: bool) -> None:
     """List the data sets: which are available, where they were looked for, how to get the rest."""
-    from sightline.data import available
+    from sightline.data import available_datasets
     from sightline.data.folder import VARIABLE, data_root
 
-    statuses = available()
+    statuses = available_datasets()
     if as_json:
         folder = str(data_root().absolute())
         listed = [dataclasses.asdict(status) for status in statuses]
         click.echo(json.dumps({"folder": folder, "variable": VARIABLE, "datasets": listed}))
     else:
-        show(statuses, str(data_root().absolute()))
+        print_datasets(statuses, str(data_root().absolute()))
 
 
-def show(statuses: "list[DatasetStatus]", folder: str) -> None:
+def print_datasets(statuses: "list[DatasetStatus]", folder: str) -> None:
     """A table of all data sets, then a line for each that is missing."""
     from rich.console import Console
     from rich.table import Table

@@ -1,7 +1,7 @@
 """Examples at the end of a command's help."""
 
 
-def examples(*lines: str) -> str:
+def examples_epilog(*lines: str) -> str:
     """The epilog that shows these command lines, each given without its leading `sightline`.
 
     >>> examples("datasets").splitlines()[1:]

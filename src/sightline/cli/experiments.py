@@ -27,26 +27,26 @@ def command(system: str | None, folder: Path, as_json: bool) -> None:
 
     SYSTEM narrows the list to one of them, such as groups or hierarchy.
     """
-    from sightline.config.exhibit import exhibits
+    from sightline.config.exhibit import read_exhibits
     from sightline.errors import did_you_mean, invalid
 
-    found = exhibits(folder)
+    found = read_exhibits(folder)
     systems = list(dict.fromkeys(exhibit.system for exhibit in found))
     if system is not None and system not in systems:
         invalid("system", system, "not in the gallery", did_you_mean(system, systems))
     found = [exhibit for exhibit in found if system in (None, exhibit.system)]
     if as_json:
-        click.echo(json.dumps({"experiments": [_plain(exhibit) for exhibit in found]}))
+        click.echo(json.dumps({"experiments": [_plain_exhibit(exhibit) for exhibit in found]}))
     else:
-        _show(found)
+        _print_exhibits(found)
 
 
-def _plain(exhibit: "Exhibit") -> dict[str, str]:
+def _plain_exhibit(exhibit: "Exhibit") -> dict[str, str]:
     words = ("reproduces", "expect", "takes", "whole")
     return {"file": exhibit.file.as_posix(), **{name: getattr(exhibit, name) for name in words}}
 
 
-def _show(found: "list[Exhibit]") -> None:
+def _print_exhibits(found: "list[Exhibit]") -> None:
     from rich.console import Console
     from rich.text import Text
 

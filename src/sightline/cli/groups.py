@@ -42,31 +42,31 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
     """Epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from who is in which group."""
-    from sightline.ledger.propagation_question import Question, answered, save_npz
+    from sightline.ledger.propagation_question import Question, answer_question, save_npz
 
     question = Question(**given)
-    answer = answered(question)
+    answer = answer_question(question)
     if out is not None:
         save_npz(answer, out)
     if plot is not None:
-        from sightline.report.groups_plot import draw
+        from sightline.report.groups_plot import draw_groups
 
-        draw(answer, plot)
-    found = summary(answer, out, plot)
+        draw_groups(answer, plot)
+    found = summarise_answer(answer, out, plot)
     if as_json:
         click.echo(json.dumps(found, allow_nan=False))
     else:
-        show(answer, found)
+        print_answer(answer, found)
 
 
-def summary(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
+def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
     """What `--json` prints; null where a threat model speaks of nobody."""
     from sightline.accounting import large_delta_note
 
     question = answer.question
     found: dict[str, Any] = {
-        "epsilon_mean": _plain(answer.mean),
-        "epsilon_max": _plain(answer.largest),
+        "epsilon_mean": _finite_or_none(answer.mean),
+        "epsilon_max": _finite_or_none(answer.largest),
         "matrix_shape": [answer.workers, answer.workers],
         "delta": question.delta,
         "accountant": question.accountant,
@@ -95,7 +95,7 @@ def summary(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, 
     return found
 
 
-def show(answer: "Answer", found: dict[str, Any]) -> None:
+def print_answer(answer: "Answer", found: dict[str, Any]) -> None:
     """A few lines for people."""
     from rich.console import Console
 
@@ -121,5 +121,5 @@ def show(answer: "Answer", found: dict[str, Any]) -> None:
             console.print(f"wrote {found[name]}", markup=False)
 
 
-def _plain(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

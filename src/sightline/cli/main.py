@@ -78,38 +78,38 @@ def sightline() -> None:
 def main() -> NoReturn:
     """Run the command line; every mistake of the user's is one line on stderr."""
     sys.path.insert(0, os.getcwd())
-    sys.exit(outcome(sys.argv[1:]))
+    sys.exit(run_arguments(sys.argv[1:]))
 
 
-def outcome(arguments: list[str]) -> int:
+def run_arguments(arguments: list[str]) -> int:
     """Call the command line and turn what happens into an exit code: 0, 2 bad input, 3 budget, 130 Ctrl-C, 1 else."""
     try:
         result = sightline.main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SightlineError as error:
-        return _say(str(error), error.exit_code)
+        return _say_line(str(error), error.exit_code)
     except (sqlite3.DatabaseError, MemoryError) as error:
-        return _say(f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1)
+        return _say_line(f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1)
     except click.UsageError as error:
-        return _say(" ".join(error.format_message().split()) + _hint(error), 2)
+        return _say_line(" ".join(error.format_message().split()) + _usage_hint(error), 2)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.Abort as stop:
         said = stop.__cause__.args if isinstance(stop.__cause__, KeyboardInterrupt) else ()
-        return _say("; ".join(["interrupted", *map(str, said)]), INTERRUPTED)
+        return _say_line("; ".join(["interrupted", *map(str, said)]), INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        return _say(one_line("file", error.filename, f"cannot be used ({error.strerror})"), 2)
+        return _say_line(one_line("file", error.filename, f"cannot be used ({error.strerror})"), 2)
 
 
-def _hint(error: click.UsageError) -> str:
+def _usage_hint(error: click.UsageError) -> str:
     path = error.ctx.command_path if error.ctx else "sightline"
     return f"; see {path} --help"
 
 
-def _say(line: str, code: int) -> int:
+def _say_line(line: str, code: int) -> int:
     click.echo(f"sightline: {printable(line)}", err=True)
     return code
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sightline.progress import console, worth_a_line
+from sightline.progress import open_console, worth_a_line
 
 
 class SweepBar:
     """Shows the rounds of all runs together, and how many runs are done; a line for each of them in a log."""
 
     def __init__(self, name: str, runs: int, rounds: int) -> None:
-        self._console = console()
+        self._console = open_console()
         self._live = self._console.is_terminal
         self._runs, self._ended = runs, 0
         self._rounds: dict[str, int] = {}
@@ -54,7 +54,7 @@ class CountBar:
     """Shows how many of something are done; a line every tenth in a log."""
 
     def __init__(self, name: str, what: str) -> None:
-        self._console = console()
+        self._console = open_console()
         self._what = what
         self._bar = Progress(
             TextColumn("{task.description}"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sightline.report import Run
+    from sightline.report import RunView
 
 EXAMPLES = """
 \b
@@ -26,12 +26,12 @@ Examples:
 @click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
 def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
     """Write report.html of the run in RUN_DIR anew, from its own records."""
-    from sightline.report import Run, write_page
+    from sightline.report import RunView, write_page
     from sightline.report.run import checked_records
 
     with checked_records(run_dir):
-        run = Run.read(run_dir)
-        told = summary(run, ledger_file)
+        run = RunView.read(run_dir)
+        told = report_summary(run, ledger_file)
         page = write_page(run)
     if ledger_file is not None:
         export_ledger(run, ledger_file)
@@ -45,22 +45,22 @@ def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) 
         click.launch(page.resolve().as_uri())
 
 
-def export_ledger(run: "Run", path: Path) -> None:
+def export_ledger(run: "RunView", path: Path) -> None:
     """Write the ledger as one JSON file, whole or not at all."""
     from sightline.errors import invalid
-    from sightline.ledger import export
+    from sightline.ledger import export_ledger
     from sightline.report.disk import write_whole
 
-    text = json.dumps(export(run.ledger), allow_nan=False)
+    text = json.dumps(export_ledger(run.ledger), allow_nan=False)
     try:
         write_whole(path, text + "\n")
     except OSError as error:
         invalid("--ledger", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
 
 
-def summary(run: "Run", ledger_file: Path | None) -> dict[str, Any]:
+def report_summary(run: "RunView", ledger_file: Path | None) -> dict[str, Any]:
     """The facts of a run for scripts: those of `sightline run --json`, its name, and its ledger."""
-    from sightline.report import summarised
+    from sightline.report import summarise_run
 
     ledger = {} if ledger_file is None else {"ledger": str(ledger_file)}
-    return summarised(run) | {"name": run.name, "ledger_head": run.head} | ledger
+    return summarise_run(run) | {"name": run.name, "ledger_head": run.head} | ledger

@@ -80,17 +80,17 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("rounds", str(summary["rounds_done"])),
         *([("ended early", summary["stopped"])] if summary["stopped"] else []),
-        ("test accuracy", _percent(summary["test_accuracy"])),
-        ("clients' own test sets", _clients(summary)),
+        ("test accuracy", _percent_words(summary["test_accuracy"])),
+        ("clients' own test sets", _clients_words(summary)),
     ]
     if summary["unit"] == "none":
         lines.append(("privacy", "none: updates are published without noise"))
     else:
         lines.append(
-            ("epsilon", f"{_epsilon(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
+            ("epsilon", f"{_epsilon_words(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
         )
         if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
-            lines += [(f"  against {kind}", _epsilon(value)) for kind, value in summary["observers"].items()]
+            lines += [(f"  against {kind}", _epsilon_words(value)) for kind, value in summary["observers"].items()]
         lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
     if "energy_joule" in summary:
         energy, delay = summary["energy_joule"], summary["delay_seconds"]
@@ -98,38 +98,38 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["rejected_updates"]:
         lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
     if "clusters" in summary:
-        lines.append(("clusters", _clusters(summary["clusters"])))
+        lines.append(("clusters", _clusters_words(summary["clusters"])))
     lines += [("note", note) for note in summary["notes"]]
     lines.append(("time", f"{summary['seconds']:.1f} s"))
     return lines
 
 
-def _clients(summary: dict[str, Any]) -> str:
+def _clients_words(summary: dict[str, Any]) -> str:
     """Mean, 10th percentile, and the worst with the number of examples that say so."""
-    words = [f"mean {_percent(summary['client_accuracy_mean'])}"]
+    words = [f"mean {_percent_words(summary['client_accuracy_mean'])}"]
     if summary["client_accuracy_decile"] is not None:
-        words.append(f"10th percentile {_percent(summary['client_accuracy_decile'])}")
+        words.append(f"10th percentile {_percent_words(summary['client_accuracy_decile'])}")
     of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
-    return ", ".join([*words, f"worst {_percent(summary['client_accuracy_worst'])}{of}"])
+    return ", ".join([*words, f"worst {_percent_words(summary['client_accuracy_worst'])}{of}"])
 
 
-def _clusters(found: dict[str, Any]) -> str:
+def _clusters_words(found: dict[str, Any]) -> str:
     """The clusters of a run in one line; what needs the true ones is said where they are known."""
     words = [] if found["count"] is None else [str(found["count"])]
     if found["mss"] is not None:
         words.append(f"MSS {found['mss']:.2f}")
     if found["purity"] is not None:
-        words.append(f"purity {_percent(found['purity'])}")
+        words.append(f"purity {_percent_words(found['purity'])}")
     if found["minority_accuracy"] is not None:
-        words.append(f"minority's accuracy {_percent(found['minority_accuracy'])}")
+        words.append(f"minority's accuracy {_percent_words(found['minority_accuracy'])}")
     return ", ".join(words)
 
 
-def _percent(value: float | None) -> str:
+def _percent_words(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{100 * value:.1f}%"
 
 
-def _epsilon(value: float | None) -> str:
-    from sightline.report.numbers import upper
+def _epsilon_words(value: float | None) -> str:
+    from sightline.report.numbers import format_upper
 
-    return "infinite" if value is None else upper(value, digits=4)
+    return "infinite" if value is None else format_upper(value, digits=4)

@@ -36,7 +36,7 @@ def command(runs: Path, port: int, host: str, allow_host: tuple[str, ...], show:
         invalid("--runs", runs, "no such folder", "make a first run with sightline run, or name another folder")
     server = Server(runs, host=host, port=port, names=allow_host)
     with server:
-        announce(server, as_json)
+        announce_server(server, as_json)
         if show:
             click.launch(server.url)
         try:
@@ -46,7 +46,7 @@ def command(runs: Path, port: int, host: str, allow_host: tuple[str, ...], show:
     return 0
 
 
-def announce(server: "Server", as_json: bool) -> None:
+def announce_server(server: "Server", as_json: bool) -> None:
     """Where to look, and who else can."""
     from sightline.serve.guard import LOCAL
 

@@ -8,7 +8,7 @@ import click
 from sightline.errors import printable
 
 if TYPE_CHECKING:
-    from sightline.sweep import Job, Swept
+    from sightline.sweep import SweepJob, Swept
 
 EXAMPLES = """
 \b
@@ -39,48 +39,48 @@ def command(
     from sightline.cli.progress import SweepBar
     from sightline.config import read
     from sightline.report.comparison_page import check_figure
-    from sightline.sweep import jobs, sweep
+    from sightline.sweep import list_jobs, run_sweep
 
     if figure is not None:
         check_figure(figure)
     out = out or Path("runs") / f"{read(config, overrides).name}-sweep"
-    planned = jobs(config, over=over, seeds=seeds, given=overrides, out=out)
+    planned = list_jobs(config, over=over, seeds=seeds, given=overrides, out=out)
     rounds = sum(job.experiment.rounds for job in planned if job.experiment)
     with SweepBar(out.name, len(planned), rounds) as bar:
-        swept = sweep(planned, workers=workers, on_message=lambda job, message: bar.take(job.name, message))
-    return conclude(planned, swept, out, figure, as_json)
+        swept = run_sweep(planned, workers=workers, on_message=lambda job, message: bar.take(job.name, message))
+    return conclude_sweep(planned, swept, out, figure, as_json)
 
 
-def conclude(planned: "list[Job]", swept: "Swept", out: Path, figure: Path | None, as_json: bool) -> int:
+def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, figure: Path | None, as_json: bool) -> int:
     """The table and the page of what is done, and a line for everything that is not."""
     from sightline.errors import InvalidInput
-    from sightline.sweep.sweep import directories
+    from sightline.sweep.sweep import done_directories
 
-    done = directories(swept, planned)
+    done = done_directories(swept, planned)
     for job, reason in swept.failed:
         click.echo(f"sightline: failed: {printable(f'{job.name}: {reason}')}", err=True)
     if not done and not swept.interrupted:
         raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs could be done; the reasons stand above")
     if done or as_json:
-        _show(planned, swept, done, out, figure, as_json)
+        _print_sweep(planned, swept, done, out, figure, as_json)
     if swept.interrupted:
         left = len(planned) - len(done) - len(swept.failed)
         click.echo(f"sightline: interrupted; {left} of {len(planned)} runs left, the same command goes on", err=True)
     return 130 if swept.interrupted else 1 if swept.failed else 0
 
 
-def _show(
-    planned: "list[Job]", swept: "Swept", done: list[Path], out: Path, figure: Path | None, as_json: bool
+def _print_sweep(
+    planned: "list[SweepJob]", swept: "Swept", done: list[Path], out: Path, figure: Path | None, as_json: bool
 ) -> None:
-    from sightline.cli.compare import show
-    from sightline.report.comparison import compared
-    from sightline.report.comparison_page import draw
+    from sightline.cli.compare import print_comparison
+    from sightline.report.comparison import compare_runs
+    from sightline.report.comparison_page import draw_comparison
 
-    comparison = compared(done)
+    comparison = compare_runs(done)
     page = figure or out / "sweep.html"
     if done:
-        draw(comparison, page, title=out.name)
+        draw_comparison(comparison, page, title=out.name)
     failed = [{"settings": list(job.words), "reason": reason} for job, reason in swept.failed]
     about = {"out": str(out), "planned": len(planned), "done": len(done), "done_before": swept.before}
     drawn = page if done else None
-    show(comparison, as_json, drawn, **about, failed=failed, interrupted=swept.interrupted)
+    print_comparison(comparison, as_json, drawn, **about, failed=failed, interrupted=swept.interrupted)

@@ -34,7 +34,7 @@ class Exhibit:
         return self.file.parent.name
 
 
-def exhibits(folder: Path) -> list[Exhibit]:
+def read_exhibits(folder: Path) -> list[Exhibit]:
     """The gallery in a folder, by system and name."""
     found = [Exhibit.read(file) for file in sorted(folder.glob("*/*.toml"))]
     if not found:

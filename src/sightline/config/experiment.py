@@ -133,10 +133,10 @@ class Sampler(Section):
         return self.scheme in ("balanced", "check_ins")
 
     def _check_keys(self, section: str, *, rated: tuple[str, ...]) -> None:
-        _needs(section, self, "rate", self.scheme in rated)
-        _needs(section, self, "uses", self.scheme == "balanced")
+        _check_needs(section, self, "rate", self.scheme in rated)
+        _check_needs(section, self, "uses", self.scheme == "balanced")
         if not self.scheduled:
-            _needs(section, self, "epochs", False)
+            _check_needs(section, self, "epochs", False)
 
 
 class ClientSampler(Sampler):
@@ -165,7 +165,7 @@ class SampleSampler(Sampler):
         return self
 
 
-def _needs(section: str, sampler: Sampler, key: str, needed: bool) -> None:
+def _check_needs(section: str, sampler: Sampler, key: str, needed: bool) -> None:
     value = getattr(sampler, key)
     if needed and value is None:
         invalid(f"{section}.{key}", "missing", f'scheme = "{sampler.scheme}" needs it')
@@ -229,7 +229,7 @@ NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
 """Algorithms by which every device adds its own noise."""
 
 
-def _word(given: dict[str, Any], section: str, key: str) -> Any:
+def _find_word(given: dict[str, Any], section: str, key: str) -> Any:
     """A key of a section that may not be there, or be anything."""
     found = given.get(section)
     return found.get(key) if isinstance(found, dict) else None
@@ -257,10 +257,10 @@ class Experiment(Section):
         """On a tree clients' noise is added where trust ends, unless the file or the algorithm says otherwise."""
         if not isinstance(given, dict) or not isinstance(given.get("privacy"), dict):
             return given
-        privacy, kind = given["privacy"], _word(given, "topology", "kind")
+        privacy, kind = given["privacy"], _find_word(given, "topology", "kind")
         if privacy.get("where") or privacy.get("unit", "client") != "client":
             return given
-        if _word(given, "algorithm", "name") in NOISE_AT_DEVICES:
+        if _find_word(given, "algorithm", "name") in NOISE_AT_DEVICES:
             return given | {"privacy": privacy | {"where": "client"}}
         return given | {"privacy": privacy | {"where": "edge"}} if kind == "tree" else given
 

@@ -24,15 +24,15 @@ def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) 
     if isinstance(source, Mapping):
         plain = deepcopy(dict(source))
     elif isinstance(source, str | PathLike):
-        plain = _tables(Path(source))
+        plain = _read_tables(Path(source))
     else:
         invalid("experiment", source, f"a {type(source).__name__} is none", "give a TOML file, a dict or an Experiment")
     for word in overrides:
-        _apply(plain, word)
+        _apply_override(plain, word)
     return parse(plain)
 
 
-def _tables(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def parse(plain: dict[str, Any]) -> Experiment:
     except ValidationError as error:
         mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] == "missing")
         more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-        raise InvalidInput(_explain(mistakes[0]) + more) from None
+        raise InvalidInput(_explain_mistake(mistakes[0]) + more) from None
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -61,7 +61,7 @@ def to_toml(experiment: Experiment) -> str:
     return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
-def _apply(plain: dict[str, Any], word: str) -> None:
+def _apply_override(plain: dict[str, Any], word: str) -> None:
     key, equals, text = word.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -71,7 +71,7 @@ def _apply(plain: dict[str, Any], word: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             invalid("--set", word, f"{name} is a value, not a table")
-    table[names[-1]] = _value(text.strip())
+    table[names[-1]] = _parse_value(text.strip())
     for rival in _RIVALS.get(key.strip(), ()):
         table.pop(rival, None)
 
@@ -87,32 +87,32 @@ _RIVALS = {
 """Setting one of these on the command line replaces the others that the file gave."""
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
 
 
-def _explain(mistake: ErrorDetails) -> str:
+def _explain_mistake(mistake: ErrorDetails) -> str:
     names = [str(part) for part in mistake["loc"] if not str(part).startswith("function-")]
     if mistake["type"] == "extra_forbidden":
-        known = sorted(_section(names[:-1]).model_fields)
+        known = sorted(_section_name(names[:-1]).model_fields)
         return one_line(".".join(names), mistake["input"], "unknown key", did_you_mean(names[-1], known))
     if mistake["type"] == "missing":
         return one_line(".".join(names), "missing", "this key is required")
     value = mistake["input"]
     law = mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    way_out = did_you_mean(value, _choices(mistake)) if isinstance(value, str) and _choices(mistake) else ""
+    way_out = did_you_mean(value, _valid_choices(mistake)) if isinstance(value, str) and _valid_choices(mistake) else ""
     return one_line(".".join(names), value, f"should be {law}" if law != mistake["msg"] else law, way_out)
 
 
-def _choices(mistake: ErrorDetails) -> list[str]:
+def _valid_choices(mistake: ErrorDetails) -> list[str]:
     expected = str(mistake.get("ctx", {}).get("expected", "")) if mistake["type"] == "literal_error" else ""
     return [word.strip(" '") for word in expected.replace(" or ", ",").split(",") if word.strip(" '")]
 
 
-def _section(names: list[str]) -> type[BaseModel]:
+def _section_name(names: list[str]) -> type[BaseModel]:
     section: type[BaseModel] = Experiment
     for name in names:
         annotation = section.model_fields[name].annotation

@@ -12,7 +12,7 @@ from sightline.data.table import Index, Table
 from sightline.randomness import Purpose, Streams
 
 
-def split(part: Index, *, test_fraction: float, rng: np.random.Generator) -> tuple[Index, Index]:
+def split_examples(part: Index, *, test_fraction: float, rng: np.random.Generator) -> tuple[Index, Index]:
     """A client's examples, shuffled, as (train, test).
 
     Guarantees: at least one training example; with two or more examples and a positive fraction, at least one test
@@ -24,7 +24,7 @@ def split(part: Index, *, test_fraction: float, rng: np.random.Generator) -> tup
     return shuffled[size:], shuffled[:size]
 
 
-def deal(
+def deal_clients(
     table: Table,
     parts: Sequence[Index],
     *,
@@ -39,7 +39,7 @@ def deal(
     union of the test shards, is a view into it.
     """
     pairs = [
-        split(part, test_fraction=test_fraction, rng=streams.rng(Purpose.SPLIT, participant=client))
+        split_examples(part, test_fraction=test_fraction, rng=streams.rng(Purpose.SPLIT, participant=client))
         for client, part in enumerate(parts)
     ]
     groups = [0] * len(parts) if cluster is None else [int(group) for group in cluster]

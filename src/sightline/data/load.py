@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from sightline.config import Data
 from sightline.data import partition as ways
-from sightline.data.deal import deal, lay_out
+from sightline.data.deal import deal_clients, lay_out
 from sightline.data.federation import Federation, Kind, Shard
 from sightline.data.folder import data_root, folder_of
 from sightline.data.own import load_own
 from sightline.data.source import Partition, Request, Shift, Source
-from sightline.data.sources import find
-from sightline.data.subsample import fewer
+from sightline.data.sources import find_source
+from sightline.data.subsample import keep_fewer
 from sightline.data.table import Index, Table
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
@@ -23,7 +23,7 @@ TRAIN, TEST = 0, 1
 SHIFTS = {Partition.ROTATION: Shift.ROTATION, Partition.LABEL_SHIFT: Shift.LABELS}
 
 
-def load(settings: Data, *, streams: Streams, root: Path | None = None) -> Federation:
+def load_federation(settings: Data, *, streams: Streams, root: Path | None = None) -> Federation:
     """Read the source that `settings` name and deal it to clients.
 
     `root` is the folder of the data sets; without it the folder that SIGHTLINE_DATA names, else `data/` in the
@@ -34,52 +34,52 @@ def load(settings: Data, *, streams: Streams, root: Path | None = None) -> Feder
     """
     if ":" in settings.source:
         return load_own(settings, streams=streams)
-    source = find(settings.source)
+    source = find_source(settings.source)
     _check_partition(source, settings)
     options = source.checked_options(settings.options)
     folder = folder_of(source, data_root(root)) if source.files else Path()
     table = source.read(Request(settings, streams, folder, options))
-    return _federation(table, settings, options.get("users", ""), streams)
+    return _build_federation(table, settings, options.get("users", ""), streams)
 
 
-def _federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:
+def _build_federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:
     rng = streams.rng(Purpose.SUBSAMPLE, round=TRAIN)
     _enough_examples(settings, len(table) if settings.train_samples is None else settings.train_samples)
     partition = Partition(settings.partition)
     natural, shift = partition is Partition.NATURAL, SHIFTS.get(partition, Shift.NONE)
-    table = fewer(table, name="data.train_samples", keep=settings.train_samples, rng=rng, every_owner=natural)
+    table = keep_fewer(table, name="data.train_samples", keep=settings.train_samples, rng=rng, every_owner=natural)
     _check_shift(table, settings, shift)
-    parts = _parts(table, settings, users, streams.rng(Purpose.PARTITION))
+    parts = _deal_parts(table, settings, users, streams.rng(Purpose.PARTITION))
     clusters = ways.cluster_of(settings.clusters) if settings.clusters is not None else None
-    clients, union = deal(
+    clients, union = deal_clients(
         table, parts, test_fraction=settings.test_fraction, streams=streams, cluster=clusters, shift=shift
     )
     test = _common_test(table, settings, union, shift, streams)
-    notes = (*table.notes, *_notes(table, parts, settings, shift))
+    notes = (*table.notes, *_partition_notes(table, parts, settings, shift))
     return Federation(settings.source, clients, test, table.classes, table.kind, table.vocabulary, notes)
 
 
-def _parts(table: Table, settings: Data, users: str, rng: np.random.Generator) -> list[Index]:
+def _deal_parts(table: Table, settings: Data, users: str, rng: np.random.Generator) -> list[Index]:
     clients = settings.clients
     match Partition(settings.partition):
         case Partition.IID:
-            return ways.iid(len(table), clients=clients, rng=rng)
+            return ways.deal_iid(len(table), clients=clients, rng=rng)
         case Partition.DIRICHLET:
-            return ways.dirichlet(table.y, clients=clients, concentration=settings.concentration, rng=rng)
+            return ways.deal_dirichlet(table.y, clients=clients, concentration=settings.concentration, rng=rng)
         case Partition.LABEL_SHARDS:
             each = settings.labels_per_client
             return ways.label_shards(table.y, clients=clients, labels_per_client=each, rng=rng)
         case Partition.ROTATION | Partition.LABEL_SHIFT:
             return ways.deal_clusters(len(table), clusters=settings.clusters or (), reuse=settings.reuse, rng=rng)
         case Partition.BY_USER if users == "grouped":
-            return ways.grouped_users(_owner(table), clients=clients, rng=rng)
+            return ways.grouped_users(_owner_of(table), clients=clients, rng=rng)
         case Partition.BY_USER:
-            return ways.one_user_each(_owner(table), clients=clients)
+            return ways.one_user_each(_owner_of(table), clients=clients)
         case Partition.NATURAL:
-            return ways.by_owner(_owner(table), clients=clients)
+            return ways.by_owner(_owner_of(table), clients=clients)
 
 
-def _owner(table: Table) -> NDArray[np.int64]:
+def _owner_of(table: Table) -> NDArray[np.int64]:
     if table.owner is None:
         invalid("data.partition", "by_user", "the source does not say whose examples they are", 'use "iid"')
     return table.owner
@@ -93,7 +93,7 @@ def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, strea
             law = "this source has no test set of its own, and no client keeps examples for testing"
             invalid("data.test_fraction", settings.test_fraction, law, "use 0.2 and two examples a client")
         return _fewer_of(union, settings.test_samples, rng)
-    test = fewer(table.test, name="data.test_samples", keep=settings.test_samples, rng=rng)
+    test = keep_fewer(table.test, name="data.test_samples", keep=settings.test_samples, rng=rng)
     clusters = settings.clusters or (1,)
     if len(clusters) == 1:
         return test.shard(np.arange(len(test)))
@@ -137,7 +137,7 @@ def _enough_examples(settings: Data, examples: int) -> None:
         invalid("data.clients", settings.clients, f"more clients than the {examples:,} examples", way_out)
 
 
-def _notes(table: Table, parts: list[Index], settings: Data, shift: Shift) -> list[str]:
+def _partition_notes(table: Table, parts: list[Index], settings: Data, shift: Shift) -> list[str]:
     notes = []
     dealt = sum(len(part) for part in parts)
     if shift is Shift.ROTATION:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.config import FACTORY, Data
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.subsample import subsample
+from sightline.data.subsample import draw_subsample
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import Purpose, Streams
 
@@ -31,12 +31,12 @@ def load_own(settings: Data, *, streams: Streams) -> Federation:
         law = "your own function deals the examples itself"
         invalid("data.partition", settings.partition, law, 'use partition = "natural"')
     function = import_function(settings.source)
-    given = _collect(function, settings, streams.rng(Purpose.SYNTHETIC))
+    given = _collect_clients(function, settings, streams.rng(Purpose.SYNTHETIC))
     clients = tuple(checked_client(f"client {number}", client, settings) for number, client in enumerate(given))
     kind = _same_kind(settings, clients)
-    clients, notes = _fewer(clients, settings, streams)
-    test = _union(clients, settings, streams)
-    vocabulary = _vocabulary(settings, clients) if kind is Kind.TEXT else 0
+    clients, notes = _keep_fewer(clients, settings, streams)
+    test = _union_test(clients, settings, streams)
+    vocabulary = _check_vocabulary(settings, clients) if kind is Kind.TEXT else 0
     return Federation(settings.source, clients, test, settings.classes, kind, vocabulary, notes)
 
 
@@ -49,7 +49,7 @@ def import_function(source: str) -> Callable[..., Any]:
         with _working_folder():
             function = getattr(importlib.import_module(module_name), name, None)
     except Exception as error:
-        law = f"cannot import {module_name} ({_told(error)})"
+        law = f"cannot import {module_name} ({_tell_error(error)})"
         invalid("data.source", source, law, "run from the folder that holds it, or install it")
     if not callable(function):
         invalid("data.source", source, f"{module_name} has no function {name}", "check the spelling")
@@ -67,7 +67,7 @@ def _working_folder() -> Iterator[None]:
         sys.path[:] = before
 
 
-def _collect(function: Callable[..., Any], settings: Data, rng: np.random.Generator) -> list[Any]:
+def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.random.Generator) -> list[Any]:
     try:
         with _working_folder():
             yielded = function(clients=settings.clients, rng=rng, **settings.options)
@@ -75,7 +75,7 @@ def _collect(function: Callable[..., Any], settings: Data, rng: np.random.Genera
     except SightlineError:
         raise
     except Exception as error:
-        law = f"the function failed ({_told(error)})"
+        law = f"the function failed ({_tell_error(error)})"
         invalid("data.source", settings.source, law, "it is called as function(clients=..., rng=..., **data.options)")
     if len(given) != settings.clients:
         law = f"the function yields {'more' if len(given) > settings.clients else len(given)} clients"
@@ -83,7 +83,7 @@ def _collect(function: Callable[..., Any], settings: Data, rng: np.random.Genera
     return given
 
 
-def _told(error: Exception) -> str:
+def _tell_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
@@ -96,23 +96,23 @@ def checked_client(who: str, given: Any, settings: Data) -> Client:
     else:
         law = f"{who} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
         invalid("data.source", settings.source, law)
-    train = _shard(f"{who}, train", arrays[0], arrays[1], settings)
+    train = _read_shard(f"{who}, train", arrays[0], arrays[1], settings)
     if not len(train):
         invalid("data.source", settings.source, f"{who} has no training example")
     empty = np.size(arrays[3]) == 0 and np.size(arrays[2]) == 0
-    test = train.take(slice(0, 0)) if empty else _shard(f"{who}, test", arrays[2], arrays[3], settings)
+    test = train.take(slice(0, 0)) if empty else _read_shard(f"{who}, test", arrays[2], arrays[3], settings)
     return Client(train, test, given.cluster if isinstance(given, Client) else None)
 
 
-def _shard(who: str, x: Any, y: Any, settings: Data) -> Shard:
+def _read_shard(who: str, x: Any, y: Any, settings: Data) -> Shard:
     try:
         inputs, labels = np.asarray(x), np.asarray(y)
     except Exception as error:
-        invalid("data.source", settings.source, f"{who}: not arrays ({_told(error)})")
+        invalid("data.source", settings.source, f"{who}: not arrays ({_tell_error(error)})")
     _check_labels(who, labels, settings)
     if inputs.ndim < 1 or len(inputs) != len(labels):
         invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(labels)} labels")
-    return Shard(_inputs(who, inputs, settings), labels.astype(np.int64, copy=False))
+    return Shard(_read_inputs(who, inputs, settings), labels.astype(np.int64, copy=False))
 
 
 def _check_labels(who: str, labels: NDArray[Any], settings: Data) -> None:
@@ -126,7 +126,7 @@ def _check_labels(who: str, labels: NDArray[Any], settings: Data) -> None:
         invalid("data.source", settings.source, law, "set data.classes to the number of classes")
 
 
-def _inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float32] | NDArray[np.int64]:
+def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float32] | NDArray[np.int64]:
     kind = KINDS.get((x.dtype.kind.replace("u", "i"), x.ndim))
     if kind is None:
         law = f"{who}: inputs are {x.dtype} {x.shape}"
@@ -146,16 +146,16 @@ def _same_kind(settings: Data, clients: tuple[Client, ...]) -> Kind:
     for number, client in enumerate(clients):
         for shard in (client.train, client.test):
             if shard.x.shape[1:] != first.shape[1:] or shard.x.dtype != first.dtype:
-                law = f"client {number} has inputs {_looks(shard.x)}, client 0 {_looks(first)}"
+                law = f"client {number} has inputs {_describe_inputs(shard.x)}, client 0 {_describe_inputs(first)}"
                 invalid("data.source", settings.source, law, "all inputs have one shape and type")
     return KINDS[first.dtype.kind, first.ndim]
 
 
-def _looks(x: NDArray[Any]) -> str:
+def _describe_inputs(x: NDArray[Any]) -> str:
     return f"{x.dtype} {x.shape[1:]}"
 
 
-def _fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tuple[tuple[Client, ...], tuple[str, ...]]:
+def _keep_fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tuple[tuple[Client, ...], tuple[str, ...]]:
     total = sum(len(client.train) for client in clients)
     keep = settings.train_samples
     if keep is None or keep == total:
@@ -164,7 +164,7 @@ def _fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tup
         law = f"{len(clients)} clients have {total} training examples and keep one each"
         invalid("data.train_samples", keep, law)
     owner = np.repeat(np.arange(len(clients)), [len(client.train) for client in clients])
-    kept = subsample(total, keep=keep, rng=streams.rng(Purpose.SUBSAMPLE), owner=owner)
+    kept = draw_subsample(total, keep=keep, rng=streams.rng(Purpose.SUBSAMPLE), owner=owner)
     starts = np.searchsorted(owner, np.arange(len(clients)))
     fewer = tuple(
         Client(client.train.take(kept[owner[kept] == number] - starts[number]), client.test, client.cluster)
@@ -173,7 +173,7 @@ def _fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tup
     return fewer, (f"data.train_samples: {keep:,} of {total:,} examples, chosen at random",)
 
 
-def _union(clients: tuple[Client, ...], settings: Data, streams: Streams) -> Shard:
+def _union_test(clients: tuple[Client, ...], settings: Data, streams: Streams) -> Shard:
     tests = [client.test for client in clients]
     union = Shard(np.concatenate([test.x for test in tests]), np.concatenate([test.y for test in tests]))
     keep = len(union) if settings.test_samples is None else settings.test_samples
@@ -181,10 +181,10 @@ def _union(clients: tuple[Client, ...], settings: Data, streams: Streams) -> Sha
         invalid("data.source", settings.source, "no client has a test example", "give at least one client some")
     if keep > len(union):
         invalid("data.test_samples", keep, f"the clients have {len(union):,} test examples")
-    return union.take(subsample(len(union), keep=keep, rng=streams.rng(Purpose.SUBSAMPLE, round=1)))
+    return union.take(draw_subsample(len(union), keep=keep, rng=streams.rng(Purpose.SUBSAMPLE, round=1)))
 
 
-def _vocabulary(settings: Data, clients: tuple[Client, ...]) -> int:
+def _check_vocabulary(settings: Data, clients: tuple[Client, ...]) -> int:
     vocabulary = settings.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 2:
         law = "inputs are tokens, and their number must not be learned from private data"

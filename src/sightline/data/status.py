@@ -25,16 +25,16 @@ class DatasetStatus:
     licence: str
 
 
-def available(root: Path | None = None) -> list[DatasetStatus]:
+def available_datasets(root: Path | None = None) -> list[DatasetStatus]:
     """The state of every registered source under `root` (default: SIGHTLINE_DATA, else `data/`); reads no file."""
     folder = data_root(root)
-    return [_status(source, folder) for source in SOURCES.values()]
+    return [_source_status(source, folder) for source in SOURCES.values()]
 
 
-def _status(source: Source, root: Path) -> DatasetStatus:
+def _source_status(source: Source, root: Path) -> DatasetStatus:
     folder = root / source.name
     missing = source.missing(folder)
-    where = f"put {_listed(source)} into {source.name}/ under the folder that {VARIABLE} names"
+    where = f"put {_listed_files(source)} into {source.name}/ under the folder that {VARIABLE} names"
     return DatasetStatus(
         name=source.name,
         available=not missing,
@@ -49,5 +49,5 @@ def _status(source: Source, root: Path) -> DatasetStatus:
     )
 
 
-def _listed(source: Source) -> str:
+def _listed_files(source: Source) -> str:
     return ", ".join(source.files[0]) if source.files else ""

@@ -15,7 +15,7 @@ NAME = re.compile(r"@\w+")
 WORD = re.compile(r"<link>|<name>|[^\W_]+(?:'[^\W_]+)*|[!?]")
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The lower-case words of a tweet; links and @names become one word each, `!` and `?` are words.
 
     >>> words("@Anna LOVE it &amp; can't wait! http://t.co/x")
@@ -26,12 +26,12 @@ def words(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=2**17)
-def bucket(word: str, vocabulary: int) -> int:
+def hash_word(word: str, vocabulary: int) -> int:
     """The number of a word: 1 + CRC-32 mod (vocabulary - 1); 0 is kept for padding."""
     return 1 + zlib.crc32(word.encode("utf-8")) % (vocabulary - 1)
 
 
-def encode(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArray[np.int64]:
+def encode_texts(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArray[np.int64]:
     """The first `tokens` words of each text as numbers below `vocabulary`, padded with 0 at the end.
 
     Guarantees: a function of each text alone; the first token is never padding (a text without words gets the number
@@ -42,6 +42,6 @@ def encode(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArray[np.
     """
     numbers = np.full((len(texts), tokens), PADDING, dtype=np.int64)
     for row, text in enumerate(texts):
-        found = words(text)[:tokens] or [""]
-        numbers[row, : len(found)] = [bucket(word, vocabulary) for word in found]
+        found = split_words(text)[:tokens] or [""]
+        numbers[row, : len(found)] = [hash_word(word, vocabulary) for word in found]
     return numbers

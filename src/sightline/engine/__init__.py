@@ -6,40 +6,40 @@ What trains is loaded when it is asked for: those who only read runs need no tor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sightline.engine.record import RunRecord, finite
+from sightline.engine.record import RunRecord, replace_nonfinite
 
 if TYPE_CHECKING:
     from sightline.engine.directory import CONFIG, MODEL, directory_to_resume, new_directory, read_settings
-    from sightline.engine.loop import run
-    from sightline.engine.planning import calibrated, plan
-    from sightline.engine.setting import Setting, build
+    from sightline.engine.loop import run_loop
+    from sightline.engine.planning import calibrate_noise, plan_releases
+    from sightline.engine.setting import BuiltExperiment, build_experiment
 
 _LAZY = {
-    "CONFIG": "directory",
-    "MODEL": "directory",
-    "Setting": "setting",
-    "build": "setting",
-    "calibrated": "planning",
-    "directory_to_resume": "directory",
-    "new_directory": "directory",
-    "plan": "planning",
-    "read_settings": "directory",
-    "run": "loop",
+    "CONFIG": "sightline.engine.directory",
+    "MODEL": "sightline.engine.directory",
+    "BuiltExperiment": "sightline.engine.setting",
+    "build_experiment": "sightline.engine.setting",
+    "calibrate_noise": "sightline.engine.planning",
+    "directory_to_resume": "sightline.engine.directory",
+    "new_directory": "sightline.engine.directory",
+    "plan_releases": "sightline.engine.planning",
+    "read_settings": "sightline.engine.directory",
+    "run_loop": "sightline.engine.loop",
 }
 
 __all__ = [
     "CONFIG",
     "MODEL",
     "RunRecord",
-    "Setting",
-    "build",
-    "calibrated",
+    "BuiltExperiment",
+    "build_experiment",
+    "calibrate_noise",
     "directory_to_resume",
-    "finite",
+    "replace_nonfinite",
     "new_directory",
-    "plan",
+    "plan_releases",
     "read_settings",
-    "run",
+    "run_loop",
 ]
 
 
@@ -47,4 +47,4 @@ def __getattr__(name: str) -> Any:
     """Load the module that a name is in."""
     if name not in _LAZY:
         raise AttributeError(f"module 'sightline.engine' has no attribute {name!r}")
-    return getattr(import_module(f"sightline.engine.{_LAZY[name]}"), name)
+    return getattr(import_module(_LAZY[name]), name)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sightline.errors import SightlineError
-from sightline.mechanisms import Public, Shelf
+from sightline.mechanisms import Public, ClientState
 from sightline.randomness import sync_folder
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -46,7 +46,7 @@ class Checkpoint:
     """How many releases had been made, and the hash of the last: a ledger that was cut or exchanged does not match."""
     counts: Mapping[str, float]
     """Traffic and rejected updates of the round."""
-    memories: Mapping[str, Shelf] = field(default_factory=dict)
+    memories: Mapping[str, ClientState] = field(default_factory=dict)
     """What the clients keep: private, and as much a part of the run as the model."""
 
 
@@ -69,7 +69,7 @@ def save_checkpoint(
         },
     }
     kept = {
-        _kept(name, client): value
+        _state_name(name, client): value
         for name, shelf in checkpoint.memories.items()
         for client, value in shelf.values.items()
     }
@@ -99,7 +99,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _kept(memory: str, client: int) -> str:
+def _state_name(memory: str, client: int) -> str:
     """The name of a client's memory among the tensors of a checkpoint."""
     return f"memory/{memory}/{client}"
 
@@ -145,11 +145,11 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
         if known and file_digest(path) not in known:
             raise CheckpointDamaged(f"checkpoint={name}: damaged, its bytes are not those that the run wrote")
         with safe_open(path, framework="pt") as file:
-            words = _checked(json.loads(file.metadata()["sightline"]))
+            words = _check_words(json.loads(file.metadata()["sightline"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = {name: Public(tensors[name], frozenset(ids)) for name, ids in words["sources"].items()}
         memories = {
-            name: Shelf({n: tensors[_kept(name, n)] for n in found["clients"]}, frozenset(found["sources"]))
+            name: ClientState({n: tensors[_state_name(name, n)] for n in found["clients"]}, frozenset(found["sources"]))
             for name, found in words["memories"].items()
         }
         return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
@@ -157,7 +157,7 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
         raise CheckpointDamaged(f"checkpoint={name}: cannot be read ({type(error).__name__}: {error})") from None
 
 
-def _checked(words: dict[str, Any]) -> dict[str, Any]:
+def _check_words(words: dict[str, Any]) -> dict[str, Any]:
     """The words of a checkpoint, when they are of the kinds that a run writes: no guess is made about others."""
     if any(type(words[name]) is not int or words[name] < 0 for name in ("round", "releases")):
         raise ValueError("round and releases are counts")

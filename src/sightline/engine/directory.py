@@ -137,7 +137,7 @@ def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
 
 def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
     """The directory of a run to go on with: `out`, or the newest `runs/NAME*`; its settings must be the same."""
-    path = out or _newest(Path("runs"), experiment.name)
+    path = out or _newest_run(Path("runs"), experiment.name)
     if read_settings(path) != experiment:
         with closing(RunRecord.look(path)) as record:
             ended = record.facts.get("status") in ENDED
@@ -148,7 +148,7 @@ def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
     return path
 
 
-def _newest(folder: Path, name: str) -> Path:
+def _newest_run(folder: Path, name: str) -> Path:
     def number(path: Path) -> int:
         rest = path.name.removeprefix(name)
         return 1 if not rest else int(rest[1:]) if rest[:1] == "-" and rest[1:].isdigit() else 0
@@ -190,7 +190,7 @@ def _other_root(directory: Path, what: str) -> NoReturn:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Hold the run directory; a second process is refused, and a dead one's hold is gone with it."""
     path = directory / LOCK
     try:

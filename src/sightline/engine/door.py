@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import BudgetExhausted, Refused
 from sightline.events import Allocation, Poisson, Unit, WithoutReplacement
 from sightline.ledger import Ledger, LedgerDamaged, Release
-from sightline.mechanisms import Occasion
+from sightline.mechanisms import CallId
 from sightline.topology import Channel
 
 
@@ -16,7 +16,7 @@ class SeenBefore(Exception):
     """Values of this round went out to nodes before it was interrupted, and they may answer otherwise this time."""
 
 
-class Door:
+class ReleaseGate:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
@@ -26,13 +26,13 @@ class Door:
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
+        self, setting: BuiltExperiment, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
         anew: bool = False, since: int = 0,
     ) -> None:  # fmt: skip
         self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
         self._steadfast = steadfast
         self._made_before = [] if anew else _tail_of(ledger, time, since)
-        self._released: set[Occasion] = set()
+        self._released: set[CallId] = set()
         self._cohorts: Counter[str] = Counter()
 
     @property
@@ -60,7 +60,7 @@ class Door:
             )
         self._cohorts[channel.name] -= 1
 
-    def once(self, at: Occasion) -> None:
+    def once(self, at: CallId) -> None:
         """The noise belongs to the training call: two releases of it at two scales would cancel out."""
         rivals = {earlier for earlier in self._released if (earlier.round, earlier.use) == (at.round, at.use)}
         if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:

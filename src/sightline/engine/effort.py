@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from sightline.algorithms.contract import Effort
+from sightline.algorithms.contract import WorkStats
 from sightline.config import Local
-from sightline.engine.setting import Setting
-from sightline.mechanisms import Cohort, CohortSampler, Pace, effective_steps
+from sightline.engine.setting import BuiltExperiment
+from sightline.mechanisms import Cohort, CohortSampler, LocalSchedule, effective_steps
 
 
-def effort_of(setting: Setting, cohort: Cohort, pace: Pace, samplers: Sequence[CohortSampler]) -> Effort:
+def effort_of(setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]) -> WorkStats:
     """Learning rate, effective steps and share of the clients behind a mean update.
 
     Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody
@@ -28,7 +28,7 @@ def effort_of(setting: Setting, cohort: Cohort, pace: Pace, samplers: Sequence[C
         share = math.fsum(weights.values()) / math.fsum(sizes)
     steps = {n: expected_steps(sizes[n], local, full=full) for n in weights}
     mean = math.fsum(weights[n] * steps[n] for n in weights) / math.fsum(weights.values()) if weights else 0.0
-    return Effort(pace.learning_rate or local.learning_rate, mean, most, share)
+    return WorkStats(pace.learning_rate or local.learning_rate, mean, most, share)
 
 
 def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:

@@ -11,10 +11,10 @@ import torch
 from sightline import mkl
 from sightline.accounting import large_delta_note
 from sightline.engine.load import load_of
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.events import Unit
-from sightline.ledger import written
-from sightline.mechanisms import ByTrust, CentralMean, LocalMean, SampleAtClient, SampleAtServer, SegmentSums
+from sightline.ledger import write_parties
+from sightline.mechanisms import NoiseByTrust, CentralMean, LocalMean, SampleAtClient, SampleAtServer, SegmentSums
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
 from sightline.training import clipping_note
@@ -27,7 +27,7 @@ ADJACENCY = {
 }
 
 
-def facts_of(setting: Setting) -> dict[str, Any]:
+def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
     """Everything the report needs to know once."""
     experiment, federation, privacy = setting.experiment, setting.federation, setting.experiment.privacy
     return {
@@ -35,14 +35,14 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         "rounds_planned": experiment.rounds,
         "seed": experiment.seed,
         "sightline_version": version("sightline"),
-        "versions": versions(),
+        "versions": package_versions(),
         "threads": torch.get_num_threads(),
         "mkl_cbwr": mkl.read_mode(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "source": federation.source,
         "kind": str(federation.kind),
         "clients": len(federation.clients),
-        "participants": written(setting.participants),
+        "participants": write_parties(setting.participants),
         "classes": federation.classes,
         "sizes": federation.sizes.tolist(),
         "data_notes": [*federation.notes, *_speed_notes(setting)],
@@ -75,23 +75,23 @@ def facts_of(setting: Setting) -> dict[str, Any]:
         **seen_by(setting),
         "notes": notes_of(setting),
         "trusted": list(setting.topology.trusted),
-        "guarantee": guarantee(setting),
-        "caveats": caveats(setting),
+        "guarantee": describe_guarantee(setting),
+        "caveats": list_caveats(setting),
     }
 
 
-def notes_of(setting: Setting) -> list[str]:
+def notes_of(setting: BuiltExperiment) -> list[str]:
     """What whoever started the run should know at its end: of its topology, why it was slow, how large delta is."""
     return [*setting.topology.notes, *_speed_notes(setting), *_delta_notes(setting)]
 
 
-def _speed_notes(setting: Setting) -> list[str]:
+def _speed_notes(setting: BuiltExperiment) -> list[str]:
     """What makes private steps slow, so that nobody has to guess."""
     note = clipping_note(setting.model) if setting.unit is Unit.SAMPLE else None
     return [note] if note else []
 
 
-def _delta_notes(setting: Setting) -> list[str]:
+def _delta_notes(setting: BuiltExperiment) -> list[str]:
     """Whether delta is so large that the guarantee says little."""
     if setting.unit is Unit.NONE:
         return []
@@ -99,7 +99,7 @@ def _delta_notes(setting: Setting) -> list[str]:
     return [f"{note}."] if note else []
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """The versions that the numbers depend on."""
     found = {package: _installed(package) for package in PACKAGES}
     return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
@@ -114,7 +114,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def noise_multiplier(setting: Setting) -> float | dict[str, float] | None:
+def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | None:
     """z, or its range when every client has its own."""
     mechanism = setting.mechanism
     if isinstance(mechanism, CentralMean | LocalMean):
@@ -122,13 +122,13 @@ def noise_multiplier(setting: Setting) -> float | dict[str, float] | None:
     if isinstance(mechanism, SampleAtClient | SampleAtServer):
         found = {plan.noise_multiplier for plan in mechanism.plans.values()}
         return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
-    if isinstance(mechanism, ByTrust | SegmentSums | Output | Objective) and mechanism.multipliers:
+    if isinstance(mechanism, NoiseByTrust | SegmentSums | Output | Objective) and mechanism.multipliers:
         spread = set(mechanism.multipliers.values())
         return spread.pop() if len(spread) == 1 else {"min": min(spread), "max": max(spread)}
     return None
 
 
-def guarantee(setting: Setting) -> list[str]:
+def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     """The promise, in sentences."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
@@ -141,7 +141,7 @@ def guarantee(setting: Setting) -> list[str]:
     ]
     if setting.topology.trusted:
         sentences.append(
-            f"{_trusted(setting)} the updates, add the noise and keep the cohorts secret. "
+            f"{_trusted_parties(setting)} the updates, add the noise and keep the cohorts secret. "
             "The guarantee is against everybody else."
         )
         if not all(channel.trusted for channel in setting.topology.gathers) and privacy.place == "edge":
@@ -154,7 +154,7 @@ def guarantee(setting: Setting) -> list[str]:
             "Cohorts of a fixed size under add/remove adjacency: no amplification by sampling is claimed. "
             'adjacency = "replace" accounts for it.'
         )
-    sentences += scheduled(setting)
+    sentences += describe_schedule(setting)
     if setting.splitter is not None:
         sentences += setting.splitter.explained({"client": "client", "sample": "example"}[privacy.unit])
     if isinstance(setting.mechanism, Output | Objective):
@@ -166,7 +166,7 @@ def guarantee(setting: Setting) -> list[str]:
     return sentences + list(setting.topology.notes)
 
 
-def scheduled(setting: Setting) -> list[str]:
+def describe_schedule(setting: BuiltExperiment) -> list[str]:
     """What a schedule promises, for clients and for examples."""
     sampling, privacy = setting.experiment.sampling, setting.experiment.privacy
     told = []
@@ -186,28 +186,28 @@ def scheduled(setting: Setting) -> list[str]:
     return told
 
 
-def _trusted(setting: Setting) -> str:
+def _trusted_parties(setting: BuiltExperiment) -> str:
     if setting.experiment.topology.kind == "tree":
-        return f"Trusted are {written(frozenset(setting.topology.trusted))}: their part is to receive"
+        return f"Trusted are {write_parties(frozenset(setting.topology.trusted))}: their part is to receive"
     if setting.experiment.topology.kind == "groups":
         return "The groups' masters are trusted: they receive"
     return "The server is trusted: its part is to receive"
 
 
-def seen_by(setting: Setting) -> dict[str, Any]:
+def seen_by(setting: BuiltExperiment) -> dict[str, Any]:
     """The kinds of observers, and their lines of sight."""
     return {"observers": setting.topology.observers, "lines": lines_of(setting)}
 
 
-def lines_of(setting: Setting) -> dict[str, list[list[str]]] | None:
+def lines_of(setting: BuiltExperiment) -> dict[str, list[list[str]]] | None:
     """Every line of sight as (observer, exempt subjects), where observers of one kind do not all see the same."""
     lines = setting.topology.lines
     if all(len(some) == 1 and not some[0].exempt for some in lines.values()):
         return None
-    return {kind: [[line.observer, written(line.exempt)] for line in some] for kind, some in lines.items()}
+    return {kind: [[line.observer, write_parties(line.exempt)] for line in some] for kind, some in lines.items()}
 
 
-def caveats(setting: Setting) -> list[str]:
+def list_caveats(setting: BuiltExperiment) -> list[str]:
     """What the guarantee does not cover."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":

@@ -14,9 +14,9 @@ from typing import Any
 from sightline.data import Federation
 from sightline.engine.checkpoint import file_digest
 from sightline.engine.directory import CONFIG, DIGEST
-from sightline.engine.facts import versions
+from sightline.engine.facts import package_versions
 from sightline.engine.record import RunRecord
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import InvalidInput, invalid, one_line
 from sightline.ledger import EntryKind
 from sightline.randomness import new_salt, write_secret
@@ -48,18 +48,18 @@ class Change:
     since: int = 0
 
 
-def identify(setting: Setting, directory: Path) -> dict[str, Any]:
+def identify(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
     """The hashes of everything that a run is made of, by name; packages by their version."""
     return {
         "config": file_digest(directory / CONFIG),
         "data": file_digest(directory / DIGEST),
         "start": hashlib.sha256(setting.start.detach().contiguous().numpy().tobytes()).hexdigest(),
         "code": dict(sorted(own_code(setting))),
-        "versions": versions(),
+        "versions": package_versions(),
     }
 
 
-def own_code(setting: Setting) -> Iterator[tuple[str, str]]:
+def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
     """(module, hash of its file) of the user's own model: the file it is named in, and what that file imports.
 
     Followed are modules at the top of each file, as long as they are the user's: the standard library, installed
@@ -129,12 +129,12 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])
 
 
-def begin_identity(record: RunRecord, setting: Setting) -> None:
+def begin_identity(record: RunRecord, setting: BuiltExperiment) -> None:
     """Write what a new run is made of as the first entry of its journal."""
     record.note(EntryKind.START, identify(setting, record.directory))
 
 
-def check_identity(record: RunRecord, setting: Setting, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
+def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
     """What the run is made of now, and what of it has changed; refused where nobody accepted the change.
 
     Settings and data are never other ones. Code and packages may be, when whoever resumes says so.

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import Allotment, SampleAtClient, SampleAtServer, ScheduledCohorts
 from sightline.mechanisms.samplers import PoissonCohorts
 
 
-def load_of(setting: Setting) -> list[dict[str, Any]]:
+def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
     """One entry for the clients and one for the examples, where either takes part by coins or by a schedule.
 
     Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not looked at.
@@ -17,7 +17,7 @@ def load_of(setting: Setting) -> list[dict[str, Any]]:
     members = len(setting.clients)
     if isinstance(sampler, ScheduledCohorts):
         found.append(
-            _scheduled("client", "rounds", members, sampler.allotment, setting.experiment.sampling.clients.epochs)
+            _scheduled_load("client", "rounds", members, sampler.allotment, setting.experiment.sampling.clients.epochs)
         )
     if isinstance(sampler, PoissonCohorts):
         steps = setting.algorithm.cohorts(setting.experiment).count
@@ -27,11 +27,11 @@ def load_of(setting: Setting) -> list[dict[str, Any]]:
         largest = max(plans, key=lambda client: sizes[client])
         allotment, epochs = plans[largest].allotment, setting.experiment.sampling.samples.epochs
         if allotment is not None:
-            found.append(_scheduled("example", "steps of the largest client", sizes[largest], allotment, epochs))
+            found.append(_scheduled_load("example", "steps of the largest client", sizes[largest], allotment, epochs))
     return found
 
 
-def _scheduled(who: str, steps_are: str, members: int, allotment: Allotment, epochs: int | None) -> dict[str, Any]:
+def _scheduled_load(who: str, steps_are: str, members: int, allotment: Allotment, epochs: int | None) -> dict[str, Any]:
     return {
         "who": who,
         "steps_are": steps_are,

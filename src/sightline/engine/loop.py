@@ -27,7 +27,7 @@ from sightline.engine.directory import (
     check_free,
     close_to_others,
     disk_told,
-    locked,
+    lock_directory,
     own_streams,
     remove_false_start,
     remove_secret,
@@ -35,7 +35,7 @@ from sightline.engine.directory import (
     write_settings,
 )
 from sightline.engine.door import SeenBefore
-from sightline.engine.evaluation import evaluated, evaluated_kept
+from sightline.engine.evaluation import evaluate_models, evaluated_kept
 from sightline.engine.facts import facts_of, notes_of, seen_by
 from sightline.engine.identity import (
     Change,
@@ -47,14 +47,14 @@ from sightline.engine.identity import (
 )
 from sightline.engine.record import RunRecord
 from sightline.engine.round import LiveRound
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import BudgetExhausted, invalid
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
-from sightline.mechanisms import Public, Schedules, Shelf, Worker
+from sightline.mechanisms import Public, Schedules, ClientState, ClientExecutor
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
-MakeWorker = Callable[[Setting, Streams, Streams], Worker]
+MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
 """(setting, public streams, secret streams) -> whoever trains the clients."""
 
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -62,8 +62,8 @@ OnNote = Callable[[str], None]
 """Told in words what whoever resumes a run should know."""
 
 
-def run(
-    setting: Setting,
+def run_loop(
+    setting: BuiltExperiment,
     directory: Path,
     make_worker: MakeWorker,
     *,
@@ -79,7 +79,7 @@ def run(
     journal vouches for. A run that has ended is not continued.
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
-    with locked(directory), disk_told(directory), kept:
+    with lock_directory(directory), disk_told(directory), kept:
         if resume:
             check_data(directory, setting.federation)
             close_to_others(directory)
@@ -93,7 +93,7 @@ def run(
             record.verify()
             if record.facts.get("status") in ENDED:
                 return _conclude(setting, directory, record, on_note)
-            work = Run(setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes)
+            work = TrainingLoop(setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes)
             try:
                 return work.to_the_end()
             finally:
@@ -102,7 +102,7 @@ def run(
             record.close()
 
 
-def _conclude(setting: Setting, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
+def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
     """Leave a run that has ended as it is; a model that is gone or damaged is made again from the last checkpoint."""
     remove_secret(directory)
     ended, path = record.journal.last(EntryKind.END), directory / MODEL
@@ -119,11 +119,11 @@ def _conclude(setting: Setting, directory: Path, record: RunRecord, on_note: OnN
     return str(facts.get("status_reason")) if facts["status"] == "stopped" else None
 
 
-class Run:
+class TrainingLoop:
     """One run at work."""
 
     def __init__(
-        self, setting: Setting, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
+        self, setting: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
         on_note: OnNote, *, accept_changes: bool,
     ) -> None:  # fmt: skip
         self.setting, self.directory, self.record = setting, directory, record
@@ -132,7 +132,7 @@ class Run:
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
         root = own_streams(directory, record) if from_os else public
-        self.memories: Mapping[str, Shelf] = {}
+        self.memories: Mapping[str, ClientState] = {}
         self.schedules = Schedules(root)
         self.found, self.change = self._go_on(accept_changes)
         self.secret = root.anew(self.change.since) if self.change.since else root
@@ -291,7 +291,7 @@ class Run:
         kept = self.memories.get(self.setting.algorithm.kept)
         if kept is not None and isinstance(models, Public):
             return evaluated_kept(self.setting, kept.values, models)
-        return evaluated(self.setting, models)
+        return evaluate_models(self.setting, models)
 
     def _spent(self) -> dict[str, float]:
         delta, accountant = self.setting.experiment.privacy.delta, self.setting.accountant
@@ -319,7 +319,7 @@ class Run:
         remove_secret(self.directory)
 
 
-def save_model(setting: Setting, path: Path, state: State) -> None:
+def save_model(setting: BuiltExperiment, path: Path, state: State) -> None:
     """Write the model that is published, or every client's own."""
     models = setting.algorithm.models(state, setting.clients)
     if isinstance(models, Public):

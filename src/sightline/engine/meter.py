@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import invalid
-from sightline.mechanisms import CohortSampler, Scene
+from sightline.mechanisms import CohortSampler, ReleaseContext
 from sightline.resources import Cost
 from sightline.topology import Channel
 
 
-class Meter:
+class CostMeter:
     """Counts energy and delay of one round into its metrics, where the experiment has a model of them."""
 
-    def __init__(self, setting: Setting, time: int, counts: dict[str, float], *, counting: bool) -> None:
+    def __init__(self, setting: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
         self._resources, self._topology = setting.resources, setting.topology
         self._time, self._counts = time, counts
         self._gatherings = 0
@@ -20,7 +20,7 @@ class Meter:
         if self._counting:
             self._charge(Cost())
 
-    def gathered(self, scenes: Sequence[Scene]) -> None:
+    def gathered(self, scenes: Sequence[ReleaseContext]) -> None:
         """One upload by the cohorts of these channels: its mean cost, which tells nobody who took part."""
         if self._resources is None or not self._counting:
             return

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from sightline.engine.round import LiveRound
-from sightline.mechanisms import Ballot, Outcome, Pace, Scene, Updates
+from sightline.mechanisms import ModelChoice, ReleaseValues, LocalSchedule, ReleaseContext, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import Channel
 
@@ -20,17 +20,17 @@ class PlannedRound(LiveRound):
         """Yes: paths that depend on values are those that cost most."""
         return True
 
-    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+    def _choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         return dict.fromkeys(ballot.choosers.members, 0)
 
-    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
         """The most that may be asked for: calibration must hold whatever will be wanted."""
-        super().set_pace(Pace(most_steps), most_steps=most_steps)
+        super().set_pace(LocalSchedule(most_steps), most_steps=most_steps)
 
     def _drawn(self, channel: Channel) -> tuple[int, ...]:
         """Everybody, in the rounds of the busiest client: calibration must hold for it."""
         return channel.members if self._setting.sampler(channel).planned(self.time) else ()
 
-    def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
+    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
         nothing = torch.zeros(1)
-        return Outcome(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
+        return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))

@@ -7,10 +7,10 @@ import torch
 
 from sightline import accounting
 from sightline.engine.planned_round import PlannedRound
-from sightline.engine.setting import Setting
-from sightline.events import Event, scaled
+from sightline.engine.setting import BuiltExperiment
+from sightline.events import Event, scale_noise
 from sightline.ledger import Ledger
-from sightline.mechanisms import Public, Shelf, Worker
+from sightline.mechanisms import Public, ClientState, ClientExecutor
 from sightline.mechanisms.objective import Objective
 from sightline.randomness import Streams
 from sightline.topology import client_name
@@ -31,16 +31,16 @@ class RealNodes:
     steadfast = False
 
 
-def plan(setting: Setting, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
+def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
     """Run the algorithm itself on nothing: the releases that the whole training makes when everybody takes part.
 
     Noise is as in `setting.mechanism`, one unit before calibration.
     """
     ledger = Ledger(participants=setting.participants)
-    worker = cast(Worker, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
+    worker = cast(ClientExecutor, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
     streams = Streams.from_seed(0)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
-    memories: Mapping[str, Shelf] = {}
+    memories: Mapping[str, ClientState] = {}
     for time in range(1, (rounds or setting.experiment.rounds) + 1):
         r = PlannedRound(setting, ledger, worker, streams, time, memories)
         state = setting.algorithm.round(state, r, setting.settings)
@@ -49,33 +49,33 @@ def plan(setting: Setting, *, rounds: int | None = None, real_nodes: bool = Fals
     return ledger
 
 
-def calibrated(setting: Setting, *, real_nodes: bool = False) -> Setting:
+def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
     """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`.
 
     With `real_nodes` it meets it also when some of them do not answer.
     """
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
-        return rehearsed(setting)
+        return rehearse_round(setting)
     if not privacy.allow_large_delta:
         accounting.refuse_large_delta("privacy.delta", privacy.delta, *setting.protected)
     if privacy.noise_multiplier is not None:
         multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
     elif privacy.epsilon is not None:
-        multipliers = needed_noise(setting, plan(setting, real_nodes=real_nodes))
+        multipliers = needed_noise(setting, plan_releases(setting, real_nodes=real_nodes))
     else:
-        return rehearsed(setting)  # an absolute amount of noise
-    return rehearsed(setting.with_noise(multipliers))
+        return rehearse_round(setting)  # an absolute amount of noise
+    return rehearse_round(setting.with_noise(multipliers))
 
 
-def rehearsed(setting: Setting) -> Setting:
+def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
     """The setting, when the first round can be claimed as it is; a refusal comes before a run exists."""
     if setting.experiment.privacy.mechanism != "gaussian" or setting.splitter is not None:
-        plan(setting, rounds=1)
+        plan_releases(setting, rounds=1)
     return setting
 
 
-def needed_noise(setting: Setting, planned: Ledger) -> dict[int, float]:
+def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
     """Per client, the least noise multiplier that keeps it within (epsilon, delta) against every untrusted observer."""
     solved: dict[frozenset[tuple[Event, int]], float] = {}
     needed = {}
@@ -93,9 +93,9 @@ def needed_noise(setting: Setting, planned: Ledger) -> dict[int, float]:
     return needed
 
 
-def _least_noise(setting: Setting, composition: dict[Event, int]) -> float:
+def _least_noise(setting: BuiltExperiment, composition: dict[Event, int]) -> float:
     privacy, mechanism = setting.experiment.privacy, setting.mechanism
-    scale = mechanism.scaled if isinstance(mechanism, Objective) else scaled
+    scale = mechanism.scaled if isinstance(mechanism, Objective) else scale_noise
     return accounting.calibrate(
         lambda noise: {scale(event, noise): times for event, times in composition.items()},
         epsilon=cast(float, privacy.epsilon),

@@ -24,7 +24,7 @@ from sightline.ledger import (
     Pages,
     Parties,
     SqliteStore,
-    connect,
+    connect_to_write,
     connect_to_read,
     digest_of,
     read_parties,
@@ -70,12 +70,12 @@ class RunRecord:
     @classmethod
     def create(cls, directory: Path) -> "RunRecord":
         """A new database in an existing, empty run directory."""
-        return cls(connect(directory / DATABASE), directory)
+        return cls(connect_to_write(directory / DATABASE), directory)
 
     @classmethod
     def open(cls, directory: Path | str) -> "RunRecord":
         """The database of a run that was made earlier."""
-        return cls._found(directory, connect)
+        return cls._found(directory, connect_to_write)
 
     @classmethod
     def look(cls, directory: Path | str) -> "RunRecord":
@@ -88,7 +88,7 @@ class RunRecord:
         try:
             if not path.is_file():
                 invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
-            return cls(connected(path), Path(directory), writes=connected is connect)
+            return cls(connected(path), Path(directory), writes=connected is connect_to_write)
         except OSError as error:
             invalid("run", directory, f"{DATABASE} cannot be read ({error.strerror})", WHOSE)
         except (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError) as error:
@@ -131,7 +131,7 @@ class RunRecord:
 
     def _remember(self, facts: Mapping[str, Any]) -> None:
         self._adopt()
-        rows = [(name, _dumps(value)) for name, value in facts.items()]
+        rows = [(name, _dump_json(value)) for name, value in facts.items()]
         self._connection.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", rows)
         self.journal.append(EntryKind.FACTS, {"facts": _digest(self._connection.execute(FACTS))})
 
@@ -211,7 +211,7 @@ class RunRecord:
 
     def add_round(self, number: int, body: Mapping[str, Any]) -> None:
         """Write the metrics of a finished round."""
-        text = _dumps(dict(body))
+        text = _dump_json(dict(body))
         with transaction(self._connection):
             self._adopt()
             self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", (number, text))
@@ -267,13 +267,13 @@ def _named_in(facts: Mapping[str, Any]) -> Parties:
     return found | {str(name) for name in names}
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """The value with every infinity and NaN in it replaced by None: JSON has no word for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: finite(part) for name, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: replace_nonfinite(part) for name, part in value.items()}
+    return [replace_nonfinite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _borne_out(number: int, body: str, entry: str | None, claimed: str, head: str | None) -> bool:
@@ -288,5 +288,5 @@ def _digest(rows: Iterable[tuple[Any, ...]]) -> str:
     return digest_of(*(str(cell) for row in rows for cell in row))
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(finite(value), allow_nan=False)
+def _dump_json(value: Any) -> str:
+    return json.dumps(replace_nonfinite(value), allow_nan=False)

@@ -7,35 +7,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.algorithms.contract import Effort, Heard
-from sightline.engine.door import Door
+from sightline.algorithms.contract import WorkStats, ChannelMean
+from sightline.engine.door import ReleaseGate
 from sightline.engine.effort import effort_of
-from sightline.engine.meter import Meter
-from sightline.engine.pace import allowed, noise_at, paced, reach, shares_of
-from sightline.engine.setting import Setting
+from sightline.engine.meter import CostMeter
+from sightline.engine.pace import allow_schedule, noise_at, schedule_terms, gradient_reach, shares_of
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
 from sightline.mechanisms import (
-    Ballot,
+    ModelChoice,
     Cohort,
     CohortSampler,
-    Memory,
-    Occasion,
-    Outcome,
-    Pace,
+    StateRule,
+    CallId,
+    ReleaseValues,
+    LocalSchedule,
     Public,
-    Recall,
-    Scene,
+    StateAccess,
+    ReleaseContext,
     ScheduledCohorts,
     Schedules,
-    Shelf,
+    ClientState,
     Updates,
-    Worker,
-    divided,
-    weighted,
+    ClientExecutor,
+    share_training,
+    sum_weighted,
 )
-from sightline.mechanisms.pace import thinned
+from sightline.mechanisms.pace import thin_sampler
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
@@ -52,15 +52,15 @@ class LiveRound:
     """Whether uploads are sent, and cost something."""
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, worker: Worker, secret: Streams, time: int,
-        memories: Mapping[str, Shelf] | None = None, schedules: Schedules | None = None, *, anew: bool = False,
+        self, setting: BuiltExperiment, ledger: Ledger, worker: ClientExecutor, secret: Streams, time: int,
+        memories: Mapping[str, ClientState] | None = None, schedules: Schedules | None = None, *, anew: bool = False,
         since: int = 0,
     ) -> None:  # fmt: skip
         self.time = time
         self._schedules = schedules or Schedules(secret)
         self.memories = dict(memories or {})
         self.clients = setting.clients
-        self.planned = Pace(setting.experiment.local.steps, setting.experiment.local.learning_rate)
+        self.planned = LocalSchedule(setting.experiment.local.steps, setting.experiment.local.learning_rate)
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._setting = setting
         self._ledger = ledger
@@ -72,11 +72,11 @@ class LiveRound:
         self._tosses = 0
         self._uses = 0
         steadfast = worker.nodes is None or worker.nodes.steadfast
-        self._door = Door(
+        self._door = ReleaseGate(
             setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since
         )
-        self._meter = Meter(setting, time, self.counts, counting=self.counting)
-        self.heard: list[list[Heard]] = []
+        self._meter = CostMeter(setting, time, self.counts, counting=self.counting)
+        self.heard: list[list[ChannelMean]] = []
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -93,9 +93,9 @@ class LiveRound:
         """The channels through which a round of all clients reaches the top."""
         return self._setting.topology.gathers
 
-    def set_pace(self, wanted: Pace, *, most_steps: int) -> None:
+    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
         """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
-        self.pace, self.most_steps = allowed(self._setting, wanted, self.planned, most_steps), most_steps
+        self.pace, self.most_steps = allow_schedule(self._setting, wanted, self.planned, most_steps), most_steps
 
     @property
     def rehearsal(self) -> bool:
@@ -107,7 +107,7 @@ class LiveRound:
         self._tosses += 1
         return self._secret.rng(Purpose.ASSIGNMENT, round=self.time, use=self._tosses - 1)
 
-    def effort(self, cohort: Cohort) -> Effort:
+    def effort(self, cohort: Cohort) -> WorkStats:
         """How much work the cohort's mean update is the mean of."""
         return effort_of(self._setting, cohort, self.pace, [self._sampler(channel) for channel in self.gathers])
 
@@ -135,7 +135,7 @@ class LiveRound:
     def _sampler(self, channel: Channel) -> CohortSampler:
         whole = self._setting.sampler(channel)
         rate = self.pace.rates.get(channel.name)
-        return whole if rate is None else thinned(whole, rate, channel.name)
+        return whole if rate is None else thin_sampler(whole, rate, channel.name)
 
     def most_often(self, channel: Channel) -> float:
         """How likely a member of the channel may be to take part, at most."""
@@ -144,7 +144,7 @@ class LiveRound:
 
     def price(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
         """(one gathering at these rates, one way up), as they can be known beforehand."""
-        samplers = [(c, thinned(self._setting.sampler(c), rates[c.name], c.name)) for c in self.channels]
+        samplers = [(c, thin_sampler(self._setting.sampler(c), rates[c.name], c.name)) for c in self.channels]
         return self._meter.price(samplers)
 
     def noise_multiplier(self, channel: Channel) -> float:
@@ -160,7 +160,7 @@ class LiveRound:
         return Cohort(tuple(self.clients))
 
     def train(
-        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: Memory | None = None, **terms: Any
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **terms: Any
     ) -> Updates:
         """Nothing is computed yet: a mechanism will ask for it."""
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
@@ -168,14 +168,14 @@ class LiveRound:
         eligible = frozenset[int]().union(*(one.sources for one in given))
         behind = {} if isinstance(start, Public) else {n: one.sources for n, one in start.items()}
         starts = {member: starts[member] for member in cohort.members}
-        at = Occasion(self.time, self._uses)
+        at = CallId(self.time, self._uses)
         self._uses += 1
-        terms = paced(self.pace, self.planned) | terms
+        terms = schedule_terms(self.pace, self.planned) | terms
         self._refuse_parts(memory)
         recall = None
         if memory is not None:
-            shelf = self.memories.get(memory.name, Shelf())
-            recall = Recall(memory, shelf, self._worker.dimension)
+            shelf = self.memories.get(memory.name, ClientState())
+            recall = StateAccess(memory, shelf, self._worker.dimension)
             received = memory.sources | shelf.sources
             eligible = self._ledger.frontier(eligible | received)
             reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
@@ -183,7 +183,7 @@ class LiveRound:
             behind = {n: reached[ids] for n, ids in behind.items()}
         return Updates(cohort, starts, self._worker, at, terms, recall, self._setting.splitter, eligible, behind)
 
-    def _refuse_parts(self, memory: Memory | None) -> None:
+    def _refuse_parts(self, memory: StateRule | None) -> None:
         """Training on a part says nothing of the rest of what a client keeps; private steps move the whole model."""
         if self._setting.splitter is None:
             return
@@ -193,8 +193,8 @@ class LiveRound:
 
     def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
-        ballot = Ballot(cohort, tuple(candidates), epsilon)
-        at = Occasion(self.time, self._uses)
+        ballot = ModelChoice(cohort, tuple(candidates), epsilon)
+        at = CallId(self.time, self._uses)
         self._uses += 1
         scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
         made = self._door.record(ballot.claims(scene))
@@ -206,15 +206,15 @@ class LiveRound:
             if member in choices
         }
 
-    def _choices(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+    def _choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         return ballot.choices(self._worker, scene)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
         mechanism, top = self._setting.mechanism, self._setting.topology.top
         if channel is None and self.gathers != (top,):
-            steps = self.release_means(divided(updates, self.gathers))
-            return self.publish(weighted(steps, self.shares(self.gathers)))
+            steps = self.release_means(share_training(updates, self.gathers))
+            return self.publish(sum_weighted(steps, self.shares(self.gathers)))
         made, outcome = self._release(updates, channel or top, mechanism.claims, mechanism.mean)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
@@ -241,7 +241,7 @@ class LiveRound:
             self._remember(updates, mine)
             self._count(outcome.rejected, mechanism.senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
-            heard.append(Heard(scene.channel, found[-1], reach(updates.terms, self.planned), outcome.noise_std))
+            heard.append(ChannelMean(scene.channel, found[-1], gradient_reach(updates.terms, self.planned), outcome.noise_std))
         self.heard.append(heard)
         self._meter.gathered(scenes)
         return found
@@ -273,9 +273,9 @@ class LiveRound:
         self,
         updates: Updates,
         channel: Channel,
-        claim: Callable[[Updates, Scene], tuple[Release, ...]],
-        compute: Callable[[Updates, Scene], Outcome],
-    ) -> tuple[Sequence[Release], Outcome]:
+        claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
+        compute: Callable[[Updates, ReleaseContext], ReleaseValues],
+    ) -> tuple[Sequence[Release], ReleaseValues]:
         scene = self._scene(updates, channel)
         made = self._door.record(self._door.covered(claim(updates, scene), channel))
         outcome = self._computed(updates, scene, compute)
@@ -291,11 +291,11 @@ class LiveRound:
         if updates.recall is None:
             return
         name = updates.recall.memory.name
-        before = self.memories.get(name, Shelf())
+        before = self.memories.get(name, ClientState())
         own = {client_name(member) for member in updates.cohort.members}
         sent = {release.id for release in made if release.source in own} | {made[-1].id} if made else set()
         sources = self._ledger.frontier(before.sources | frozenset(updates.sources) | sent)
-        self.memories[name] = Shelf({**before.values, **updates.recall.after}, sources)
+        self.memories[name] = ClientState({**before.values, **updates.recall.after}, sources)
 
     def _count(self, rejected: int, senders: float) -> None:
         floats = senders * self._setting.sent_parameters
@@ -303,15 +303,15 @@ class LiveRound:
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
 
-    def _computed(self, updates: Updates, scene: Scene, compute: Callable[[Updates, Scene], Outcome]) -> Outcome:
+    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
         return compute(updates, scene)
 
-    def _scene(self, updates: Updates, channel: Channel) -> Scene:
+    def _scene(self, updates: Updates, channel: Channel) -> ReleaseContext:
         self._door.once(updates.at)
         return self._scene_at(updates.at, channel, Purpose.NOISE)
 
-    def _scene_at(self, at: Occasion, channel: Channel, purpose: Purpose) -> Scene:
-        return Scene(
+    def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
+        return ReleaseContext(
             time=self.time,
             unit=self._setting.unit,
             adjacency=self._setting.adjacency,

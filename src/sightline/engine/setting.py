@@ -19,12 +19,12 @@ from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
-    ByTrust,
+    NoiseByTrust,
     CentralMean,
     CohortSampler,
     LocalMean,
     Mechanism,
-    Open,
+    NoPrivacy,
     Public,
     Splitter,
     build_mechanism,
@@ -42,7 +42,7 @@ from sightline.training import linear_kernel
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class BuiltExperiment:
     """An experiment, built."""
 
     experiment: Experiment
@@ -103,7 +103,7 @@ class Setting:
     def sent_parameters(self) -> float:
         """How many numbers travel to and from a client: of its part only, when a trusted server knows the part."""
         whole = float(self.model.parameters)
-        if self.splitter is None or not isinstance(self.mechanism, CentralMean | Open):
+        if self.splitter is None or not isinstance(self.mechanism, CentralMean | NoPrivacy):
             return whole
         return whole * self.splitter.splitting.share
 
@@ -118,36 +118,36 @@ class Setting:
         """The channel's number among all."""
         return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
 
-    def as_found(self, state: algorithms.State) -> "Setting":
+    def as_found(self, state: algorithms.State) -> "BuiltExperiment":
         """The same setting with everybody in the cluster where the state has them."""
         found = self.algorithm.found(state)
         if found is None or not isinstance(self.topology, Clusters):
             return self
         return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
 
-    def with_noise(self, multipliers: Mapping[int, float]) -> "Setting":
+    def with_noise(self, multipliers: Mapping[int, float]) -> "BuiltExperiment":
         """The same setting with calibrated noise."""
         return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
 
 
-def build(experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None) -> Setting:
+def build_experiment(experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None) -> BuiltExperiment:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
 
     A `federation` that is given stands in for the experiment's own data: real sites have theirs.
     """
-    algorithm, settings = algorithms.build(experiment)
+    algorithm, settings = algorithms.build_algorithm(experiment)
     privacy = experiment.privacy
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
-    topology.find(experiment.topology.kind)
+    topology.find_topology(experiment.topology.kind)
     if experiment.topology.kind not in algorithm.topologies:
         law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
-    federation = federation or data.load(experiment.data, streams=streams, root=data_root)
+    federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root)
     if needs_unit_features(experiment):
         federation = unit_features(federation)
-    place = topology.build(
+    place = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
@@ -158,13 +158,13 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
     _refuse_schedules_of_changing_members(experiment, place)
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
-    model, start = _start(experiment, _model(experiment, federation), streams)
+    model, start = _start_vector(experiment, _build_model(experiment, federation), streams)
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
         experiment, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
     )
     _refuse_unused_factors(place, mechanism)
-    setting = Setting(
+    setting = BuiltExperiment(
         experiment,
         federation,
         model,
@@ -174,7 +174,7 @@ def build(experiment: Experiment, *, data_root: Path | None = None, federation: 
         mechanism,
         algorithm,
         settings,
-        resources.build(experiment, parameters=model.parameters),
+        resources.build_resources(experiment, parameters=model.parameters),
         splitter=splitter,
     )
     return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
@@ -212,13 +212,13 @@ def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topolog
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
     """Channels with noise or clip norms of their own need a mechanism that uses them."""
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
-    if own and not isinstance(mechanism, CentralMean | LocalMean | ByTrust):
+    if own and not isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
         law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
         refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 
 
-def _model(experiment: Experiment, federation: Federation) -> FlatModel:
-    model = models.build(
+def _build_model(experiment: Experiment, federation: Federation) -> FlatModel:
+    model = models.build_model(
         experiment.model.name,
         input_shape=federation.input_shape,
         classes=federation.classes,
@@ -232,11 +232,11 @@ def _model(experiment: Experiment, federation: Federation) -> FlatModel:
     if augment is not None and federation.kind is not Kind.IMAGE:
         invalid("local.augment.kind", augment.kind, f"{federation.source} holds no images", "remove local.augment")
     if experiment.local.compiled:
-        linear_kernel.ready(model)
+        linear_kernel.check_kernel(model)
     return model
 
 
-def _start(experiment: Experiment, model: FlatModel, streams: Streams) -> tuple[FlatModel, Tensor]:
+def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) -> tuple[FlatModel, Tensor]:
     """The vector that training starts from; a file may also hold the model's frozen tensors and buffers."""
     if experiment.model.init is None:
         return model, model.init(streams.rng(Purpose.INIT))

@@ -16,7 +16,7 @@ from sightline.events.event import (
     WithoutReplacement,
     against_coalition,
     from_json,
-    scaled,
+    scale_noise,
     to_json,
     with_known_coins,
 )
@@ -40,7 +40,7 @@ __all__ = [
     "WithoutReplacement",
     "against_coalition",
     "from_json",
-    "scaled",
+    "scale_noise",
     "to_json",
     "with_known_coins",
 ]

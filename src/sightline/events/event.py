@@ -37,7 +37,7 @@ class Gaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        check(self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none")
+        check_event(self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pure(Event):
     epsilon: float
 
     def __post_init__(self) -> None:
-        check(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+        check_event(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Exponential(Event):
     epsilon: float
 
     def __post_init__(self) -> None:
-        check(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+        check_event(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Poisson(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
+        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class WithoutReplacement(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "population", self.population >= 1, "there is somebody to draw from")
-        check(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
+        check_event(self, "population", self.population >= 1, "there is somebody to draw from")
+        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Split(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "parts", self.parts >= 1, "there is at least one part")
+        check_event(self, "parts", self.parts >= 1, "there is at least one part")
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Allocation(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "steps", self.steps >= 1, "there is at least one step")
-        check(self, "uses", 1 <= self.uses <= self.steps, "a subject is used in 1 to `steps` steps")
+        check_event(self, "steps", self.steps >= 1, "there is at least one step")
+        check_event(self, "uses", 1 <= self.uses <= self.steps, "a subject is used in 1 to `steps` steps")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Pooled(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "noises", self.noises >= 1, "there is at least one noise")
+        check_event(self, "noises", self.noises >= 1, "there is at least one noise")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Repeat(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check(self, "times", self.times >= 0, "a count is not negative")
+        check_event(self, "times", self.times >= 0, "a count is not negative")
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Product(Event):
     events: tuple[Event, ...]
 
 
-def check(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
+def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
     """Raise unless the number is finite, not too large to count to, and the law holds."""
     value = getattr(event, name)
     if isinstance(value, int) and abs(value) > MOST_COUNTED:
@@ -159,7 +159,7 @@ def check(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> 
         invalid(f"{event.kind}.{name}", value, law, way_out)
 
 
-def rebuild(event: Event, change: Callable[[Event], Event]) -> Event:
+def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
     """The same event with `change` applied to the events directly inside it."""
     if isinstance(event, Product):
         return Product(tuple(change(part) for part in event.events))
@@ -190,7 +190,7 @@ def with_known_coins(event: Event) -> Event:
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
-    return rebuild(event, with_known_coins)
+    return rebuild_event(event, with_known_coins)
 
 
 def against_coalition(event: Event, members: int) -> Event:
@@ -209,10 +209,10 @@ def against_coalition(event: Event, members: int) -> Event:
     if isinstance(event, WithoutReplacement):
         inner, left = against_coalition(event.event, members), event.population - members
         return WithoutReplacement(event.cohort, left, inner) if event.cohort < left else inner
-    return rebuild(event, lambda inner: against_coalition(inner, members))
+    return rebuild_event(event, lambda inner: against_coalition(inner, members))
 
 
-def scaled(event: Event, factor: float) -> Event:
+def scale_noise(event: Event, factor: float) -> Event:
     """The same event with every Gaussian's noise multiplied by `factor`; choices and pure releases keep theirs.
 
     >>> scaled(Poisson(0.1, Gaussian(1.0)), 3.0)
@@ -220,15 +220,15 @@ def scaled(event: Event, factor: float) -> Event:
     """
     if isinstance(event, Gaussian):
         return Gaussian(event.noise_multiplier * factor)
-    return rebuild(event, lambda inner: scaled(inner, factor))
+    return rebuild_event(event, lambda inner: scale_noise(inner, factor))
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """A plain dictionary: `{"kind": ..., fields...}`; `from_json` is its inverse."""
-    return {"kind": event.kind} | {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
+    return {"kind": event.kind} | {f.name: _to_plain(getattr(event, f.name)) for f in fields(event)}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Event):
         return to_json(value)
     return [to_json(part) for part in value] if isinstance(value, tuple) else value
@@ -247,10 +247,10 @@ def from_json(plain: Any, *, depth: int = 0) -> Event:
     types = {f.name: f.type for f in fields(cls)}
     if set(plain) - {"kind"} != set(types):
         invalid(f"event.{kind}", sorted(set(plain) - {"kind"}), f"its fields are {sorted(types)}")
-    return cls(**{name: _read(f"event.{kind}.{name}", type_, plain[name], depth + 1) for name, type_ in types.items()})
+    return cls(**{name: _read_value(f"event.{kind}.{name}", type_, plain[name], depth + 1) for name, type_ in types.items()})
 
 
-def _read(name: str, type_: Any, value: Any, depth: int) -> Any:
+def _read_value(name: str, type_: Any, value: Any, depth: int) -> Any:
     if type_ is Event:
         return from_json(value, depth=depth)
     if isinstance(value, list) and type_ not in (int, float):

@@ -1,15 +1,15 @@
 """Releases, the ledger that keeps them, and the flow of information through it."""
 
 from sightline.ledger.classes import LedgerPairs, ledger_pairs
-from sightline.ledger.export import SCHEMA, export, read_export
+from sightline.ledger.export import SCHEMA, export_ledger, read_export
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.journal import Entry, EntryKind, Journal, digest_of
 from sightline.ledger.ledger import Ledger, Store
 from sightline.ledger.pages import Pages, Row
-from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, written
+from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, write_parties
 from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
-from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect, connect_to_read, transaction
+from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect_to_write, connect_to_read, transaction
 
 __all__ = [
     "GENESIS",
@@ -34,10 +34,10 @@ __all__ = [
     "Store",
     "Threat",
     "View",
-    "connect",
+    "connect_to_write",
     "connect_to_read",
     "digest_of",
-    "export",
+    "export_ledger",
     "ledger_pairs",
     "parties",
     "planned_pairs",
@@ -45,5 +45,5 @@ __all__ = [
     "read_parties",
     "release_from",
     "transaction",
-    "written",
+    "write_parties",
 ]

@@ -176,7 +176,7 @@ def gaussian_of(event: Event) -> tuple[float, float]:
     refuse("bottleneck", event.kind, "the bound is for Gaussian sums with Poisson cohorts", "leave out --bottleneck")
 
 
-def tightened(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], costing: Costing) -> Floats:
+def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], costing: Costing) -> Floats:
     """The matrix of the flow count with every entry lowered to the bottleneck bound where that is less."""
     bounds = Bottleneck(pairs)
     found = epsilon.copy()

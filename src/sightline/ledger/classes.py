@@ -54,7 +54,7 @@ class LedgerPairs:
 
 def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
     """Every pair of the named participants, at the cost of one flow per class of observers."""
-    classes = alike(ledger, names)
+    classes = group_alike(ledger, names)
     rows: list[list[Composition | None]] = [[] for _ in classes]
     for observers in classes:
         view = ledger.view(observers[0])
@@ -64,7 +64,7 @@ def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
     return LedgerPairs(tuple(classes), tuple(tuple(row) for row in rows))
 
 
-def alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
+def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
     """Names that are subjects, audience and keepers of coins of the same releases, together, in the order given."""
     sets: set[Parties] = set()
     for release in ledger:

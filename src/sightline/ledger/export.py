@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import InvalidInput, invalid
-from sightline.foreign import text_of
+from sightline.foreign import read_text
 from sightline.ledger.ledger import Ledger
-from sightline.ledger.parties import read_parties, written
+from sightline.ledger.parties import read_parties, write_parties
 from sightline.ledger.release import release_from
 
 SCHEMA = "sightline-ledger/1"
 
 
-def export(ledger: Ledger) -> dict[str, Any]:
+def export_ledger(ledger: Ledger) -> dict[str, Any]:
     """The plain form: `{"schema", "participants", "releases": [...]}`, one object per release, ids are positions."""
     return {
         "schema": SCHEMA,
-        "participants": written(ledger.participants),
+        "participants": write_parties(ledger.participants),
         "releases": [json.loads(release.body()) for release in ledger],
     }
 
@@ -28,7 +28,7 @@ def read_export(path: Path | str) -> Ledger:
     A file without participants, as they were once written, knows the names in its releases.
     """
     try:
-        plain = json.loads(text_of(path))
+        plain = json.loads(read_text(path))
     except FileNotFoundError:
         invalid("ledger", path, "no such file", "write one with sightline report RUN_DIR --ledger FILE.json")
     except (OSError, ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Protocol
 
 from sightline.events import Event, against_coalition, with_known_coins
-from sightline.ledger.marks import Marks
+from sightline.ledger.marks import BitSet
 from sightline.ledger.parties import NOBODY, Parties
 from sightline.ledger.release import Release
 
@@ -53,7 +53,7 @@ class View:
         self._releases = releases
         self.observers = observers
         self._check_subject = check_subject
-        self.reached = Marks()
+        self.reached = BitSet()
         self._read = 0
         self._charges: Counter[tuple[Parties, Event]] = Counter()
         self._joint: set[tuple[str, Parties, Event]] = set()
@@ -131,7 +131,7 @@ class View:
         for (subjects, event), times in self._charges.items():
             charged[subjects].append((event, times))
         found: dict[frozenset[tuple[Event, int]], str] = {}
-        for holders, subject in _atoms(charged, exempt):
+        for holders, subject in _subject_atoms(charged, exempt):
             total: Composition = Counter()
             for subjects in holders:
                 for event, times in charged[subjects]:
@@ -141,7 +141,7 @@ class View:
         return found
 
 
-def _atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tuple[Parties, ...], str]]:
+def _subject_atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tuple[Parties, ...], str]]:
     """Subjects outside `exempt` that are in exactly the same sets are one atom: (the sets, one member)."""
     groups = list(groups)
     if len(groups) == 1 and not exempt:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sightline.ledger.store import GENESIS, LedgerDamaged, chained
+from sightline.ledger.store import GENESIS, LedgerDamaged, chain_hash
 
 EDITED = "rows of run.sqlite were cut, edited or moved"
 
@@ -94,7 +94,7 @@ class Journal:
 
 def linked(head: str, kind: str, round: int | None, body: str) -> str:
     """The hash of an entry over the one before it."""
-    return chained(head, f"{kind}\n{round}\n{body}")
+    return chain_hash(head, f"{kind}\n{round}\n{body}")
 
 
 def digest_of(*texts: str) -> str:

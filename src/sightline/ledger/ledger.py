@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 from sightline import accounting
 from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
-from sightline.events import Adjacency, Unit, scaled
+from sightline.events import Adjacency, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.overview import overview
+from sightline.ledger.overview import overview_table
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, refuse_unknown
 from sightline.ledger.release import Release
 from sightline.ledger.releases import Releases, StoredReleases
@@ -283,13 +283,13 @@ class Ledger:
         return ids - covered
 
     def _repr_html_(self) -> str:
-        return overview(self._releases)
+        return overview_table(self._releases)
 
     def scaled(self, factor: float) -> "Ledger":
         """The same releases with every Gaussian noise multiplied: what calibration searches over."""
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
-        louder = (replace(release, event=scaled(release.event, factor)) for release in self)
+        louder = (replace(release, event=scale_noise(release.event, factor)) for release in self)
         return Ledger(louder, participants=self._registered)
 
 

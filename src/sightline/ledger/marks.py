@@ -4,7 +4,7 @@ PAGE = 1024
 """So many numbers share one integer."""
 
 
-class Marks:
+class BitSet:
     """A set of numbers that only grows.
 
     >>> marks = Marks()

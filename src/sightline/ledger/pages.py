@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from sightline.ledger.store import GENESIS, chained, read_body
+from sightline.ledger.store import GENESIS, chain_hash, read_body
 
 COLUMNS = "SELECT id, time, body, hash FROM release"
 
@@ -78,4 +78,4 @@ class Pages:
         before = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id - 1,)).fetchone()
         head = GENESIS if id == 0 else before[0] if before else ""
         plain = read_body(body, id)
-        return Row(id, time, plain, hash, plain.get("time") == time and chained(head, body) == hash)
+        return Row(id, time, plain, hash, plain.get("time") == time and chain_hash(head, body) == hash)

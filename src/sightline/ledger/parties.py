@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"(.*?)[-_ ]?(\d+)", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
-def written(parties: Parties) -> str:
+def write_parties(parties: Parties) -> str:
     """The short form of a set: sorted, runs of numbers as ranges.
 
     >>> written(frozenset({"client-0", "client-1", "client-2", "client-7", "server"}))
@@ -34,8 +34,8 @@ def written(parties: Parties) -> str:
         else:
             words.append(name)
     for kind, found in numbers.items():
-        words += [_range_word(kind, low, high) for low, high in _runs(sorted(found))]
-    return ", ".join(sorted(words, key=_natural))
+        words += [_range_word(kind, low, high) for low, high in _number_runs(sorted(found))]
+    return ", ".join(sorted(words, key=_natural_key))
 
 
 @lru_cache(maxsize=4096)
@@ -90,14 +90,14 @@ def suggest_name(name: str, known: Parties) -> str:
     likely = {f"{kind}-{number}" for kind in kinds} & known if number else set()
     likely |= {one for one in known if one.rpartition("-")[0] not in kinds}
     near = get_close_matches(name.lower(), sorted(likely), n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else f"known: {_shortened(written(known)) or 'nobody'}"
+    return f'did you mean "{near[0]}"?' if near else f"known: {_shortened(write_parties(known)) or 'nobody'}"
 
 
 def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -111,6 +111,6 @@ def _range_word(kind: str, low: int, high: int) -> str:
     return f"{kind}-{low}" if low == high else f"{kind}-{low}..{high}"
 
 
-def _natural(word: str) -> tuple[str, int]:
+def _natural_key(word: str) -> tuple[str, int]:
     match = re.fullmatch(r"(.+)-(\d+)(?:\.\.\d+)?", word)
     return (match[1], int(match[2])) if match else (word, -1)

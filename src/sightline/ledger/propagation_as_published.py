@@ -63,11 +63,11 @@ def as_published_degradation(
     total = one * (epochs - 1) * len(set(mine) & set(theirs))
     for group in set(mine) - set(theirs):
         target = min(theirs, key=lambda other: abs(other - group))
-        total += one * _degraded(factors, group, target, period, epochs)
+        total += one * _degraded_releases(factors, group, target, period, epochs)
     return float(total)
 
 
-def _degraded(factors: NDArray[np.float64], group: int, target: int, period: int, epochs: int) -> float:
+def _degraded_releases(factors: NDArray[np.float64], group: int, target: int, period: int, epochs: int) -> float:
     """Releases of a group that reach another one along the string, each times what the way leaves of it."""
     way = 1 if target > group else -1
     total, begun = 0.0, -(-(epochs - 1) // period)
@@ -92,7 +92,7 @@ def mixing_factors(
             merging = epoch % period == 0
             added = np.zeros(len(groups))
             for m, group in enumerate(groups):
-                starts = [_start(spread, groups, worker) if merging else spread[m] for worker in group]
+                starts = [_start_group(spread, groups, worker) if merging else spread[m] for worker in group]
                 added[m] = training.expansion * sum(starts)
             width = spread + np.array([len(group) ** 2 for group in groups]) * added
             found[:, epoch] = order / (order + scale / width)
@@ -100,7 +100,7 @@ def mixing_factors(
     return found
 
 
-def _start(spread: NDArray[np.float64], groups: Sequence[Sequence[int]], worker: int) -> float:
+def _start_group(spread: NDArray[np.float64], groups: Sequence[Sequence[int]], worker: int) -> float:
     return float(sum(spread[m] for m, group in enumerate(groups) if worker in group))
 
 

@@ -37,7 +37,7 @@ def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floa
     known: dict[int, float] = {}
     for rows in pairs.chunks():
         counts = pairs.counts(rows)
-        found = _valued(pairs, counts, costing, known)
+        found = _evaluate_counts(pairs, counts, costing, known)
         epsilon[rows] = np.where(pairs.allowed(threat, rows), found, np.nan)
         releases[rows] = counts.sum(0)
     return epsilon, releases
@@ -52,14 +52,14 @@ def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
         anybody = allowed.any(1)
         if len(pairs.events) == 1:  # epsilon grows with the count: only the largest of each row is needed
             counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
-            found = _valued(pairs, counts, costing, known)[:, 0]
+            found = _evaluate_counts(pairs, counts, costing, known)[:, 0]
         else:
-            found = np.where(allowed, _valued(pairs, counts, costing, known), -np.inf).max(1)
+            found = np.where(allowed, _evaluate_counts(pairs, counts, costing, known), -np.inf).max(1)
         worst[rows] = np.where(anybody, found, np.nan)
     return worst
 
 
-def _valued(pairs: Pairs, counts: Ints, costing: Costing, known: dict[int, float]) -> Floats:
+def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[int, float]) -> Floats:
     """Epsilon of every vector of counts; equal vectors share a key and are accounted once."""
     base = int(pairs.plan.made[-1]) * pairs.plan.schedule.count + 1
     if base ** len(pairs.events) > 2**62:
@@ -68,10 +68,10 @@ def _valued(pairs: Pairs, counts: Ints, costing: Costing, known: dict[int, float
     keys = np.zeros(counts.shape[1:], dtype=np.int64)
     for some in counts:
         keys = keys * base + some
-    return mapped(keys, lambda key: costing.of(pairs, digits(key, base, len(pairs.events))), known)
+    return map_keys(keys, lambda key: costing.of(pairs, counts_of_key(key, base, len(pairs.events))), known)
 
 
-def digits(key: int, base: int, places: int) -> Ints:
+def counts_of_key(key: int, base: int, places: int) -> Ints:
     """The counts behind a key.
 
     >>> digits(5 * 10 + 7, 10, 2).tolist()
@@ -80,7 +80,7 @@ def digits(key: int, base: int, places: int) -> Ints:
     return np.array([key // base ** (places - 1 - place) % base for place in range(places)], dtype=np.int64)
 
 
-def mapped(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:
+def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:
     """`value` of every key, called once per different key."""
     largest = int(keys.max(initial=0))
     if largest < TABLE:
@@ -93,10 +93,10 @@ def mapped(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -
         if key not in known:
             known[key] = value(key)
     values = np.array([known[key] for key in different.tolist()])
-    return values[np.searchsorted(different, keys)] if largest >= TABLE else _table(different, values, largest)[keys]
+    return values[np.searchsorted(different, keys)] if largest >= TABLE else _lookup_table(different, values, largest)[keys]
 
 
-def _table(different: Ints, values: Floats, largest: int) -> Floats:
+def _lookup_table(different: Ints, values: Floats, largest: int) -> Floats:
     table = np.zeros(largest + 1)
     table[different] = values
     return table

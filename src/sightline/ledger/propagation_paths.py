@@ -34,7 +34,7 @@ def next_hops(ledger: Ledger, observer: str | Iterable[str]) -> dict[int, int | 
     return hops
 
 
-def routes(ledger: Ledger, subject: str, hops: dict[int, int | None]) -> list[Route]:
+def trace_routes(ledger: Ledger, subject: str, hops: dict[int, int | None]) -> list[Route]:
     """What of a subject reaches the observer of `hops`, by publisher."""
     counted: Counter[str] = Counter()
     latest: dict[str, int] = {}
@@ -44,12 +44,12 @@ def routes(ledger: Ledger, subject: str, hops: dict[int, int | None]) -> list[Ro
             counted[release.source] += 1
             latest[release.source] = max(id, latest.get(release.source, -1))
     return [
-        Route(source, times, ledger[latest[source]].time, publishers(ledger, latest[source], hops))
+        Route(source, times, ledger[latest[source]].time, trace_publishers(ledger, latest[source], hops))
         for source, times in sorted(counted.items())
     ]
 
 
-def publishers(ledger: Ledger, id: int, hops: dict[int, int | None]) -> tuple[str, ...]:
+def trace_publishers(ledger: Ledger, id: int, hops: dict[int, int | None]) -> tuple[str, ...]:
     """The publishers on the way of a release, repetitions left out."""
     path: list[str] = []
     here: int | None = id

@@ -11,10 +11,10 @@ import numpy as np
 from sightline.accounting import Accountant
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson
-from sightline.ledger.bottleneck import Bottleneck, tightened
+from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
 from sightline.ledger.propagation import GroupPlan, Ints, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.propagation_epsilon import Costing, Floats, epsilon_matrix, worst_by_class
-from sightline.topology import STRUCTURES, Schedule, constant, read_schedule
+from sightline.topology import STRUCTURES, Schedule, constant_schedule, read_schedule
 
 FULL = 4096
 """Up to so many workers a matrix is written pair by pair, above by class."""
@@ -49,7 +49,7 @@ class Question:
                 invalid("--workers", "missing", f"{self.structure} needs to know how many workers there are")
             if self.count is None and self.structure != "global":
                 invalid("--groups", "missing", f"{self.structure} needs to know how many groups there are")
-            return constant(self.workers, STRUCTURES[self.structure](self.workers, self.count or 1))
+            return constant_schedule(self.workers, STRUCTURES[self.structure](self.workers, self.count or 1))
         if not self.structure.endswith(".json"):
             way_out = did_you_mean(self.structure, [*STRUCTURES]) + ", or give a .json file"
             invalid("--structure", self.structure, "no such structure", way_out)
@@ -64,7 +64,7 @@ class Question:
         schedule = self.schedule
         rates = schedule.rates or (self.rate,) * schedule.count
         factors = schedule.noise_factors or (1.0,) * schedule.count
-        events = tuple(sampled(rate, self.noise * factor) for rate, factor in zip(rates, factors, strict=True))
+        events = tuple(sampled_event(rate, self.noise * factor) for rate, factor in zip(rates, factors, strict=True))
         return GroupPlan(schedule, self.period, self.epochs, events, Rhythm.INTERVAL if self.plus else Rhythm.EPOCH)
 
     @property
@@ -73,7 +73,7 @@ class Question:
         return Costing(self.delta, Accountant(self.accountant))
 
 
-def sampled(rate: float, noise: float) -> Event:
+def sampled_event(rate: float, noise: float) -> Event:
     """One release of a group."""
     return Gaussian(noise) if rate == 1 else Poisson(rate, Gaussian(noise))
 
@@ -107,7 +107,7 @@ class Answer:
     def matrix(self) -> Floats:
         """(classes, classes): epsilon, NaN where the threat model says nothing."""
         epsilon, releases = self.flow
-        return tightened(self.pairs, epsilon, releases, self.question.costing) if self.question.bottleneck else epsilon
+        return tighten_matrix(self.pairs, epsilon, releases, self.question.costing) if self.question.bottleneck else epsilon
 
     @cached_property
     def worst(self) -> Floats:
@@ -150,10 +150,10 @@ class Answer:
 
     def at(self, epochs: int) -> "Answer":
         """The same question for another number of epochs."""
-        return answered(replace(self.question, epochs=epochs))
+        return answer_question(replace(self.question, epochs=epochs))
 
 
-def answered(question: Question) -> Answer:
+def answer_question(question: Question) -> Answer:
     """The answer to a question; everything wrong with it is said here."""
     if not (question.noise > 0 and math.isfinite(question.noise)):
         invalid("--noise", question.noise, "a noise multiplier is positive and finite")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sightline.errors import InvalidInput, one_line
 from sightline.events import Adjacency, Event, Product, Unit, from_json, to_json
-from sightline.ledger.parties import NOBODY, Parties, read_parties, written
+from sightline.ledger.parties import NOBODY, Parties, read_parties, write_parties
 
 POST_PROCESSING = Product(())
 """The event of a value that is computed from earlier releases and nothing else: it costs nothing."""
@@ -45,13 +45,13 @@ class Release:
         plain = {
             "time": self.time,
             "source": self.source,
-            "subjects": written(self.subjects),
+            "subjects": write_parties(self.subjects),
             "unit": str(self.unit),
             "adjacency": str(self.adjacency),
             "event": _event_plain(self.event),
-            "audience": written(self.audience),
+            "audience": write_parties(self.audience),
             "inputs": list(self.inputs),
-            "coins_known_to": written(self.coins_known_to),
+            "coins_known_to": write_parties(self.coins_known_to),
             "joint": self.joint,
             "what": self.what,
         }
@@ -67,14 +67,14 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
     """The release that `Release.body` wrote; a malformed one is refused, not guessed."""
     try:
         return Release(
-            time=_whole(plain["time"]),
+            time=_whole_number(plain["time"]),
             source=str(plain["source"]),
             subjects=read_parties(plain["subjects"]),
             unit=Unit(plain["unit"]),
             adjacency=Adjacency(plain["adjacency"]),
             event=_event_read(json.dumps(plain["event"])),
             audience=read_parties(plain["audience"]),
-            inputs=tuple(_whole(number) for number in plain["inputs"]),
+            inputs=tuple(_whole_number(number) for number in plain["inputs"]),
             coins_known_to=read_parties(plain["coins_known_to"]),
             joint=str(plain["joint"]),
             what=str(plain["what"]),
@@ -83,7 +83,7 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
         raise InvalidInput(one_line("release", id, f"not a release ({type(error).__name__}: {error})"[:300])) from None
 
 
-def _whole(number: Any) -> int:
+def _whole_number(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise ValueError("rounds and releases are whole numbers from 0")
     return number
@@ -101,7 +101,7 @@ def release_like(body: str, id: int) -> Release | None:
     Bodies that differ in time and inputs alone are taken apart once.
     """
     found = _BODY.fullmatch(body) if isinstance(body, str) else None
-    like = None if found is None else _like(f'{{"time":0,{found[2]},"inputs":[],{found[4]}}}')
+    like = None if found is None else _release_of_body(f'{{"time":0,{found[2]},"inputs":[],{found[4]}}}')
     if found is None or like is None:
         return None
     inputs = tuple(int(number) for number in found[3].split(",")) if found[3] else ()
@@ -113,7 +113,7 @@ def release_like(body: str, id: int) -> Release | None:
 
 
 @lru_cache(maxsize=4096)
-def _like(body: str) -> Release | None:
+def _release_of_body(body: str) -> Release | None:
     """The release of a body without time and inputs; None unless the body is written as `Release.body` writes it."""
     try:
         release = release_from(json.loads(body), 0)

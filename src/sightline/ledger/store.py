@@ -25,7 +25,7 @@ class LedgerDamaged(SightlineError):
     exit_code = 2
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect_to_write(path: Path) -> sqlite3.Connection:
     """A connection whose committed rows survive a crash of the process, the system or the power.
 
     A new database, and with it SQLite's files beside it, is for its owner only.
@@ -102,7 +102,7 @@ class SqliteStore:
         rows = []
         for release in releases:
             body = release.body()
-            head = chained(head, body)
+            head = chain_hash(head, body)
             rows.append((release.id, release.time, body, head))
         with transaction(self._connection):
             self._connection.executemany("INSERT INTO release VALUES (?, ?, ?, ?)", rows)
@@ -119,7 +119,7 @@ class SqliteStore:
     def stream(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
         """Releases from number `start` up to `stop`, one by one, each after its link of the chain was checked."""
         for place, (id, body, claimed) in enumerate(self._rows(start, stop), start):
-            head = chained(head, str(body))
+            head = chain_hash(head, str(body))
             if id != place or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
             yield release_of(body, id)
@@ -174,6 +174,6 @@ def release_of(body: str, id: int) -> Release:
     return release_like(body, id) or release_from(read_body(body, id), id)
 
 
-def chained(head: str, body: str) -> str:
+def chain_hash(head: str, body: str) -> str:
     """The hash of a row over the row before it."""
     return hashlib.sha256((head + "\n" + body).encode()).hexdigest()

@@ -8,10 +8,10 @@ from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS, NoisySum
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
-from sightline.mechanisms.mechanism import Outcome, Scene
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Left, Updates
+from sightline.mechanisms.worker import ClientOutput, Updates
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PooledMean(LocalMean):
     then add no noise.
     """
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claims(updates, scene)
         others = len(sent) - 1
@@ -37,7 +37,7 @@ class PooledMean(LocalMean):
 
 
 @dataclass(frozen=True)
-class ByTrust:
+class NoiseByTrust:
     """Every channel by its own trust, with the noise that its own members need.
 
     Guarantees: those of `CentralMean` below a trusted server, those of `PooledMean` elsewhere.
@@ -51,11 +51,11 @@ class ByTrust:
     splitter: Splitter | None = None
     own_noise = False
 
-    def with_noise(self, multipliers: Mapping[int, float]) -> "ByTrust":
+    def with_noise(self, multipliers: Mapping[int, float]) -> "NoiseByTrust":
         """The same mechanism; every channel takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
-    def at(self, scene: Scene) -> CentralMean | PooledMean:
+    def at(self, scene: ReleaseContext) -> CentralMean | PooledMean:
         """The mechanism of a channel."""
         members = scene.channel.members
         noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members), default=self.noise_multiplier)
@@ -63,30 +63,30 @@ class ByTrust:
         whole = kind(self.clip_norm, noise, self.noisy_sum)
         return whole if self.splitter is None else whole.in_parts(self.splitter)
 
-    def in_parts(self, splitter: Splitter) -> "ByTrust":
+    def in_parts(self, splitter: Splitter) -> "NoiseByTrust":
         """The same mechanism over parts of the model."""
         return replace(self, splitter=splitter)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
         return self.at(scene).claims(updates, scene)
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
         return self.at(scene).mean(updates, scene)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
         return self.at(scene).claims_each(updates, scene)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
         return self.at(scene).each(updates, scene)
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """As the channel's own mechanism lets go."""
         return self.at(scene).leaving(updates, scene)
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """As the channel's own mechanism counts."""
         return self.at(scene).senders(cohort, scene)

@@ -7,11 +7,11 @@ from typing import Self
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS, NoisySum
-from sightline.mechanisms.clip import Clipper, clip, sensitivity
-from sightline.mechanisms.mechanism import Outcome, Scene, only_sums
+from sightline.mechanisms.clip import Clipper, clip_update, sum_sensitivity
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Left, Updates
+from sightline.mechanisms.worker import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 
 
@@ -28,7 +28,7 @@ class CentralMean:
     noisy_sum: NoisySum = FLOATS
     noise_event: Callable[[float], Event] = Gaussian
     """z -> what the noise makes of a release: `Gaussian(z)`, or what a splitter says."""
-    clipper: Clipper = clip
+    clipper: Clipper = clip_update
     """What a member does before it lets go of its update."""
     own_noise = False
 
@@ -41,7 +41,7 @@ class CentralMean:
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event, clipper=splitter.clip)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
         published = scene.release(
             source=scene.channel.name,
@@ -54,13 +54,13 @@ class CentralMean:
         )
         return scene.handed_over(updates), published
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's clipped update, for the trusted server."""
         for member, update in updates.trained():
             bounded = self.clipper(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
-            yield Left(member, bounded.value, bounded.rejected)
+            yield ClientOutput(member, bounded.value, bounded.rejected)
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Clip, sum, noise once, divide by the expected cohort; what nodes have clipped is clipped once more."""
         noisy, rejected = self.noisy_sum(
             updates.handed(scene),
@@ -71,19 +71,19 @@ class CentralMean:
             rng=scene.noise(EVERYONE),
         )
         std = self.noise_multiplier * scene.channel.noise_factor
-        std *= sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency) / scene.sampler.expected
-        return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected, std)
+        std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency) / scene.sampler.expected
+        return ReleaseValues({EVERYONE: noisy / scene.sampler.expected}, rejected, std)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
-        return Outcome({})
+        return ReleaseValues({})
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The expected cohort: the true one is a secret."""
         return scene.sampler.expected

@@ -7,15 +7,15 @@ from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
 from sightline.mechanisms.arithmetic import ARITHMETIC, NoisySum
-from sightline.mechanisms.by_trust import ByTrust
+from sightline.mechanisms.by_trust import NoiseByTrust
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
 from sightline.mechanisms.mechanism import Mechanism
 from sightline.mechanisms.objective import Objective
-from sightline.mechanisms.open import Open
+from sightline.mechanisms.open import NoPrivacy
 from sightline.mechanisms.output import Output
 from sightline.mechanisms.output_sensitivity import Bound, Facts
-from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, scheduled, steps_for
+from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, schedule_steps, steps_for
 from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import PrivateSteps
@@ -24,7 +24,7 @@ UNIT_NOISE = 1.0
 """The noise of a mechanism that has not been calibrated yet."""
 
 
-def _plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSteps]:
+def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSteps]:
     local = experiment.local
     batch_size = None if experiment.samples_scheme == "full" else local.batch_size
     clip_norm = experiment.privacy.clip_norm
@@ -35,7 +35,7 @@ def _plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSte
     sampler = experiment.sampling.samples
     if sampler is None or not sampler.scheduled:
         return plans
-    return {client: scheduled(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()}
+    return {client: schedule_steps(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()}
 
 
 def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
@@ -43,7 +43,7 @@ def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
     return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
 
 
-def _output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
+def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
     privacy, local = experiment.privacy, experiment.local
     facts = Facts(
         clip_norm=privacy.clip_norm,
@@ -56,7 +56,7 @@ def _output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Outpu
     return Output(bound, facts, local.weight_decay, dict(enumerate(sizes)), classes, privacy.noise_std)
 
 
-def _objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Objective:
+def _build_objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Objective:
     privacy = experiment.privacy
     return Objective(
         sizes=dict(enumerate(sizes)),
@@ -74,17 +74,17 @@ Build = Callable[[Experiment, Sequence[int], int], Mechanism]
 MECHANISMS: dict[tuple[str, str, str], Build] = {
     ("gaussian", "client", "server"): lambda experiment, sizes, classes: CentralMean(*_client_noise(experiment)),
     ("gaussian", "client", "client"): lambda experiment, sizes, classes: LocalMean(*_client_noise(experiment)),
-    ("gaussian", "client", "edge"): lambda experiment, sizes, classes: ByTrust(*_client_noise(experiment)),
+    ("gaussian", "client", "edge"): lambda experiment, sizes, classes: NoiseByTrust(*_client_noise(experiment)),
     ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
-        _plans(experiment, sizes), experiment.local.learning_rate
+        _private_plans(experiment, sizes), experiment.local.learning_rate
     ),
-    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(_plans(experiment, sizes)),
-    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_plans(experiment, sizes)),
-    ("output", "sample", "client"): _output,
-    ("objective", "sample", "client"): _objective,
-    ("gaussian", "none", "server"): lambda experiment, sizes, classes: Open(),
-    ("gaussian", "none", "client"): lambda experiment, sizes, classes: Open(),
-    ("gaussian", "none", "edge"): lambda experiment, sizes, classes: Open(),
+    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(_private_plans(experiment, sizes)),
+    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_private_plans(experiment, sizes)),
+    ("output", "sample", "client"): _build_output,
+    ("objective", "sample", "client"): _build_objective,
+    ("gaussian", "none", "server"): lambda experiment, sizes, classes: NoPrivacy(),
+    ("gaussian", "none", "client"): lambda experiment, sizes, classes: NoPrivacy(),
+    ("gaussian", "none", "edge"): lambda experiment, sizes, classes: NoPrivacy(),
 }
 """(privacy.mechanism, unit, where) -> how it is built. Every law and every audit walks over these: a mechanism that is
 not here cannot be asked for, and one that is here without a law of its noise turns the tests red."""
@@ -105,12 +105,12 @@ def build_mechanism(
 
 def in_parts(mechanism: Mechanism, splitter: Splitter) -> Mechanism:
     """The same mechanism over parts of the model; refused where it has no such form."""
-    if isinstance(mechanism, CentralMean | LocalMean | ByTrust):
+    if isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
         return mechanism.in_parts(splitter)
     if isinstance(mechanism, SampleAtClient | SampleAtServer):
         plans = {client: replace(plan, splitter=splitter) for client, plan in mechanism.plans.items()}
         return replace(mechanism, plans=plans)
-    if not isinstance(mechanism, Open):
+    if not isinstance(mechanism, NoPrivacy):
         law = f"{type(mechanism).__name__} releases whole models"
         refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
     return mechanism
@@ -124,5 +124,5 @@ def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int
         refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if tree and asked == ("gaussian", "client", "client"):
-        return ByTrust(*_client_noise(experiment))
+        return NoiseByTrust(*_client_noise(experiment))
     return MECHANISMS[asked](experiment, sizes, classes)

@@ -32,7 +32,7 @@ class Aggregate:
     rejected: int = 0
 
 
-def clip(update: Tensor, *, clip_norm: float) -> Bounded:
+def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     r"""Scale onto the ball of radius C: u * C / max(|u|, C).
 
     Guarantees: norm <= C up to float32 rounding, which is covered by shrinking the ball by one part in a million;
@@ -67,7 +67,7 @@ class ClippedSum:
 
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
         """Clip and add; True when the update was not finite and counts as zero."""
-        bounded = clip(update, clip_norm=clip_norm)
+        bounded = clip_update(update, clip_norm=clip_norm)
         self.total += bounded.value
         return bounded.rejected
 
@@ -80,10 +80,10 @@ def clipped_sum(updates: Iterable[Tensor], *, dimension: int, clip_norm: float, 
     """
     some = ClippedSum(dimension)
     rejected = sum(some.add(update, clip_norm=clip_norm) for update in updates)
-    return Aggregate(some.total, sensitivity(clip_norm, adjacency), rejected)
+    return Aggregate(some.total, sum_sensitivity(clip_norm, adjacency), rejected)
 
 
-def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
+def sum_sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
     """How far one subject moves a sum of vectors of norm <= C: C when zeroed out, 2C when replaced."""
     return 2 * clip_norm if adjacency is Adjacency.REPLACE else clip_norm
 

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import Refused
-from sightline.mechanisms.memory import Recall
+from sightline.mechanisms.memory import StateAccess
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Block, Occasion, PrivateSteps, Updates, Worker
+from sightline.mechanisms.worker import Block, CallId, PrivateSteps, Updates, ClientExecutor
 from sightline.topology import Channel
 
 TOGETHER_FLOATS = 1 << 27
 """Beyond so many numbers the end vectors of a whole cohort are not kept at once, and parts are trained one by one."""
 
 
-def divided(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
+def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
     """The updates of each channel's members, as if each had been trained by itself: same streams, same bits.
 
     Guarantees: nobody's update is in two parts, so that nobody's noise is used twice; every part has noise of its own.
@@ -32,28 +32,28 @@ def divided(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates
         taken |= set(channel.members)
     if set(updates.cohort.members) - taken:
         raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
-    worker: Worker = updates.worker
+    worker: ClientExecutor = updates.worker
     if worker.nodes is None and len(updates.cohort.members) * worker.dimension <= TOGETHER_FLOATS:
-        worker = Together(updates)
-    return [(_part(updates, worker, channel, place + 1), channel) for place, channel in enumerate(channels)]
+        worker = SharedTraining(updates)
+    return [(_channel_part(updates, worker, channel, place + 1), channel) for place, channel in enumerate(channels)]
 
 
-def _part(updates: Updates, worker: Worker, channel: Channel, number: int) -> Updates:
+def _channel_part(updates: Updates, worker: ClientExecutor, channel: Channel, number: int) -> Updates:
     own = frozenset(channel.members)
     members = tuple(member for member in updates.cohort.members if member in own)
     starts = {member: updates.starts[member] for member in members}
     places = [place for place, member in enumerate(updates.cohort.members) if member in own]
-    terms = {name: _rows(value, places) for name, value in updates.terms.items()}
+    terms = {name: _select_rows(value, places) for name, value in updates.terms.items()}
     at = replace(updates.at, part=number)
     eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
     return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, terms=terms, at=at, eligible=eligible)
 
 
-def _rows(value: Any, places: list[int]) -> Any:
+def _select_rows(value: Any, places: list[int]) -> Any:
     return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
-class Together:
+class SharedTraining:
     """Trains a whole cohort when the first of its parts asks, and hands every part its rows."""
 
     nodes = None
@@ -68,8 +68,8 @@ class Together:
         """Nothing of its own to let go."""
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: Occasion, terms: Mapping[str, Any],
-        recall: Recall | None = None, splitter: Splitter | None = None,
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The part's end vectors."""
         if cohort and not self._ends:
@@ -81,8 +81,8 @@ class Together:
         yield from self._rows(cohort)
 
     def dp_sgd(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion,
-        terms: Mapping[str, Any], recall: Recall | None = None,
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
+        terms: Mapping[str, Any], recall: StateAccess | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The part's end vectors where all parts' plans were announced, else the part by itself."""
         whole = self._whole
@@ -100,7 +100,7 @@ class Together:
         self._plans.update(zip(members, plans, strict=True))
 
     def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """The part by itself."""
         return self._whole.worker.gradient_sums(cohort, starts, plans=plans, at=at)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.events import Adjacency
-from sightline.mechanisms.clip import Aggregate, ClippedSum, sensitivity
+from sightline.mechanisms.clip import Aggregate, ClippedSum, sum_sensitivity
 
 
 def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
@@ -31,5 +31,5 @@ class FloatSum(ClippedSum):
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """The sum plus N(0, (z S)^2)."""
-        aggregate = Aggregate(self.total, sensitivity(clip_norm, adjacency))
+        aggregate = Aggregate(self.total, sum_sensitivity(clip_norm, adjacency))
         return with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=rng)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.events import Adjacency
-from sightline.mechanisms.clip import clip, sensitivity
+from sightline.mechanisms.clip import clip_update, sum_sensitivity
 from sightline.mechanisms.rounded_gaussian import rounded_gaussian
 
 UNITS = 1 << 24
@@ -25,7 +25,7 @@ def on_grid(update: Tensor, *, clip_norm: float) -> tuple[NDArray[np.int64], boo
 
     Guarantees: the integers' squares sum to at most 4^24, checked in integers.
     """
-    bounded = clip(update, clip_norm=clip_norm)
+    bounded = clip_update(update, clip_norm=clip_norm)
     scaled = bounded.value.double().numpy() * (UNITS / clip_norm)
     steps = np.trunc(scaled).astype(np.int64)
     while int(steps @ steps) > UNITS * UNITS:
@@ -50,6 +50,6 @@ class GridSum:
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """The sum plus N(0, (z S)^2), rounded to the grid."""
-        std = noise_multiplier * sensitivity(float(UNITS), adjacency)
+        std = noise_multiplier * sum_sensitivity(float(UNITS), adjacency)
         noisy = self.total + rounded_gaussian(std, len(self.total), rng)
         return torch.from_numpy(noisy * (clip_norm / UNITS)).to(torch.float32)

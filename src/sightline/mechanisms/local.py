@@ -10,11 +10,11 @@ import torch
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS, NoisySum
-from sightline.mechanisms.clip import sensitivity
-from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Left, Updates
+from sightline.mechanisms.worker import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -44,13 +44,13 @@ class LocalMean:
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noisy updates")
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The average of the members' noisy updates; zero when nobody took part."""
         outcome = self.each(updates, scene)
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
@@ -58,19 +58,19 @@ class LocalMean:
             total += value
         count = len(outcome.values)
         std = self.noise_multiplier * scene.channel.noise_factor / math.sqrt(max(1, count))
-        std *= sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency)
-        return Outcome({EVERYONE: (total / max(1, count)).float()}, outcome.rejected, std)
+        std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency)
+        return ReleaseValues({EVERYONE: (total / max(1, count)).float()}, outcome.rejected, std)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
         return self._sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's clipped and noised update."""
         left = list(updates.left(self, scene))
-        return Outcome({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
+        return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member clips and noises before it sends."""
         for member, update in updates.trained():
             noisy, rejected = self.noisy_sum(
@@ -81,20 +81,20 @@ class LocalMean:
                 adjacency=scene.adjacency,
                 rng=scene.noise(member),
             )
-            yield Left(member, noisy, bool(rejected))
+            yield ClientOutput(member, noisy, bool(rejected))
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
             scene.release(
                 source=client_name(member),
                 event=self.noise_event(self.noise_multiplier * scene.channel.noise_factor),
                 audience=audience,
                 what="own clipped and noised update",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members

@@ -16,7 +16,7 @@ from sightline.topology import Channel, client_name
 
 
 @dataclass(frozen=True)
-class Scene:
+class ReleaseContext:
     """Public facts of the round, and the streams of whoever adds the noise."""
 
     time: int
@@ -63,7 +63,7 @@ class Scene:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class ReleaseValues:
     """Values that become public once their releases are safe in the ledger."""
 
     values: Mapping[int, Tensor]
@@ -83,19 +83,19 @@ class Mechanism(Protocol):
     def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
         """The same mechanism with the noise multipliers that the clients need."""
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The public mean of the updates."""
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `each` is about to make: one per member, in order."""
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's own public update."""
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """How many clients send a vector; the expected number where the true one is a secret."""
 
 
@@ -105,6 +105,6 @@ def only_sums(algorithm: str = "an algorithm of personal models") -> None:
     refuse("privacy.where", "server", law, 'use where = "client"')
 
 
-def of(client: int) -> Parties:
+def only_client(client: int) -> Parties:
     """The set of one client."""
     return frozenset({client_name(client)})

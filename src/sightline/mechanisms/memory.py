@@ -14,7 +14,7 @@ from sightline.training import LocalWork
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class LocalResult:
     """One client's local training, as its memory sees it."""
 
     old: Tensor
@@ -25,10 +25,10 @@ class Moved:
     """The effective number of steps, see `effective_steps`."""
 
 
-class Rule(Protocol):
+class StateUpdate(Protocol):
     """How a client's memory works, as a frozen value of numbers and vectors: it can be sent to the client."""
 
-    def memory(self, sources: frozenset[int] = frozenset()) -> "Memory":
+    def memory(self, sources: frozenset[int] = frozenset()) -> "StateRule":
         """The memory that follows this rule; `sources` are the releases behind the vectors in it."""
 
 
@@ -42,7 +42,7 @@ class LocalSolver(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class StateRule:
     """A vector that every client keeps: how it enters the local objective and how training changes it.
 
     The objective gets the term <linear(old), w>; afterwards `update` says what is kept. With a `solver` the training
@@ -50,16 +50,16 @@ class Memory:
     """
 
     name: str
-    update: Callable[[Moved], Tensor] | None = None
+    update: Callable[[LocalResult], Tensor] | None = None
     linear: Callable[[Tensor], Tensor] | None = None
     solver: LocalSolver | None = None
     sources: frozenset[int] = frozenset()
-    rule: Rule | None = None
+    rule: StateUpdate | None = None
     """What it was made from; a memory without one cannot work at real nodes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shelf:
+class ClientState:
     """What all clients keep under one name, and the releases that any of it was computed from.
 
     The sources are those of all clients together: they do not tell who took part, and a client that skipped rounds is
@@ -70,10 +70,10 @@ class Shelf:
     sources: frozenset[int] = frozenset()
 
 
-class Recall:
+class StateAccess:
     """A memory at work in one training call: what the members kept before, and `after` what they keep from now on."""
 
-    def __init__(self, memory: Memory, shelf: Shelf, dimension: int) -> None:
+    def __init__(self, memory: StateRule, shelf: ClientState, dimension: int) -> None:
         self.memory, self._shelf, self._dimension = memory, shelf, dimension
         self.after: dict[int, Tensor] = {}
 
@@ -93,7 +93,7 @@ class Recall:
     def keep(self, member: int, start: Tensor, end: Tensor, steps: float) -> None:
         """Update a member's memory after its training; nothing is kept of an update that is not finite."""
         if self.memory.update is not None and steps > 0:
-            self.keep_value(member, self.memory.update(Moved(self.old(member), start, end, steps)))
+            self.keep_value(member, self.memory.update(LocalResult(self.old(member), start, end, steps)))
 
     def keep_value(self, member: int, value: Tensor) -> None:
         """Keep a vector as it is, when it is finite."""

@@ -10,15 +10,15 @@ import torch
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Pure
 from sightline.ledger import Release
-from sightline.mechanisms.clip import sensitivity
-from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
 from sightline.mechanisms.objective_noise import isotropic_noise
 from sightline.mechanisms.objective_solver import from_unit
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.output import only_proximal
 from sightline.mechanisms.output_sensitivity import LIPSCHITZ
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Left, Updates
+from sightline.mechanisms.worker import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -71,26 +71,26 @@ class Objective:
             refuse("privacy.epsilon", f"{self.epsilon(client, curvature):.4g} a round", law, "raise epsilon or mu")
         return left / self._moved(client)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of privately minimised models")
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
         each = self.each(updates, scene)
-        return Outcome({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
+        return ReleaseValues({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
         return self._sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's perturbed minimiser, as an update of its start."""
-        return Outcome({member: value for member, value, _ in updates.left(self, scene)})
+        return ReleaseValues({member: value for member, value, _ in updates.left(self, scene)})
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member draws its linear term, solves and covers what the solver left."""
         curvature, dimension = self._curvature(updates), updates.worker.dimension
         rngs = {member: scene.noise(member) for member in updates.cohort.members}
@@ -101,9 +101,9 @@ class Objective:
         for member, end in updates.minimised(linear=linear, gradient_tolerance=self.gradient_tolerance):
             covered = end.numpy() + self._remainder(member, curvature, dimension, rngs[member])
             model = torch.from_numpy(from_unit(covered, self.classes)).float()
-            yield Left(member, model - updates.starts[member].value)
+            yield ClientOutput(member, model - updates.starts[member].value)
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
@@ -127,7 +127,7 @@ class Objective:
 
     def _moved(self, client: int) -> float:
         """How far one example moves the gradient of the mean loss."""
-        return sensitivity(LIPSCHITZ / self.sizes[client], self.adjacency)
+        return sum_sensitivity(LIPSCHITZ / self.sizes[client], self.adjacency)
 
     def _determinant(self, client: int, curvature: float) -> float:
         """What one example can add to the log-determinant of the Jacobian."""
@@ -151,7 +151,7 @@ class Objective:
             )
         return curvature
 
-    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         curvature = self._curvature(updates)
         for member in updates.cohort.members if self.multipliers is not None else ():
             self.rate(member, curvature)  # refuses a budget that the curvature alone exceeds
@@ -161,7 +161,7 @@ class Objective:
                 event=Pure(self.epsilon(member, curvature)),
                 audience=audience,
                 what="own privately minimised model",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members

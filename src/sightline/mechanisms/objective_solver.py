@@ -80,7 +80,7 @@ class Regression:
         return whole
 
 
-def minimise(problem: Regression, *, gradient_tolerance: float) -> Vector:
+def minimise_regression(problem: Regression, *, gradient_tolerance: float) -> Vector:
     """The minimiser of h up to |grad h| <= tolerance: L-BFGS, finished by damped Newton steps.
 
     Guarantees: the returned v is within tolerance / curvature of the exact minimiser, or `NotSolved` is raised.

@@ -9,7 +9,7 @@ from torch import Tensor
 from sightline.events import Clear
 from sightline.ledger import Release
 from sightline.mechanisms.clip import FiniteOnly
-from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
 from sightline.randomness import EVERYONE
@@ -27,16 +27,16 @@ def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, in
 
 
 @dataclass(frozen=True)
-class Open:
+class NoPrivacy:
     """Ordinary federated averaging: every release is `Clear()`, so every epsilon is infinite."""
 
     own_noise = False
 
-    def with_noise(self, multipliers: Mapping[int, float]) -> "Open":
+    def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
         """Nothing to set."""
         return self
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release in the clear, of the members, to everyone."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         return (
@@ -50,13 +50,13 @@ class Open:
             ),
         )
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The mean by data size of the finite updates."""
         finite = FiniteOnly()
         value = weighted_mean(finite(updates.trained()), updates.sizes(), updates.worker.dimension)
-        return Outcome({EVERYONE: value}, finite.rejected)
+        return ReleaseValues({EVERYONE: value}, finite.rejected)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release in the clear per member."""
         return tuple(
             scene.release(
@@ -64,18 +64,18 @@ class Open:
                 event=Clear(),
                 audience=scene.channel.audience,
                 what="own update, in the clear",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members
         )
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's update; one that is not finite counts as zero."""
         finite = FiniteOnly()
         values = dict(finite(updates.trained()))
-        return Outcome(values, finite.rejected)
+        return ReleaseValues(values, finite.rejected)
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))

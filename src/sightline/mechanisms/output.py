@@ -9,14 +9,14 @@ from torch import Tensor
 from sightline.errors import refuse
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip
+from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip_update
 from sightline.mechanisms.gaussian import with_gaussian_noise
-from sightline.mechanisms.mechanism import Outcome, Scene, of
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
 from sightline.mechanisms.objective_solver import from_unit
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.output_sensitivity import ASSUMPTIONS, Bound, Facts, output_sensitivity, published_epsilon
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Left, PrivateSteps, Updates
+from sightline.mechanisms.worker import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -61,30 +61,30 @@ class Output:
         curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
         return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noised models")
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' noised models averaged by their data sizes."""
         each = self.each(updates, scene)
         value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
-        return Outcome({EVERYONE: value}, each.rejected)
+        return ReleaseValues({EVERYONE: value}, each.rejected)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
         return self._sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's noised model, as an update of its start."""
         finite = FiniteOnly()
         left = list(updates.left(self, scene))
         values = dict(finite((member, value) for member, value, _ in left))
-        return Outcome(values, sum(rejected for *_, rejected in left) + finite.rejected)
+        return ReleaseValues(values, sum(rejected for *_, rejected in left) + finite.rejected)
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises its model before it sends."""
         for member, result, broken in self._results(updates):
             bound = self.sensitivity(member, updates)
@@ -92,9 +92,9 @@ class Output:
             noisy = with_gaussian_noise(
                 aggregate, noise_multiplier=self.std(member, bound) / bound, rng=scene.noise(member)
             )
-            yield Left(member, self._as_update(noisy, updates.starts[member].value), broken)
+            yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
@@ -126,7 +126,7 @@ class Output:
                 yield member, total * (-self.facts.learning_rate / self.sizes[member]), False
         else:
             for member, update in updates.trained():
-                bounded = clip(updates.starts[member].value + update, clip_norm=self.facts.clip_norm)
+                bounded = clip_update(updates.starts[member].value + update, clip_norm=self.facts.clip_norm)
                 yield member, bounded.value, bounded.rejected
 
     def _as_update(self, noisy: Tensor, start: Tensor) -> Tensor:
@@ -136,14 +136,14 @@ class Output:
             return torch.from_numpy(from_unit(noisy.double().numpy(), self.classes)).float() - start
         return noisy - start
 
-    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
             scene.release(
                 source=client_name(member),
                 event=self.event(member, updates),
                 audience=audience,
                 what="own noised model",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from sightline.errors import refuse
 from sightline.events import Adjacency
-from sightline.mechanisms.clip import sensitivity
+from sightline.mechanisms.clip import sum_sensitivity
 
 LIPSCHITZ = math.sqrt(2)
 """The norm of one example's softmax gradient (p - e_y) x~^T is at most sqrt 2 when |x~| <= 1."""
@@ -54,12 +54,12 @@ def output_sensitivity(bound: Bound, size: int, facts: Facts) -> float:
     and h' is mu-strongly convex.
     """
     if bound is Bound.PER_SAMPLE_MEAN:
-        return sensitivity(facts.learning_rate * facts.clip_norm / size, facts.adjacency)
+        return sum_sensitivity(facts.learning_rate * facts.clip_norm / size, facts.adjacency)
     if bound is Bound.STRONGLY_CONVEX:
         if not facts.curvature > 0:
             law = "without a proximal or L2 term one example can move the minimiser without bound"
             refuse("privacy.sensitivity", bound, law, 'use algorithm "fedprox" with mu > 0, or local.weight_decay > 0')
-        moved = sensitivity(LIPSCHITZ / (size * facts.curvature), facts.adjacency)
+        moved = sum_sensitivity(LIPSCHITZ / (size * facts.curvature), facts.adjacency)
         return moved + 2 * facts.gradient_tolerance / facts.curvature
     return 2 * facts.clip_norm
 

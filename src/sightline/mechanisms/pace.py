@@ -11,7 +11,7 @@ from sightline.mechanisms.samplers import CohortSampler, Full, Memoryless, Poiss
 
 
 @dataclass(frozen=True)
-class Pace:
+class LocalSchedule:
     """What one round asks of its clients; chosen from public values only, and never beyond what was planned for.
 
     Adaptive choice is covered because every choice is dominated by one event that is fixed beforehand: participation is
@@ -40,7 +40,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Thinned(Memoryless):
+class ThinnedCohorts(Memoryless):
     """Draws fewer than `whole` would, and claims what `whole` claims: a smaller rate reveals no more.
 
     Guarantees: `hidden_event` does not depend on `rate`, so a rate that was chosen from earlier releases adds nothing
@@ -69,7 +69,7 @@ class Thinned(Memoryless):
         return self.whole.hidden_event(event)
 
 
-def thinned(whole: CohortSampler, rate: float, channel: str) -> CohortSampler:
+def thin_sampler(whole: CohortSampler, rate: float, channel: str) -> CohortSampler:
     """The sampler at a smaller rate; refused where that is not dominated by what was planned for."""
     most = whole.rate if isinstance(whole, PoissonCohorts) else 1.0
     if not isinstance(whole, PoissonCohorts | Full):
@@ -78,4 +78,4 @@ def thinned(whole: CohortSampler, rate: float, channel: str) -> CohortSampler:
     if rate > most:
         law = f"noise was calibrated for a participation of at most {most:g}"
         refuse(f"pace.rates.{channel}", rate, law, "choose a smaller rate, or raise sampling.clients.rate")
-    return whole if rate == most else Thinned(whole, rate)
+    return whole if rate == most else ThinnedCohorts(whole, rate)

@@ -19,26 +19,26 @@ class Public:
     sources: frozenset[int] = frozenset()
 
     def __add__(self, other: "Public") -> "Public":
-        return combined(lambda a, b: a + b, self, other)
+        return combine_public(lambda a, b: a + b, self, other)
 
     def __sub__(self, other: "Public") -> "Public":
-        return combined(lambda a, b: a - b, self, other)
+        return combine_public(lambda a, b: a - b, self, other)
 
     def __mul__(self, factor: float) -> "Public":
-        return combined(lambda a: a * factor, self)
+        return combine_public(lambda a: a * factor, self)
 
     __rmul__ = __mul__
 
 
-def combined(function: Callable[..., Tensor], *values: Public) -> Public:
+def combine_public(function: Callable[..., Tensor], *values: Public) -> Public:
     """Post-processing: any function of public values is public and comes from all their releases."""
     sources = frozenset().union(*(value.sources for value in values))
     return Public(function(*(value.value for value in values)), sources)
 
 
-def weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
+def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
     """The sum of public values, each times its weight, in double precision."""
-    return combined(
+    return combine_public(
         lambda *rows: sum((w * row.double() for w, row in zip(weights, rows, strict=True)), torch.zeros(())).float(),
         *values,
     )

@@ -24,22 +24,22 @@ def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArr
     noise = np.empty(size, dtype=np.int64)
     for start in range(0, size, CHUNK):
         chunk = noise[start : start + CHUNK]
-        chunk[:] = _samples(sigma, len(chunk), rng)
+        chunk[:] = _draw_samples(sigma, len(chunk), rng)
     return noise
 
 
-def _samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
     words = rng.integers(0, 1 << 64, size=size, dtype=np.uint64)
     negative = (words & np.uint64(1)).astype(bool)
     first = words >> np.uint64(64 - BITS)
-    least, most = _bracket(first, sigma)
+    least, most = _bracket_magnitude(first, sigma)
     magnitude = least.astype(np.int64)
     for i in np.flatnonzero(least != most):
-        magnitude[i] = _settled(int(first[i]), int(least[i]), sigma, rng)
+        magnitude[i] = _settle_magnitude(int(first[i]), int(least[i]), sigma, rng)
     return np.where(negative, -magnitude, magnitude)
 
 
-def _bracket(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _bracket_magnitude(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The least and the most that round(sigma |X|) can be, when P(X > |X|) lies in [first, first + 1) / 2^54.
 
     Over one such interval |X| moves by at most its length over the density at its end, and 1.5 / tail bounds
@@ -75,7 +75,7 @@ class _Tail:
             self.length += MORE
 
 
-def _settled(first: int, least: int, sigma: float, rng: np.random.Generator) -> int:
+def _settle_magnitude(first: int, least: int, sigma: float, rng: np.random.Generator) -> int:
     """The rounded magnitude, known to be at least `least`: strides that double, then halves."""
     tail, stride = _Tail(first, rng), 1
     while tail.passes(least + stride - 1, sigma):

@@ -183,11 +183,11 @@ class ScheduledCohorts:
         return self.step(time) % self.allotment.steps < self.allotment.uses
 
 
-def _fixed(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
+def _build_fixed(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     return FixedCohorts(population, max(1, round((settings.rate or 1.0) * population)), adjacency)
 
 
-def _scheduled(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
+def _build_scheduled(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     allotment = Allotment.read("sampling.clients", settings, cohorts.count)
     return ScheduledCohorts(population, allotment, cohorts.spacing)
 
@@ -195,9 +195,9 @@ def _scheduled(settings: ClientSampler, population: int, adjacency: Adjacency, c
 SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]] = {
     "full": lambda settings, population, adjacency, cohorts: Full(population),
     "poisson": lambda settings, population, adjacency, cohorts: PoissonCohorts(population, settings.rate or 1.0),
-    "fixed": _fixed,
-    "balanced": _scheduled,
-    "check_ins": _scheduled,
+    "fixed": _build_fixed,
+    "balanced": _build_scheduled,
+    "check_ins": _build_scheduled,
 }
 
 

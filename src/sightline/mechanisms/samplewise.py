@@ -12,11 +12,11 @@ from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly
 from sightline.mechanisms.gaussian import with_gaussian_noise
-from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client, only_sums
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
-from sightline.mechanisms.worker import WHOLE_BATCH, Left, PrivateSteps, Updates
+from sightline.mechanisms.worker import WHOLE_BATCH, ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -46,7 +46,7 @@ def steps_for(
     return PrivateSteps(clip_norm, 1.0, batch / examples, count, float(batch))
 
 
-def scheduled(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: int) -> PrivateSteps:
+def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: int) -> PrivateSteps:
     """The same steps with examples by a hidden schedule over all local steps of the run; `batch_size` still says how
     many steps a round has, and the expected batch follows from the schedule.
     """
@@ -55,7 +55,7 @@ def scheduled(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: in
     return replace(plan, rate=allotment.share, expected_batch=expected, allotment=allotment)
 
 
-def joint_of(plan: PrivateSteps, scene: Scene, owner: str) -> str:
+def joint_of(plan: PrivateSteps, scene: ReleaseContext, owner: str) -> str:
     """The name of the releases that one epoch of a schedule of examples covers; none without a schedule."""
     if plan.allotment is None:
         return ""
@@ -90,49 +90,49 @@ class SampleAtClient:
         plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
         return SampleAtClient(plans)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         sent = self._sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of privately trained models")
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
         finite = FiniteOnly()
         models = finite((member, value) for member, value, _ in updates.left(self, scene))
-        return Outcome({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
+        return ReleaseValues({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
         return self._sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
         finite = FiniteOnly()
         values = dict(finite((member, value) for member, value, _ in updates.left(self, scene)))
-        return Outcome(values, finite.rejected)
+        return ReleaseValues(values, finite.rejected)
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's update by private steps."""
         for member, update in updates.trained_privately(self._plans(updates, scene)):
-            yield Left(member, update)
+            yield ClientOutput(member, update)
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _plans(self, updates: Updates, scene: Scene) -> list[PrivateSteps]:
+    def _plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
         plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
         return [whole_batch(plan) for plan in plans] if updates.terms.get(WHOLE_BATCH) else plans
 
-    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
             scene.release(
                 source=client_name(member),
                 event=event_of(plan),
                 audience=audience,
                 what="own model after private local steps",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
                 joint=joint_of(plan, scene, client_name(member)),
             )
@@ -163,7 +163,7 @@ class SampleAtServer:
         plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
         return SampleAtServer(plans, self.learning_rate)
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy gradient that everybody sees."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         published = scene.release(
@@ -178,7 +178,7 @@ class SampleAtServer:
         )
         return scene.handed_over(updates), published
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Sum the clients' clipped gradient sums, noise once, take one step."""
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
         plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
@@ -191,22 +191,22 @@ class SampleAtServer:
         )
         share = scene.sampler.expected / scene.sampler.population
         expected = share * sum(self.plans[member].expected_batch for member in scene.channel.members)
-        return Outcome({EVERYONE: noisy * (-self.learning_rate / expected)})
+        return ReleaseValues({EVERYONE: noisy * (-self.learning_rate / expected)})
 
     def _noise_scale(self) -> float | Tensor:
         plan = self.plan
         return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
-        return Outcome({})
+        return ReleaseValues({})
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))

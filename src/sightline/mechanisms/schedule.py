@@ -53,7 +53,7 @@ class Allotment:
 
 
 @dataclass
-class Walk:
+class ScheduleWalk:
     """One epoch of one schedule, as far as it has been walked: a secret."""
 
     epoch: int
@@ -63,7 +63,7 @@ class Walk:
     step: int = 0
 
     @classmethod
-    def begin(cls, epoch: int, allotment: Allotment, members: int, rng: np.random.Generator) -> "Walk":
+    def begin(cls, epoch: int, allotment: Allotment, members: int, rng: np.random.Generator) -> "ScheduleWalk":
         """Before the first step: everybody has all uses left, or none when it decided to stay away."""
         in_at_all = rng.random(members) < allotment.chance if allotment.chance < 1 else np.ones(members, dtype=bool)
         return cls(epoch, allotment, rng, in_at_all * np.int64(allotment.uses))
@@ -86,7 +86,7 @@ class Schedules:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._walks: dict[tuple[int, int], Walk] = {}
+        self._walks: dict[tuple[int, int], ScheduleWalk] = {}
 
     def used(
         self, step: int, allotment: Allotment, *, members: int, participant: int = EVERYONE, line: int = 0
@@ -99,7 +99,7 @@ class Schedules:
         walk = self._walks.get((participant, line))
         if walk is None or walk.epoch != epoch or walk.step > place or walk.allotment != allotment:
             rng = self._streams.rng(Purpose.SCHEDULE, round=epoch, participant=participant, use=line)
-            walk = self._walks[participant, line] = Walk.begin(epoch, allotment, members, rng)
+            walk = self._walks[participant, line] = ScheduleWalk.begin(epoch, allotment, members, rng)
         while walk.step < place:
             walk.next()
         return walk.next()

@@ -10,11 +10,11 @@ from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS
-from sightline.mechanisms.clip import sensitivity
-from sightline.mechanisms.divided import Together
-from sightline.mechanisms.mechanism import Outcome, Scene, of, only_sums
+from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.divided import SharedTraining
+from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client, only_sums
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Left, PrivateSteps, Updates
+from sightline.mechanisms.worker import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -55,10 +55,10 @@ class SegmentSums:
         """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
-    def claims(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
-        if isinstance(updates.worker, Together):
+        if isinstance(updates.worker, SharedTraining):
             updates.worker.expect(members, self._plans(updates))
         if scene.channel.trusted:
             rate = max(self.plans[n].rate for n in scene.channel.members)
@@ -76,7 +76,7 @@ class SegmentSums:
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noisy sums of clipped steps")
 
-    def mean(self, updates: Updates, scene: Scene) -> Outcome:
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The mean over the members, noised once by the trusted server or by each of them."""
         if scene.channel.trusted:
             noise = self._noise(scene.channel.members)
@@ -86,35 +86,35 @@ class SegmentSums:
             rejected = outcome.rejected
             total = sum(outcome.values.values(), torch.zeros(updates.worker.dimension))
         count = max(1, len(updates.cohort.members))
-        return Outcome({EVERYONE: total / count}, rejected, self._mean_std(updates, scene, count))
+        return ReleaseValues({EVERYONE: total / count}, rejected, self._mean_std(updates, scene, count))
 
-    def _mean_std(self, updates: Updates, scene: Scene, count: int) -> float:
+    def _mean_std(self, updates: Updates, scene: ReleaseContext, count: int) -> float:
         """Of the noise in the mean: one noise of a trusted server, or one of each member."""
-        bound = sensitivity(
+        bound = sum_sensitivity(
             self.plans[scene.channel.members[0]].clip_norm * scene.channel.clip_factor, Adjacency.REPLACE
         )
         if scene.channel.trusted:
             return self._noise(scene.channel.members) * bound / count
         return bound * math.sqrt(math.fsum(self._noise((n,)) ** 2 for n in updates.cohort.members)) / count
 
-    def claims_each(self, updates: Updates, scene: Scene) -> tuple[Release, ...]:
+    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""
         if scene.channel.trusted:
             only_sums()
         return self._sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: Scene) -> Outcome:
+    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's noisy sum of steps."""
         left = list(updates.left(self, scene))
-        return Outcome({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
+        return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def leaving(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises the sum of its steps before it sends."""
         for member, update in self._steps(updates):
             value, rejected = self._noised(updates, scene, [update], self._noise((member,)), member)
-            yield Left(member, value, bool(rejected))
+            yield ClientOutput(member, value, bool(rejected))
 
-    def senders(self, cohort: Cohort, scene: Scene) -> float:
+    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
@@ -135,7 +135,7 @@ class SegmentSums:
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
     def _noised(
-        self, updates: Updates, scene: Scene, sums: list[torch.Tensor], noise: float, participant: int
+        self, updates: Updates, scene: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
     ) -> tuple[torch.Tensor, int]:
         clip_norm = next(iter(self.plans.values())).clip_norm * scene.channel.clip_factor
         return FLOATS(
@@ -147,14 +147,14 @@ class SegmentSums:
             rng=scene.noise(participant),
         )
 
-    def _sent(self, updates: Updates, scene: Scene, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
             scene.release(
                 source=client_name(member),
                 event=self._event(updates, self.plans[member].rate, self._noise((member,))),
                 audience=audience,
                 what="own noisy sum of clipped steps",
-                subjects=of(member),
+                subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members
@@ -166,13 +166,13 @@ def _steps_of(updates: Updates) -> tuple[int, int]:
 
     More steps than those draw an example more often than is claimed.
     """
-    steps, most = _term(updates, "steps"), _term(updates, "most_steps")
+    steps, most = _segment_term(updates, "steps"), _segment_term(updates, "most_steps")
     if not 1 <= steps <= most:
         refuse("steps", steps, f"the rate of a segment is claimed for 1 to most_steps={most}", "ask for fewer steps")
     return steps, most
 
 
-def _term(updates: Updates, name: str) -> int:
+def _segment_term(updates: Updates, name: str) -> int:
     if name not in updates.terms:
         law = "one example's effect on an update of many free steps has no bound to be noised"
         refuse("privacy.where", "edge", law, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')

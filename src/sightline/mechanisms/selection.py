@@ -24,14 +24,14 @@ import torch
 from sightline.errors import invalid
 from sightline.events import Adjacency, Clear, Event, Exponential, Unit
 from sightline.ledger import Release
-from sightline.mechanisms.mechanism import Scene, of
+from sightline.mechanisms.mechanism import ReleaseContext, only_client
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import Worker
+from sightline.mechanisms.worker import ClientExecutor
 from sightline.topology import client_name
 
 
-def sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
+def choice_sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
     """How much one right answer counts in the exponent: the table above."""
     if not epsilon > 0:
         invalid("selection_epsilon", epsilon, "a private choice costs a positive epsilon")
@@ -39,14 +39,14 @@ def sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int
     return epsilon / (largest * (2 if adjacency is Adjacency.REPLACE else 1))
 
 
-def choice(right: Sequence[float], *, sharpness: float, rng: np.random.Generator) -> int:
+def draw_choice(right: Sequence[float], *, sharpness: float, rng: np.random.Generator) -> int:
     """argmax of sharpness x right answers + Gumbel noise: P(m) proportional to exp(sharpness right_m)."""
     scores = sharpness * np.asarray(right, dtype=np.float64)
     return int(np.argmax(scores + rng.gumbel(size=len(scores))))
 
 
 @dataclass(frozen=True, eq=False)
-class Ballot:
+class ModelChoice:
     """Some clients, each of which chooses one of several public models by its own training data.
 
     Guarantees: every choice is `Exponential(epsilon)` for its chooser, told to the channel's owner; without privacy
@@ -57,7 +57,7 @@ class Ballot:
     candidates: tuple[Public, ...]
     epsilon: float
 
-    def claims(self, scene: Scene) -> tuple[Release, ...]:
+    def claims(self, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per chooser, in order, computed from every candidate."""
         event: Event = Clear() if scene.unit is Unit.NONE else Exponential(self.epsilon)
         inputs = tuple(sorted(frozenset[int]().union(*(model.sources for model in self.candidates))))
@@ -67,13 +67,13 @@ class Ballot:
                 event=event,
                 audience=frozenset({scene.channel.name}),
                 what=f"choice of one of {len(self.candidates)} models by right answers",
-                subjects=of(chooser),
+                subjects=only_client(chooser),
                 inputs=inputs,
             )
             for chooser in self.choosers.members
         )
 
-    def choices(self, worker: Worker, scene: Scene) -> dict[int, int]:
+    def choices(self, worker: ClientExecutor, scene: ReleaseContext) -> dict[int, int]:
         """Client -> the number of the model that it chose; who does not answer from elsewhere is not in it."""
         if worker.nodes is not None:
             return worker.nodes.chosen(self, scene)
@@ -83,6 +83,6 @@ class Ballot:
             if scene.unit is Unit.NONE:
                 found[chooser] = int(np.argmax(right))
                 continue
-            sharp = sharpness(self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser])
-            found[chooser] = choice(right, sharpness=sharp, rng=scene.noise(chooser))
+            sharp = choice_sharpness(self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser])
+            found[chooser] = draw_choice(right, sharpness=sharp, rng=scene.noise(chooser))
         return found

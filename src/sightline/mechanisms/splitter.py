@@ -12,10 +12,10 @@ from sightline.config import Experiment
 from sightline.events import Adjacency, Event, Gaussian, Product
 from sightline.events import Split as SplitEvent
 from sightline.mechanisms.arithmetic import NoisySum, RunningSum
-from sightline.mechanisms.clip import Bounded, clip
+from sightline.mechanisms.clip import Bounded, clip_update
 from sightline.models import FlatModel, Splitting, split_model, unsplit_mask
 from sightline.randomness import Purpose, Streams
-from sightline.training.parted import Apart
+from sightline.training.parted import SubmodelClipping
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +88,9 @@ class Splitter:
         scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise
         return scale
 
-    def apart(self, clip_norm: float) -> Apart:
+    def apart(self, clip_norm: float) -> SubmodelClipping:
         """The two balls as the training room takes them."""
-        return Apart(clip_norm, clip_norm * self.unsplit_clip, self.noise_scale(clip_norm).float())
+        return SubmodelClipping(clip_norm, clip_norm * self.unsplit_clip, self.noise_scale(clip_norm).float())
 
     def clip(self, update: Tensor, *, clip_norm: float) -> Bounded:
         """Both pieces inside their balls; an update that is not finite anywhere becomes zero."""
@@ -99,7 +99,7 @@ class Splitter:
             return Bounded(out, clip_norm, rejected=True)
         radii = (clip_norm, clip_norm * self.unsplit_clip)
         for piece, radius in zip((~self.unsplit, self.unsplit), radii, strict=True):
-            out[piece] = clip(update[piece], clip_norm=radius).value
+            out[piece] = clip_update(update[piece], clip_norm=radius).value
         return Bounded(out, math.hypot(*radii))
 
     def noisy_sum(self, arithmetic: NoisySum) -> NoisySum:

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.mechanisms.memory import Recall
+from sightline.mechanisms.memory import StateAccess
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.splitter import Splitter
 
 if TYPE_CHECKING:
-    from sightline.mechanisms.mechanism import Scene
-    from sightline.mechanisms.selection import Ballot
+    from sightline.mechanisms.mechanism import ReleaseContext
+    from sightline.mechanisms.selection import ModelChoice
 
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""
@@ -52,7 +52,7 @@ class PrivateSteps:
 
 
 @dataclass(frozen=True)
-class Occasion:
+class CallId:
     """The round and the number of the training call in it: together they name the random streams of the call."""
 
     round: int
@@ -61,7 +61,7 @@ class Occasion:
     """Which part of a call that several channels release; 0 is the whole. Only noise of channels differs by it."""
 
 
-class Left(NamedTuple):
+class ClientOutput(NamedTuple):
     """What left one member by its own part of a mechanism."""
 
     member: int
@@ -70,35 +70,35 @@ class Left(NamedTuple):
     """Whether its update was not finite and counts as zero."""
 
 
-class Leaves(Protocol):
+class ClientSideMechanism(Protocol):
     """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
 
-    def leaving(self, updates: "Updates", scene: "Scene") -> Iterator[Left]:
+    def leaving(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What each member lets go of."""
 
 
-class Nodes(Protocol):
+class RemoteNodes(Protocol):
     """Members that are elsewhere, each with its own data, its own copy of the mechanism and a will of its own."""
 
     @property
     def steadfast(self) -> bool:
         """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
 
-    def asked(self, updates: "Updates", scene: "Scene") -> Iterator[Left]:
+    def asked(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
 
-    def chosen(self, ballot: "Ballot", scene: "Scene") -> dict[int, int]:
+    def chosen(self, ballot: "ModelChoice", scene: "ReleaseContext") -> dict[int, int]:
         """Which of the ballot's models each member chose by itself; who does not answer is left out."""
 
 
-class Worker(Protocol):
+class ClientExecutor(Protocol):
     """Trains clients. Results are private until a mechanism has released them."""
 
     dimension: int
     sizes: Sequence[int]
 
     @property
-    def nodes(self) -> Nodes | None:
+    def nodes(self) -> RemoteNodes | None:
         """Where the members do their part of a mechanism themselves; None when all is done here."""
 
     def close(self) -> None:
@@ -109,9 +109,9 @@ class Worker(Protocol):
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """End vectors of local training; what clients keep goes into `recall` and stays private.
@@ -125,14 +125,14 @@ class Worker(Protocol):
         starts: Tensor,
         *,
         plans: Sequence[PrivateSteps],
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of local training in which every step is clipped per example and noised by the client."""
 
     def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """Each client's sum of clipped per-example gradients over one drawn batch, not yet noised."""
 
@@ -158,10 +158,10 @@ class Updates:
     cohort: Cohort
     starts: Mapping[int, Public]
     """The public model that each member starts from."""
-    worker: Worker
-    at: Occasion
+    worker: ClientExecutor
+    at: CallId
     terms: Mapping[str, Any]
-    recall: Recall | None = None
+    recall: StateAccess | None = None
     """What the members keep, when the algorithm has them keep something."""
     splitter: Splitter | None = None
     """How every member is sent to a part of the model, when it is."""
@@ -187,12 +187,12 @@ class Updates:
             return values[0] if values else torch.zeros(self.worker.dimension)
         return torch.stack(values)
 
-    def left(self, mechanism: Leaves, scene: "Scene") -> Iterator[Left]:
+    def left(self, mechanism: ClientSideMechanism, scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
         nodes = self.worker.nodes
         return mechanism.leaving(self, scene) if nodes is None else nodes.asked(self, scene)
 
-    def handed(self, scene: "Scene") -> Iterator[Tensor]:
+    def handed(self, scene: "ReleaseContext") -> Iterator[Tensor]:
         """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
         nodes = self.worker.nodes
         if nodes is None:

@@ -1,8 +1,8 @@
 """Torch modules by name, each as one contiguous float32 vector."""
 
-from sightline.models.flat import FlatModel, Slot, bind, probe_inputs
+from sightline.models.flat import FlatModel, Slot, bind_parameters, probe_inputs
 from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
-from sightline.models.registry import MODELS, build
+from sightline.models.registry import MODELS, build_model
 from sightline.models.splitting import split_model
 from sightline.models.submodel import Partitions, Splitting, Submodel, unsplit_mask
 
@@ -13,8 +13,8 @@ __all__ = [
     "Slot",
     "Splitting",
     "Submodel",
-    "bind",
-    "build",
+    "bind_parameters",
+    "build_model",
     "mixing_layer",
     "probe_inputs",
     "refuse_mixing_layers",

@@ -7,7 +7,7 @@ from torch import nn
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid
-from sightline.models.dense import nonlinearity
+from sightline.models.dense import activation_layer
 
 
 def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
@@ -17,8 +17,8 @@ def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: s
     """
     channels = image_channels("cnn", input_shape, kind)
     body = OrderedDict(
-        conv1=nn.Conv2d(channels, 16, 5, padding=2), act1=nonlinearity(activation), pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(16, 32, 5, padding=2), act2=nonlinearity(activation), pool2=nn.MaxPool2d(2),
+        conv1=nn.Conv2d(channels, 16, 5, padding=2), act1=activation_layer(activation), pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(16, 32, 5, padding=2), act2=activation_layer(activation), pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
     )  # fmt: skip
     return with_head("cnn", body, input_shape, classes)
@@ -31,8 +31,8 @@ def cnn_mcmahan(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activ
     """
     channels = image_channels("cnn_mcmahan", input_shape, kind)
     body = OrderedDict(
-        conv1=nn.Conv2d(channels, 32, 5, padding=2), act1=nonlinearity(activation), pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(32, 64, 5, padding=2), act2=nonlinearity(activation), pool2=nn.MaxPool2d(2),
+        conv1=nn.Conv2d(channels, 32, 5, padding=2), act1=activation_layer(activation), pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 64, 5, padding=2), act2=activation_layer(activation), pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
     )  # fmt: skip
     return with_head("cnn_mcmahan", body, input_shape, classes, hidden=512, activation=activation)
@@ -45,8 +45,8 @@ def cnn_small(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activat
     """
     channels = image_channels("cnn_small", input_shape, kind)
     body = OrderedDict(
-        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3), act1=nonlinearity(activation), pool1=nn.MaxPool2d(2, 1),
-        conv2=nn.Conv2d(16, 32, 4, stride=2), act2=nonlinearity(activation), pool2=nn.MaxPool2d(2, 1),
+        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3), act1=activation_layer(activation), pool1=nn.MaxPool2d(2, 1),
+        conv2=nn.Conv2d(16, 32, 4, stride=2), act2=activation_layer(activation), pool2=nn.MaxPool2d(2, 1),
         flatten=nn.Flatten(),
     )  # fmt: skip
     return with_head("cnn_small", body, input_shape, classes, hidden=32, activation=activation)
@@ -56,8 +56,8 @@ def cnn_3x3(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activatio
     """Two 3x3 convolutions (32, 64) without padding, one max pooling, dense 128: 1,626,442 parameters on 3x32x32."""
     channels = image_channels("cnn_3x3", input_shape, kind)
     body = OrderedDict(
-        conv1=nn.Conv2d(channels, 32, 3), act1=nonlinearity(activation),
-        conv2=nn.Conv2d(32, 64, 3), act2=nonlinearity(activation), pool2=nn.MaxPool2d(2),
+        conv1=nn.Conv2d(channels, 32, 3), act1=activation_layer(activation),
+        conv2=nn.Conv2d(32, 64, 3), act2=activation_layer(activation), pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
     )  # fmt: skip
     return with_head("cnn_3x3", body, input_shape, classes, hidden=128, activation=activation)
@@ -81,15 +81,15 @@ def with_head(
     activation: str = "relu",
 ) -> nn.Module:
     """The body, then a dense hidden layer when asked for, then the output layer, sized to what the body gives."""
-    width = features(model, nn.Sequential(body), input_shape)
+    width = count_features(model, nn.Sequential(body), input_shape)
     if hidden:
         body["hidden"] = nn.Linear(width, hidden)
-        body["act3"] = nonlinearity(activation)
+        body["act3"] = activation_layer(activation)
     body["output"] = nn.Linear(hidden or width, classes)
     return nn.Sequential(body)
 
 
-def features(model: str, body: nn.Module, input_shape: tuple[int, ...]) -> int:
+def count_features(model: str, body: nn.Module, input_shape: tuple[int, ...]) -> int:
     """How many numbers the body makes of one example."""
     try:
         with torch.no_grad():

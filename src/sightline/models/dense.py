@@ -33,9 +33,9 @@ def mlp(
         invalid("model.dropout", dropout, "a rate lies in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = prod(input_shape)
-    for index, size in enumerate(widths("hidden", hidden)):
+    for index, size in enumerate(check_widths("hidden", hidden)):
         layers[f"hidden{index}"] = nn.Linear(width, size)
-        layers[f"{activation}{index}"] = nonlinearity(activation)
+        layers[f"{activation}{index}"] = activation_layer(activation)
         if dropout:
             layers[f"dropout{index}"] = nn.Dropout(dropout)
         width = size
@@ -43,14 +43,14 @@ def mlp(
     return nn.Sequential(layers)
 
 
-def nonlinearity(name: str) -> nn.Module:
+def activation_layer(name: str) -> nn.Module:
     """The activation layer of that name."""
     if str(name) not in ACTIVATIONS:
         invalid("model.activation", name, "no such activation", did_you_mean(str(name), list(ACTIVATIONS)))
     return ACTIVATIONS[str(name)]()
 
 
-def widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def check_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """The values, when they are a list of positive whole numbers."""
     given = values if isinstance(values, Sequence) and not isinstance(values, str) else None
     if given is None or not all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in given):
@@ -58,7 +58,7 @@ def widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(given)
 
 
-def positive(name: str, value: int) -> int:
+def check_positive(name: str, value: int) -> int:
     """The value, when it is a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         invalid(f"model.{name}", value, "is a positive whole number")

@@ -52,22 +52,22 @@ def check_layer(layer: Layer) -> None:
         refuse(layer.name, type(layer.module).__name__, law, "use torch.nn.Dropout2d on images")
 
 
-def traced(model: FlatModel, module: nn.Module) -> list[Layer]:
+def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
     """The layers of the model's nested chains in order, each with its output shape."""
     found: list[Layer] = []
     x = probe_inputs(model, 1)
     with torch.no_grad():
-        for name, child in chained(module):
+        for name, child in chain_layers(module):
             x = child(x)
             found.append(Layer(name, child, tuple(x.shape[1:])))
     return found
 
 
-def chained(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """(full name, layer) in the order of the pass; a layer that is used twice comes twice."""
     for name, child in module._modules.items():
         if type(child) is nn.Sequential:
-            yield from chained(child, f"{prefix}{name}.")
+            yield from chain_layers(child, f"{prefix}{name}.")
         elif child is not None:
             yield prefix + name, child
 
@@ -80,7 +80,7 @@ def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, 
         for parameter in before.module.parameters():
             yield Touch(names[id(parameter)], 0, first, nodes)
     for layer in layers[place + 1 :]:
-        if isinstance(layer.module, KEEP_ZERO) or flattens(layer.module):
+        if isinstance(layer.module, KEEP_ZERO) or flattens_examples(layer.module):
             continue
         weight = columns_of(layer)
         if weight is not None:
@@ -88,7 +88,7 @@ def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, 
         return
 
 
-def flattens(module: nn.Module) -> bool:
+def flattens_examples(module: nn.Module) -> bool:
     """Whether all of one example becomes one row, node after node."""
     return isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
 
@@ -111,6 +111,6 @@ def columns_of(layer: Layer) -> Tensor | None:
 
 def repeated_tensors(module: nn.Module) -> frozenset[str]:
     """Tensors that more than one layer of the pass uses: they can have a gradient under every mask."""
-    uses = Counter(id(parameter) for _, layer in chained(module) for parameter in layer.parameters())
+    uses = Counter(id(parameter) for _, layer in chain_layers(module) for parameter in layer.parameters())
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return frozenset(names[number] for number, count in uses.items() if count > 1)

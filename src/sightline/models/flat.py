@@ -66,7 +66,7 @@ class FlatModel:
 
     def init(self, rng: np.random.Generator) -> Tensor:
         """A fresh vector, drawn by the layers' own rules from the generator."""
-        return flatten(make(self.factory, seed=int(rng.integers(2**63))))
+        return flatten_module(make_module(self.factory, seed=int(rng.integers(2**63))))
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector, as views into it; a leading axis of clients is kept."""
@@ -90,7 +90,7 @@ class FlatModel:
 
     def module(self) -> nn.Module:
         """A new torch module of this architecture; its frozen tensors and buffers are the same every time."""
-        module = make(self.factory, seed=0)
+        module = make_module(self.factory, seed=0)
         for name, tensor in constants_of(module).items():
             if name in self.constants:
                 tensor.copy_(self.constants[name])
@@ -129,7 +129,7 @@ class FlatModel:
             invalid("vector", tuple(vector.shape), f"{self.name} has {self.parameters} parameters on the last axis")
 
 
-def make(factory: Callable[[], nn.Module], *, seed: int) -> nn.Module:
+def make_module(factory: Callable[[], nn.Module], *, seed: int) -> nn.Module:
     """Call the factory under its own seed and leave torch's global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device: a millisecond
@@ -145,7 +145,7 @@ def without_running_statistics(module: nn.Module) -> nn.Module:
     return module
 
 
-def flatten(module: nn.Module) -> Tensor:
+def flatten_module(module: nn.Module) -> Tensor:
     """The trained parameters of a module as one float32 vector, in the order of `named_parameters`."""
     return torch.cat([parameter.detach().reshape(-1).float() for _, parameter in trained_parameters(module)])
 
@@ -171,7 +171,7 @@ def layout_of(module: nn.Module) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def bind(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor | None = None) -> None:
+def bind_parameters(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor | None = None) -> None:
     """Make the module's parameters views into `weights`, and their gradients views into `gradient`."""
     parameters = dict(module.named_parameters())
     for slot in layout:

@@ -8,22 +8,22 @@ from math import prod
 from torch import Tensor, nn
 
 from sightline.data.federation import Kind
-from sightline.models.dropout_graph import DROPOUT, chained, traced
+from sightline.models.dropout_graph import DROPOUT, chain_layers, trace_layers
 from sightline.models.flat import FlatModel, layout_of
-from sightline.models.mixing import ours
+from sightline.models.mixing import mark_own
 
 
-class Stage:
+class MaskedStage:
     """Where the masks of the pass at hand lie, so that every dropout layer finds its own."""
 
     mask: Tensor
 
 
-@ours
+@mark_own
 class HeldDropout(nn.Module):
     """Dropout whose mask is given: every node is doubled or dropped."""
 
-    def __init__(self, stage: Stage, first: int, nodes: int) -> None:
+    def __init__(self, stage: MaskedStage, first: int, nodes: int) -> None:
         super().__init__()
         self.stage, self.first, self.nodes = stage, first, nodes
 
@@ -33,11 +33,11 @@ class HeldDropout(nn.Module):
         return x * (2 * mask).view(*mask.shape, *([1] * (x.dim() - 2)))
 
 
-@ours
+@mark_own
 class Masked(nn.Sequential):
     """The chain with its masks as further inputs: (x, m) in one row per example, so that they are never parted."""
 
-    def __init__(self, layers: "OrderedDict[str, nn.Module]", stage: Stage, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, layers: "OrderedDict[str, nn.Module]", stage: MaskedStage, input_shape: tuple[int, ...]) -> None:
         super().__init__(layers)
         self.stage, self.input_shape = stage, input_shape
 
@@ -61,10 +61,10 @@ def masked_model(model: FlatModel, nodes: int) -> FlatModel:
 
 def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], model: FlatModel) -> nn.Module:
     """The chain with held dropout in the place of drawn dropout."""
-    stage, first = Stage(), 0
+    stage, first = MaskedStage(), 0
     module = factory()
-    sizes = {layer.name: layer.output[0] for layer in traced(model, module.eval())}
-    for name, child in list(chained(module)):
+    sizes = {layer.name: layer.output[0] for layer in trace_layers(model, module.eval())}
+    for name, child in list(chain_layers(module)):
         if isinstance(child, DROPOUT):
             parent, _, own = name.rpartition(".")
             setattr(module.get_submodule(parent), own, HeldDropout(stage, first, sizes[name]))

@@ -49,7 +49,7 @@ OURS: set[type[nn.Module]] = set()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def ours(kind: type[nn.Module]) -> type[nn.Module]:
+def mark_own(kind: type[nn.Module]) -> type[nn.Module]:
     """Mark a network of Sightline's own: its forward treats examples apart when the layers in it do."""
     OURS.add(kind)
     return kind
@@ -94,12 +94,12 @@ def mixing_layer(module: nn.Module) -> str | None:
     '1 (BatchNorm1d)'
     """
     for name, layer in module.named_modules():
-        if mixes(layer):
+        if mixes_examples(layer):
             return f"{name or 'model'} ({type(layer).__name__})"
     return None
 
 
-def mixes(layer: nn.Module) -> bool:
+def mixes_examples(layer: nn.Module) -> bool:
     """Whether this one layer computes statistics over a batch or carries them from batch to batch."""
     batch_norm = isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)
     return batch_norm or getattr(layer, "track_running_stats", False) is True

@@ -4,11 +4,11 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid
-from sightline.models.dense import positive
-from sightline.models.mixing import ours
+from sightline.models.dense import check_positive
+from sightline.models.mixing import mark_own
 
 
-@ours
+@mark_own
 class BiLSTM(nn.Module):
     """Embedding, LSTM in both directions, mean over the words (token 0 is padding), output layer."""
 
@@ -40,4 +40,4 @@ def bilstm(
         invalid("model.name", "bilstm", f"takes token sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
     if vocabulary < 1:
         invalid("vocabulary", vocabulary, "the data state how many tokens there are")
-    return BiLSTM(vocabulary, positive("embedding", embedding), positive("hidden", hidden), classes)
+    return BiLSTM(vocabulary, check_positive("embedding", embedding), check_positive("hidden", hidden), classes)

@@ -16,7 +16,7 @@ from sightline.data.federation import Kind
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.models.convolutional import cnn, cnn_3x3, cnn_mcmahan, cnn_small
 from sightline.models.dense import linear, mlp
-from sightline.models.flat import FlatModel, constants_of, layout_of, make, probe_inputs, trained_parameters
+from sightline.models.flat import FlatModel, constants_of, layout_of, make_module, probe_inputs, trained_parameters
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.recurrent import bilstm
 from sightline.models.residual import resnet, resnet18, resnet101, wide_resnet_40_4
@@ -36,7 +36,7 @@ MODELS: dict[str, Factory] = {
 """Every model Sightline brings, by the name used in the experiment file."""
 
 
-def build(
+def build_model(
     name: str,
     *,
     input_shape: tuple[int, ...],
@@ -106,7 +106,7 @@ def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], setting
 def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.Module:
     """The module, or one line that says why the factory did not give one."""
     try:
-        module = make(ready, seed=0)
+        module = make_module(ready, seed=0)
     except SightlineError:
         raise
     except Exception as error:
@@ -129,7 +129,7 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
 def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """The module's frozen tensors and buffers, when the factory makes the same every time: they do not travel."""
     found = {word: tensor.clone() for word, tensor in constants_of(module).items()}
-    again = constants_of(make(ready, seed=0)) if found else {}
+    again = constants_of(make_module(ready, seed=0)) if found else {}
     for word, tensor in found.items():
         if word not in again or not same_numbers(tensor, again[word]):
             law = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"

@@ -13,21 +13,21 @@ from torch.nn import functional
 from sightline.data.federation import Kind
 from sightline.errors import invalid
 from sightline.models.convolutional import image_channels
-from sightline.models.dense import positive, widths
-from sightline.models.mixing import ours
+from sightline.models.dense import check_positive, check_widths
+from sightline.models.mixing import mark_own
 
 
-def norm(channels: int, groups: int) -> nn.GroupNorm:
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """GroupNorm with as many groups, at most `groups`, as divide the channels evenly."""
     return nn.GroupNorm(gcd(groups, channels), channels)
 
 
-def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+def convolution_layer(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     """A convolution without bias (the norm after it has one) that keeps the image size at stride 1."""
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
-@ours
+@mark_own
 class Block(nn.Module):
     """Two 3x3 convolutions and the input added to them (He et al. 2015, figure 2)."""
 
@@ -35,9 +35,9 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = conv(inputs, width, 3, stride), norm(width, groups)
-        self.conv2, self.norm2 = conv(width, width, 3), norm(width, groups)
-        self.shortcut = shortcut(inputs, width, stride, groups)
+        self.conv1, self.norm1 = convolution_layer(inputs, width, 3, stride), group_norm(width, groups)
+        self.conv2, self.norm2 = convolution_layer(width, width, 3), group_norm(width, groups)
+        self.shortcut = shortcut_layer(inputs, width, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(shortcut(x) + F(x))."""
@@ -45,7 +45,7 @@ class Block(nn.Module):
         return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-@ours
+@mark_own
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions and the input added to them (He et al. 2015, figure 5)."""
 
@@ -53,10 +53,10 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = conv(inputs, width, 1), norm(width, groups)
-        self.conv2, self.norm2 = conv(width, width, 3, stride), norm(width, groups)
-        self.conv3, self.norm3 = conv(width, 4 * width, 1), norm(4 * width, groups)
-        self.shortcut = shortcut(inputs, 4 * width, stride, groups)
+        self.conv1, self.norm1 = convolution_layer(inputs, width, 1), group_norm(width, groups)
+        self.conv2, self.norm2 = convolution_layer(width, width, 3, stride), group_norm(width, groups)
+        self.conv3, self.norm3 = convolution_layer(width, 4 * width, 1), group_norm(4 * width, groups)
+        self.shortcut = shortcut_layer(inputs, 4 * width, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(shortcut(x) + F(x))."""
@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):
         return functional.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
 
 
-@ours
+@mark_own
 class WideBlock(nn.Module):
     """Norm before convolution, twice, and the input added (Zagoruyko and Komodakis 2016)."""
 
@@ -73,10 +73,10 @@ class WideBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = norm(inputs, groups), conv(inputs, width, 3, stride)
-        self.norm2, self.conv2 = norm(width, groups), conv(width, width, 3)
+        self.norm1, self.conv1 = group_norm(inputs, groups), convolution_layer(inputs, width, 3, stride)
+        self.norm2, self.conv2 = group_norm(width, groups), convolution_layer(width, width, 3)
         same = inputs == width and stride == 1
-        self.shortcut: nn.Module = nn.Identity() if same else conv(inputs, width, 1, stride)
+        self.shortcut: nn.Module = nn.Identity() if same else convolution_layer(inputs, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """shortcut(...) + F(x); where the shape changes, the shortcut starts after the first norm."""
@@ -86,14 +86,14 @@ class WideBlock(nn.Module):
         return inner + beside
 
 
-def shortcut(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
+def shortcut_layer(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
     """The identity, or a 1x1 convolution where the shape changes."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
-    return nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs, groups))
+    return nn.Sequential(convolution_layer(inputs, outputs, 1, stride), group_norm(outputs, groups))
 
 
-@ours
+@mark_own
 class ResNet(nn.Module):
     """Stem, residual blocks, mean over the image, output layer."""
 
@@ -107,7 +107,7 @@ class ResNet(nn.Module):
         return logits
 
 
-def stages(
+def build_stages(
     block: type[Block] | type[Bottleneck] | type[WideBlock], inputs: int, shape: Sequence[tuple[int, int]], groups: int
 ) -> tuple[list[nn.Module], int]:
     """The blocks of all stages, `shape` = (width, depth) of each; every stage but the first halves the image."""
@@ -124,7 +124,7 @@ def stem_of(size: int, channels: int, width: int, groups: int) -> nn.Module:
     """7: a strided 7x7 convolution and a strided pool (large images); 3: a 3x3 convolution (small images)."""
     if size not in (3, 7):
         invalid("model.stem", size, "is 7 (large images, as He et al.) or 3 (small images)")
-    first = [conv(channels, width, size, 2 if size == 7 else 1), norm(width, groups), nn.ReLU()]
+    first = [convolution_layer(channels, width, size, 2 if size == 7 else 1), group_norm(width, groups), nn.ReLU()]
     return nn.Sequential(*first, nn.MaxPool2d(3, 2, padding=1)) if size == 7 else nn.Sequential(*first)
 
 
@@ -136,25 +136,25 @@ def mean_head(width: int, classes: int) -> nn.Module:
 def resnet18(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: int = 7, groups: int = 32) -> nn.Module:
     """ResNet-18 of He et al.: 11,181,642 parameters on 3 channels and 10 classes, as in R-DPCFL's Table 3."""
     channels = image_channels("resnet18", input_shape, kind)
-    blocks, width = stages(Block, 64, [(64, 2), (128, 2), (256, 2), (512, 2)], positive("groups", groups))
+    blocks, width = build_stages(Block, 64, [(64, 2), (128, 2), (256, 2), (512, 2)], check_positive("groups", groups))
     return ResNet(stem_of(stem, channels, 64, groups), blocks, mean_head(width, classes))
 
 
 def resnet101(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: int = 7, groups: int = 32) -> nn.Module:
     """ResNet-101 of He et al.: 33 bottleneck blocks, 42,520,650 parameters on 3 channels and 10 classes."""
     channels = image_channels("resnet101", input_shape, kind)
-    blocks, width = stages(Bottleneck, 64, [(64, 3), (128, 4), (256, 23), (512, 3)], positive("groups", groups))
+    blocks, width = build_stages(Bottleneck, 64, [(64, 3), (128, 4), (256, 23), (512, 3)], check_positive("groups", groups))
     return ResNet(stem_of(stem, channels, 64, groups), blocks, mean_head(width, classes))
 
 
 def wide_resnet_40_4(*, input_shape: tuple[int, ...], classes: int, kind: Kind, groups: int = 16) -> nn.Module:
     """WideResNet-40-4: three stages of six blocks, 64, 128 and 256 wide, norm before convolution."""
     channels = image_channels("wide_resnet_40_4", input_shape, kind)
-    blocks, width = stages(WideBlock, 16, [(64, 6), (128, 6), (256, 6)], positive("groups", groups))
+    blocks, width = build_stages(WideBlock, 16, [(64, 6), (128, 6), (256, 6)], check_positive("groups", groups))
     head = nn.Sequential(
-        norm(width, groups), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
+        group_norm(width, groups), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
     )
-    return ResNet(conv(channels, 16, 3), blocks, head)
+    return ResNet(convolution_layer(channels, 16, 3), blocks, head)
 
 
 def resnet(
@@ -168,9 +168,9 @@ def resnet(
 ) -> nn.Module:
     """A small ResNet: `depth` blocks at each of the widths in `channels`, 3x3 stem; 78,042 parameters on 3x32x32."""
     inputs = image_channels("resnet", input_shape, kind)
-    sizes = widths("channels", channels)
+    sizes = check_widths("channels", channels)
     if not sizes:
         invalid("model.channels", list(channels), "names at least one stage", "give channels = [16, 32]")
-    shape = [(width, positive("depth", depth)) for width in sizes]
-    blocks, width = stages(Block, sizes[0], shape, positive("groups", groups))
+    shape = [(width, check_positive("depth", depth)) for width in sizes]
+    blocks, width = build_stages(Block, sizes[0], shape, check_positive("groups", groups))
     return ResNet(stem_of(3, inputs, sizes[0], groups), blocks, mean_head(width, classes))

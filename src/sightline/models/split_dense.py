@@ -69,7 +69,7 @@ def unsplit_dense(
     return frozenset(slot.name for slot in model.layout) - split
 
 
-def narrowed(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
+def narrow_network(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
     """The network with only some units of its cut layers."""
     module = factory()
     before: NDArray[np.int64] | None = None
@@ -85,7 +85,7 @@ def narrowed(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
 
 def dense_submodel(model: FlatModel, layers: Sequence[Dense], kept: Units) -> Submodel:
     """The submodel with these units."""
-    factory = partial(narrowed, model.factory, kept)
+    factory = partial(narrow_network, model.factory, kept)
     layout = layout_of(factory())
     positions = torch.cat([unit_positions(model, layers, kept, slot.name) for slot in layout])
     small = FlatModel(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
-from sightline.models.dropout_graph import DROPOUT, Touch, check_layer, repeated_tensors, touched_by, traced
+from sightline.models.dropout_graph import DROPOUT, Touch, check_layer, repeated_tensors, touched_by, trace_layers
 from sightline.models.flat import FlatModel
 from sightline.models.masked import masked_model
 from sightline.models.mixing import unknown_part
@@ -53,13 +53,13 @@ class DropoutSplitting:
 
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:
         """The whole batch, every example with its own mask."""
-        yield Submodel(self.masked, torch.arange(self.whole.parameters)), np.arange(len(x)), _beside(x, assigned)
+        yield Submodel(self.masked, torch.arange(self.whole.parameters)), np.arange(len(x)), _append_masks(x, assigned)
 
     def alone(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
         """One mask for all examples; what it drops does not move."""
         rows = np.broadcast_to(assigned, (len(x), self.nodes))
         moves = self.kept(np.asarray(assigned))
-        return Submodel(self.masked, torch.arange(self.whole.parameters), moves), _beside(x, rows)
+        return Submodel(self.masked, torch.arange(self.whole.parameters), moves), _append_masks(x, rows)
 
     def kept(self, mask: NDArray[np.bool_]) -> Tensor:
         """(d,) ones and zeros: the parameters that do not touch a dropped node."""
@@ -74,7 +74,7 @@ class DropoutSplitting:
         return moves
 
 
-def _beside(x: Inputs, masks: NDArray[np.bool_]) -> Inputs:
+def _append_masks(x: Inputs, masks: NDArray[np.bool_]) -> Inputs:
     return np.concatenate([x.reshape(len(x), prod(x.shape[1:])), masks.astype(np.float32)], axis=1)
 
 
@@ -88,7 +88,7 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
     if strange is not None:
         law = f"what {strange} does with a dropped node is not known, and the proof needs that it stays silent"
         refuse("model.name", model.name, law, "use torch's own layers, or remove algorithm.split")
-    layers = traced(model, module)
+    layers = trace_layers(model, module)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     dropouts = [place for place, layer in enumerate(layers) if isinstance(layer.module, DROPOUT)]
     if not dropouts:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import invalid, refuse
-from sightline.models.flat import FlatModel, flatten, probe_inputs
+from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import OURS, mixing_layer
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
@@ -43,12 +43,12 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
         self.module, self.trained = module, frozenset(trained)
-        self.before = [(place, _copied(value)) for place, value in self._leaves()]
+        self.before = [(place, _copy_value(value)) for place, value in self._leaves()]
 
     def changed(self) -> str | None:
         """The first place whose value is not what it was, in words, or None."""
         for before, now in zip_longest(self.before, self._leaves()):
-            if before is None or now is None or before[0] != now[0] or not _same(before[1], now[1]):
+            if before is None or now is None or before[0] != now[0] or not _is_same(before[1], now[1]):
                 return str((now or before)[0])
         return None
 
@@ -175,7 +175,7 @@ class _Walk:
 
     def of_globals(self, function: FunctionType) -> Iterator[Leaf]:
         """The global names that a function's code uses, also inside modules of the user's own."""
-        names = _names(function.__code__)
+        names = _looked_up_names(function.__code__)
         for word in sorted(names & set(function.__globals__)):
             value = function.__globals__[word]
             if not isinstance(value, ModuleType):
@@ -197,10 +197,10 @@ class _Itself:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _names(code: CodeType) -> set[str]:
+def _looked_up_names(code: CodeType) -> set[str]:
     """The names that a piece of code and the functions in it look up."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*map(_names, inner)) if inner else set(code.co_names)
+    return set(code.co_names).union(*map(_looked_up_names, inner)) if inner else set(code.co_names)
 
 
 def _generator_state(value: Any) -> Any:
@@ -227,13 +227,13 @@ def _is_installed(name: str | None) -> bool:
 INSTALLED: dict[str, bool] = {"builtins": True, "torch": True, "numpy": True, "sightline": True, "__main__": False}
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _same(before: Any, now: Any) -> bool:
+def _is_same(before: Any, now: Any) -> bool:
     """Whether a value is what it was; what cannot be compared is not."""
     if before is now and not isinstance(now, Tensor | np.ndarray):
         return True
@@ -283,30 +283,30 @@ def refuse_memory(model: FlatModel) -> None:
     """
     module = model.module()
     count = 2 if mixing_layer(module) is not None else 1
-    first, start = probe_inputs(model, count), flatten(module)
-    _outcome(module, model, first)
+    first, start = probe_inputs(model, count), flatten_module(module)
+    _pass_outcome(module, model, first)
     warm_up(module, model)
     state = ModuleState(module, [slot.name for slot in model.layout])
-    before = _outcome(module, model, first)
+    before = _pass_outcome(module, model, first)
     for seed, many in enumerate((count, count + 2), start=1):
         for parameter in module.parameters():
             parameter.data.mul_(1.5 if parameter.requires_grad else 1.0)
-        moved = flatten(module)
+        moved = flatten_module(module)
         other = probe_inputs(model, many, seed=seed)
-        _outcome(module, model, other)
+        _pass_outcome(module, model, other)
         with torch.no_grad():
             module.eval()(other)
-        place = state.changed() or (None if same_numbers(moved, flatten(module)) else "its own weights")
+        place = state.changed() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
         if place is not None:
             refuse_change(model, place)
     for slot in model.layout:
         module.get_parameter(slot.name).data.copy_(start[slot.start : slot.stop].view(slot.shape))
-    if not torch.allclose(before, _outcome(module, model, first), rtol=1e-4, atol=1e-6, equal_nan=True):
+    if not torch.allclose(before, _pass_outcome(module, model, first), rtol=1e-4, atol=1e-6, equal_nan=True):
         law = "gives another gradient for the same example, weights and seed after other examples have passed"
         refuse("model.name", model.name, f"{law}: {REMEMBERS}", f"{WAY_OUT}; draw at random from torch only")
 
 
-def _outcome(module: nn.Module, model: FlatModel, x: Tensor) -> Tensor:
+def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor) -> Tensor:
     """Logits and gradient of a batch in training, as one vector, drawn from the same seed every time."""
     y = torch.arange(len(x)) % model.classes
     parameters = [module.get_parameter(slot.name) for slot in model.layout]

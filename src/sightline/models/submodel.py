@@ -129,7 +129,7 @@ def unsplit_mask(whole: FlatModel, unsplit: frozenset[str]) -> Tensor:
     return mask
 
 
-def dealt(count: int, parts: int, rng: np.random.Generator | None) -> list[list[int]]:
+def deal_positions(count: int, parts: int, rng: np.random.Generator | None) -> list[list[int]]:
     """0 .. count - 1 in `parts` groups of nearly equal size: in turn, or after a shuffle.
 
     >>> dealt(5, 2, None)

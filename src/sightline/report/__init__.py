@@ -1,9 +1,9 @@
 """One self-contained HTML page per run."""
 
-from sightline.report.explain import explain
-from sightline.report.page import REPORT, SECTIONS, render, write_page, write_report
-from sightline.report.run import Run
+from sightline.report.explain import explain_event
+from sightline.report.page import REPORT, SECTIONS, render_run, write_page, write_report
+from sightline.report.run import RunView
 from sightline.report.section import Section
-from sightline.report.summary import summarised
+from sightline.report.summary import summarise_run
 
-__all__ = ["REPORT", "SECTIONS", "Run", "Section", "explain", "render", "summarised", "write_page", "write_report"]
+__all__ = ["REPORT", "SECTIONS", "RunView", "Section", "explain_event", "render_run", "summarise_run", "write_page", "write_report"]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sightline.report.chart import Axis, Scale, Tick, ticks_on
-from sightline.report.scale import domain
+from sightline.report.chart import Axis, AxisScale, Tick, ticks_on
+from sightline.report.scale import axis_domain
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def bar_chart(
     id: str, title: str, heights: Sequence[float], words: Sequence[str], *, labels: Sequence[Tick], x: str, y: str
 ) -> Bars:
     """Bars side by side from a zero line; `words` are told under the pointer, `labels` stand at bar numbers."""
-    up = Scale(*domain([0.0, *heights], floor=0.0, whole=True), downwards=True)
+    up = AxisScale(*axis_domain([0.0, *heights], floor=0.0, whole=True), downwards=True)
     axis = Axis(y, tick=lambda value: f"{value:,.6g}", value=str, whole=True)
     slot = 1000 / len(heights)
     gap = 0.18 * slot

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sightline.report.scale import Values, domain, extent, kept, ticks
+from sightline.report.scale import Values, axis_domain, value_extent, places_to_keep, axis_ticks
 
 Show = Callable[[float], str]
 
@@ -28,7 +28,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One named line: a value for every x, None where there is none; `margin` is how far a band reaches around it."""
 
     name: str
@@ -76,7 +76,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values to thousandths of the plot."""
 
     low: float
@@ -93,7 +93,7 @@ def line_chart(
     id: str,
     title: str,
     x: Sequence[float],
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     x_axis: Axis,
     y_axis: Axis,
@@ -106,29 +106,29 @@ def line_chart(
     Lines with equal values become one; an x at which no line has a value is left out (a round without evaluation).
     With `joined`, a line runs on over an x at which only others have a value, and nothing is thinned out.
     """
-    lines = merged([replace(line, values=_finite(line.values)) for line in lines])
+    lines = merge_lines([replace(line, values=_finite_values(line.values)) for line in lines])
     if not lines:
         return None
     there = [place for place in range(len(x)) if any(line.values[place] is not None for line in lines)]
-    places = [there[place] for place in kept([[line.values[place] for place in there] for line in lines])]
-    xs, thin = _taken(x, lines, there if joined else places)
-    across, up = _across(xs), _upwards(thin, y_axis, mark)
+    places = [there[place] for place in places_to_keep([[line.values[place] for place in there] for line in lines])]
+    xs, thin = _take_places(x, lines, there if joined else places)
+    across, up = _horizontal_axis(xs), _vertical_axis(thin, y_axis, mark)
     return Chart(
         id=id,
         title=title,
-        summary=f"{title}: " + "; ".join(f"{line.name}, last {line.final or _last(line, y_axis)}" for line in lines),
+        summary=f"{title}: " + "; ".join(f"{line.name}, last {line.final or _last_label(line, y_axis)}" for line in lines),
         x_label=x_axis.label,
         y_label=y_axis.label,
         x_ticks=tuple(ticks_on(across, x_axis)),
         y_ticks=tuple(ticks_on(up, y_axis)),
-        lines=tuple(_draw(line, xs, across, up, y_axis, place, joined) for place, line in enumerate(thin, 1)),
+        lines=tuple(_draw_line(line, xs, across, up, y_axis, place, joined) for place, line in enumerate(thin, 1)),
         mark=Tick(up.at(mark[0]), mark[1]) if mark else None,
         note=note,
-        reading=_reading(xs, thin, across, up, x_axis, y_axis),
+        reading=_reading_points(xs, thin, across, up, x_axis, y_axis),
     )
 
 
-def _taken(x: Sequence[float], lines: Sequence[Line], places: Sequence[int]) -> tuple[list[float], list[Line]]:
+def _take_places(x: Sequence[float], lines: Sequence[ChartLine], places: Sequence[int]) -> tuple[list[float], list[ChartLine]]:
     """The x and the lines at these places only."""
 
     def at(values: Values) -> Values:
@@ -139,9 +139,9 @@ def _taken(x: Sequence[float], lines: Sequence[Line], places: Sequence[int]) -> 
     ]
 
 
-def merged(lines: Sequence[Line]) -> list[Line]:
+def merge_lines(lines: Sequence[ChartLine]) -> list[ChartLine]:
     """Lines that hold a value, those with the same values told as one: a hidden line is a line not told."""
-    found: dict[tuple[float | None, ...], Line] = {}
+    found: dict[tuple[float | None, ...], ChartLine] = {}
     for line in lines:
         key = tuple(line.values)
         if any(value is not None for value in key):
@@ -150,32 +150,32 @@ def merged(lines: Sequence[Line]) -> list[Line]:
     return list(found.values())
 
 
-def _finite(values: Values) -> Values:
+def _finite_values(values: Values) -> Values:
     return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
-def _across(xs: Sequence[float]) -> Scale:
-    low, high = extent(xs)
-    return Scale(low, high) if high > low else Scale(low - 1, low + 1)
+def _horizontal_axis(xs: Sequence[float]) -> AxisScale:
+    low, high = value_extent(xs)
+    return AxisScale(low, high) if high > low else AxisScale(low - 1, low + 1)
 
 
-def _upwards(lines: Sequence[Line], axis: Axis, mark: tuple[float, str] | None) -> Scale:
+def _vertical_axis(lines: Sequence[ChartLine], axis: Axis, mark: tuple[float, str] | None) -> AxisScale:
     values = [value for line in lines for value in line.values]
-    values += [edge for line in lines for _, low, high in _edges(line) for edge in (low, high)]
+    values += [edge for line in lines for _, low, high in _margin_edges(line) for edge in (low, high)]
     values += [0.0] if axis.from_zero else []
     values += [mark[0]] if mark else []
-    return Scale(*domain(values, floor=axis.floor, ceiling=axis.ceiling), downwards=True)
+    return AxisScale(*axis_domain(values, floor=axis.floor, ceiling=axis.ceiling), downwards=True)
 
 
-def ticks_on(scale: Scale, axis: Axis) -> list[Tick]:
+def ticks_on(scale: AxisScale, axis: Axis) -> list[Tick]:
     """The ticks of an axis and where they stand."""
     about = 5 if scale.downwards else 6
-    values = ticks(scale.low, scale.high, about=about, whole=axis.whole)
+    values = axis_ticks(scale.low, scale.high, about=about, whole=axis.whole)
     return [Tick(scale.at(value), axis.tick(value)) for value in values]
 
 
-def _draw(
-    line: Line, xs: Sequence[float], across: Scale, up: Scale, axis: Axis, colour: int, joined: bool = False
+def _draw_line(
+    line: ChartLine, xs: Sequence[float], across: AxisScale, up: AxisScale, axis: Axis, colour: int, joined: bool = False
 ) -> Drawn:
     strokes: list[list[tuple[float, float]]] = [[]]
     for x, value in zip(xs, line.values, strict=True):
@@ -187,17 +187,17 @@ def _draw(
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
     dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
-    band = _outline([(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _edges(line)])
-    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last(line, axis), band)
+    band = _margin_outline([(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)])
+    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band)
 
 
-def _edges(line: Line) -> list[tuple[int, float, float]]:
+def _margin_edges(line: ChartLine) -> list[tuple[int, float, float]]:
     """Place, lower and upper edge wherever a line has a margin."""
     pairs = enumerate(zip(line.values, line.margin, strict=True)) if line.margin else ()
     return [(n, value - room, value + room) for n, (value, room) in pairs if value is not None and room is not None]
 
 
-def _outline(edges: Sequence[tuple[float, float, float]]) -> str:
+def _margin_outline(edges: Sequence[tuple[float, float, float]]) -> str:
     """There along the upper edge, back along the lower one."""
     if len(edges) < 2:
         return ""
@@ -205,12 +205,12 @@ def _outline(edges: Sequence[tuple[float, float, float]]) -> str:
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points) + "Z"
 
 
-def _last(line: Line, axis: Axis) -> str:
+def _last_label(line: ChartLine, axis: Axis) -> str:
     return axis.value(next(value for value in reversed(line.values) if value is not None))
 
 
-def _reading(
-    xs: Sequence[float], lines: Sequence[Line], across: Scale, up: Scale, x_axis: Axis, y_axis: Axis
+def _reading_points(
+    xs: Sequence[float], lines: Sequence[ChartLine], across: AxisScale, up: AxisScale, x_axis: Axis, y_axis: Axis
 ) -> dict[str, Any]:
     return {
         "x": [across.at(x) for x in xs],

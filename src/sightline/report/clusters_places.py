@@ -31,7 +31,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Places:
+class PlaceStrips:
     """All stays, and the phases above them."""
 
     blocks: tuple[Block, ...]
@@ -41,18 +41,18 @@ class Places:
     width: float = WIDTH
 
 
-def places(rows: Sequence[Mapping[str, Any]], truth: Sequence[int] | None) -> Places | None:
+def place_strips(rows: Sequence[Mapping[str, Any]], truth: Sequence[int] | None) -> PlaceStrips | None:
     """The strips of the rounds that had clusters; None without any, or with more than can be drawn."""
     there = [row for row in rows if row.get("clusters")]
     if not there or len(there[0]["clusters"]["assignment"]) > MOST_CLIENTS:
         return None
     clients = range(len(there[0]["clusters"]["assignment"]))
     order = sorted(clients, key=lambda n: (0 if truth is None else truth[n], n))
-    blocks = [block for strip, client in enumerate(order) for block in _strip(there, client, strip)]
-    return Places(tuple(blocks), _phases(there), len(order) * ROW) if len(blocks) <= MOST_BLOCKS else None
+    blocks = [block for strip, client in enumerate(order) for block in _client_strip(there, client, strip)]
+    return PlaceStrips(tuple(blocks), _phase_spans(there), len(order) * ROW) if len(blocks) <= MOST_BLOCKS else None
 
 
-def _strip(rows: Sequence[Mapping[str, Any]], client: int, strip: int) -> list[Block]:
+def _client_strip(rows: Sequence[Mapping[str, Any]], client: int, strip: int) -> list[Block]:
     step, found = WIDTH / len(rows), []
     stays = groupby(enumerate(rows), key=lambda pair: pair[1]["clusters"]["assignment"][client])
     for cluster, stay in stays:
@@ -65,7 +65,7 @@ def _strip(rows: Sequence[Mapping[str, Any]], client: int, strip: int) -> list[B
     return found
 
 
-def _phases(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, str], ...]:
+def _phase_spans(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, str], ...]:
     found = []
     for how, stay in groupby(enumerate(rows), key=lambda pair: pair[1]["clusters"]["how"]):
         held = list(stay)

@@ -43,20 +43,20 @@ class Scatter:
     size: int = SIZE
 
 
-def scatter(facts: Mapping[str, Any]) -> Scatter | None:
+def draw_scatter(facts: Mapping[str, Any]) -> Scatter | None:
     """The drawing; None when the run's clusters do not come from a mixture in the plane."""
     given = facts.get("points") or []
-    there = [n for n, at in enumerate(given) if len(at) == 2 and all(_finite(value) for value in at)]
+    there = [n for n, at in enumerate(given) if len(at) == 2 and all(_finite_point(value) for value in at)]
     centres = facts.get("centres") or []
     raw = int(facts.get("dimensions") or 2) > len(given)  # two of many parameters show nothing
     if not there or raw or not centres or any(len(centre) != 2 for centre in centres):
         return None
-    place = _placed([given[n] for n in there], centres)
-    points = tuple(_point(n, place(given[n]), facts) for n in there)
+    place = _place_points([given[n] for n in there], centres)
+    points = tuple(_make_point(n, place(given[n]), facts) for n in there)
     rings = []
     for m, (centre, radius) in enumerate(zip(centres, facts.get("radii") or [], strict=True)):
         x, y = place(centre)
-        rings.append(Ring(x, y, _length(place, centre, float(radius)), colour_of(m), f"cluster {m}"))
+        rings.append(Ring(x, y, _radius_length(place, centre, float(radius)), colour_of(m), f"cluster {m}"))
     return Scatter(points, tuple(rings))
 
 
@@ -65,11 +65,11 @@ def colour_of(cluster: int) -> int:
     return 1 + cluster % COLOURS
 
 
-def _finite(value: Any) -> bool:
+def _finite_point(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _placed(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]]) -> Any:
+def _place_points(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]]) -> Any:
     """Values to places: both directions on one scale, so that circles are circles."""
     columns = list(zip(*points, *centres, strict=True))
     lows = [min(column) for column in columns]
@@ -82,11 +82,11 @@ def _placed(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]
     return place
 
 
-def _length(place: Any, centre: Sequence[float], radius: float) -> float:
+def _radius_length(place: Any, centre: Sequence[float], radius: float) -> float:
     return round(abs(float(place((centre[0] + radius, centre[1]))[0] - place(centre)[0])), 1)
 
 
-def _point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) -> Point:
+def _make_point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) -> Point:
     chances = (facts.get("confidence") or [])[client]
     likeliest = max(range(len(chances)), key=lambda m: chances[m])
     truth = facts.get("truth")

@@ -12,8 +12,8 @@ from typing import Any
 
 from sightline.events import Unit
 from sightline.report.folder import runs_of
-from sightline.report.run import Run
-from sightline.report.settings import shown
+from sightline.report.run import RunView
+from sightline.report.settings import setting_text
 
 IGNORED = ("name", "seed")
 """Settings by which runs of one group may differ."""
@@ -58,7 +58,7 @@ MEASURES = (
 """What a group is measured by, under the names of `sightline run --json`."""
 
 
-def measured(run: Run, name: str) -> float | None:
+def measure_run(run: RunView, name: str) -> float | None:
     """One measure of one run; epsilon is infinite where nothing is promised, None is unknown."""
     if name == "epsilon":
         return math.inf if run.unit is Unit.NONE else run.epsilon
@@ -75,19 +75,19 @@ class Group:
 
     settings: Mapping[str, Any]
     """The settings in which the groups of a comparison differ."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunView, ...]
     title: str = ""
 
     @property
     def label(self) -> str:
         """The group in a few words: its own settings, or what it was called."""
-        words = [_word(name.rpartition(".")[2], said(value)) for name, value in self.settings.items()]
+        words = [_setting_word(name.rpartition(".")[2], say_setting(value)) for name, value in self.settings.items()]
         return self.title or ", ".join(words) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
 
     @cached_property
     def measures(self) -> dict[str, Spread | None]:
         """Every measure over the runs that have it."""
-        found = {name: [measured(run, name) for run in self.runs] for name in MEASURES}
+        found = {name: [measure_run(run, name) for run in self.runs] for name in MEASURES}
         return {name: Spread.of([value for value in row if value is not None]) for name, row in found.items()}
 
 
@@ -99,62 +99,62 @@ class Comparison:
     groups: tuple[Group, ...]
 
     @property
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[RunView]:
         """Every run."""
         return (run for group in self.groups for run in group.runs)
 
 
-def compared(places: Sequence[Path]) -> Comparison:
+def compare_runs(places: Sequence[Path]) -> Comparison:
     """The runs in these folders, grouped by the settings that differ."""
-    return grouped([Run.read(directory) for directory in runs_of(places)])
+    return group_runs([RunView.read(directory) for directory in runs_of(places)])
 
 
-def grouped(runs: Sequence[Run]) -> Comparison:
+def group_runs(runs: Sequence[RunView]) -> Comparison:
     """Runs by the settings in which they differ, seeds together."""
-    settings = [flat(run) for run in runs]
+    settings = [flat_settings(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name not in IGNORED)
-    differs = tuple(name for name in names if len({_key(one.get(name)) for one in settings}) > 1)
-    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    differs = tuple(name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1)
+    found: dict[str, tuple[dict[str, Any], list[RunView]]] = {}
     for run, one in zip(runs, settings, strict=True):
         own = {name: one.get(name) for name in differs}
-        found.setdefault(_key(own), (own, []))[1].append(run)
+        found.setdefault(_sort_key(own), (own, []))[1].append(run)
     return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in found.values()))
 
 
-def each_by_itself(runs: Sequence[Run], titles: Sequence[str]) -> Comparison:
+def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison:
     """Every run a group of its own, under a title of its own."""
-    differs = grouped(runs).differs
+    differs = group_runs(runs).differs
     groups = [
-        Group({name: flat(run).get(name) for name in differs}, (run,), title)
+        Group({name: flat_settings(run).get(name) for name in differs}, (run,), title)
         for run, title in zip(runs, titles, strict=True)
     ]
     return Comparison(differs, tuple(groups))
 
 
-def flat(run: Run) -> dict[str, Any]:
+def flat_settings(run: RunView) -> dict[str, Any]:
     """The settings of a run under dotted names; none where its file is missing or broken."""
     try:
-        return dict(_flattened(tomllib.loads(run.settings)))
+        return dict(_flatten_table(tomllib.loads(run.settings)))
     except (ValueError, RecursionError):  # no TOML, nested too deep, or too long a number
         return {}
 
 
-def _flattened(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_table(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flattened(value, f"{before}{name}.")
+            yield from _flatten_table(value, f"{before}{name}.")
         else:
-            yield f"{before}{name}", json.loads(_key(value))  # a date, which no run writes, becomes its text
+            yield f"{before}{name}", json.loads(_sort_key(value))  # a date, which no run writes, becomes its text
 
 
-def _key(value: Any) -> str:
+def _sort_key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _word(key: str, value: str) -> str:
+def _setting_word(key: str, value: str) -> str:
     return value if key in ("name", "kind", "scheme", "source", "partition") else f"{key} {value}"
 
 
-def said(value: Any) -> str:
+def say_setting(value: Any) -> str:
     """A setting in a table; a dash where a group's file does not have it."""
-    return shown(value) if not isinstance(value, str) else value
+    return setting_text(value) if not isinstance(value, str) else value

@@ -19,14 +19,14 @@ from sightline.events import (
     WithoutReplacement,
     to_json,
 )
-from sightline.report.numbers import count, short
+from sightline.report.numbers import format_count, format_short
 from sightline.shown import digits_down, digits_up
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 
 
 @singledispatch
-def explain(event: Event, who: str = "subject") -> str:
+def explain_event(event: Event, who: str = "subject") -> str:
     """What an event did, in words; `who` is the unit that its coins are tossed for.
 
     >>> explain(Poisson(0.5, Gaussian(1.2)), who="client")
@@ -37,65 +37,65 @@ def explain(event: Event, who: str = "subject") -> str:
     return str(plain["kind"]).replace("_", " ") + (f" ({settings})" if settings else "")
 
 
-@explain.register
+@explain_event.register
 def _(event: Gaussian, who: str = "subject") -> str:
     return f"Gaussian noise, z = {digits_down(event.noise_multiplier, 4)}"
 
 
-@explain.register
+@explain_event.register
 def _(event: Clear, who: str = "subject") -> str:
     return "in the clear, no noise"
 
 
-@explain.register
+@explain_event.register
 def _(event: Pure, who: str = "subject") -> str:
     return f"pure differential privacy, ε = {digits_up(event.epsilon, 4)}"
 
 
-@explain.register
+@explain_event.register
 def _(event: Exponential, who: str = "subject") -> str:
     return f"a choice by the exponential mechanism, ε = {digits_up(event.epsilon, 4)}"
 
 
-@explain.register
+@explain_event.register
 def _(event: Poisson, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, each {who} by a hidden coin of probability {short(event.rate, 4)}"
+    return f"{explain_event(event.event, who)}, each {who} by a hidden coin of probability {format_short(event.rate, 4)}"
 
 
-@explain.register
+@explain_event.register
 def _(event: WithoutReplacement, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
+    return f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
 
 
-@explain.register
+@explain_event.register
 def _(event: Split, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, each {who} hidden in one of {count(event.parts)} parts"
+    return f"{explain_event(event.event, who)}, each {who} hidden in one of {format_count(event.parts)} parts"
 
 
-@explain.register
+@explain_event.register
 def _(event: Allocation, who: str = "subject") -> str:
-    hidden = f"each {who} in exactly {count(event.uses)} of {count(event.steps)} steps, a hidden choice"
-    return f"{explain(event.event, who)}, {hidden}"
+    hidden = f"each {who} in exactly {format_count(event.uses)} of {format_count(event.steps)} steps, a hidden choice"
+    return f"{explain_event(event.event, who)}, {hidden}"
 
 
-@explain.register
+@explain_event.register
 def _(event: Pooled, who: str = "subject") -> str:
-    return f"{explain(event.event, who)}, in a sum with the noise of {count(event.noises)} {who}s"
+    return f"{explain_event(event.event, who)}, in a sum with the noise of {format_count(event.noises)} {who}s"
 
 
-@explain.register
+@explain_event.register
 def _(event: Repeat, who: str = "subject") -> str:
-    return f"{count(event.times)} times: {explain(event.event, who)}"
+    return f"{format_count(event.times)} times: {explain_event(event.event, who)}"
 
 
-@explain.register
+@explain_event.register
 def _(event: Product, who: str = "subject") -> str:
     if not event.events:
         return "nothing new: worked out from earlier releases alone"
-    return "together: " + "; ".join(explain(part, who) for part in event.events)
+    return "together: " + "; ".join(explain_event(part, who) for part in event.events)
 
 
-def shape(words: str) -> str:
+def sentence_shape(words: str) -> str:
     """The words without their numbers: explanations of one shape can be told as one."""
     return NUMBER.sub("#", words)
 
@@ -108,7 +108,7 @@ def told_as_one(explanations: Collection[str]) -> str:
     """
     texts = sorted(set(explanations))
     columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
-    ranges = iter([sorted(set(column), key=_value) for column in columns])
+    ranges = iter([sorted(set(column), key=_number_in) for column in columns])
 
     def spanned(_: re.Match[str]) -> str:
         found = next(ranges)
@@ -117,5 +117,5 @@ def told_as_one(explanations: Collection[str]) -> str:
     return NUMBER.sub(spanned, texts[0])
 
 
-def _value(text: str) -> float:
+def _number_in(text: str) -> float:
     return float(text.replace(",", ""))

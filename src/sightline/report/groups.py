@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sightline.events import Unit
-from sightline.ledger import LedgerPairs, ledger_pairs, written
-from sightline.ledger.classes import alike
-from sightline.ledger.propagation_paths import Route, next_hops, routes
-from sightline.report.heat import heat
-from sightline.report.numbers import plural, upper
-from sightline.report.run import Run
+from sightline.ledger import LedgerPairs, ledger_pairs, write_parties
+from sightline.ledger.classes import group_alike
+from sightline.ledger.propagation_paths import Route, next_hops, trace_routes
+from sightline.report.heat import draw_heat
+from sightline.report.numbers import format_plural, format_upper
+from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 from sightline.topology import client_name
 
@@ -33,64 +33,64 @@ class Square:
     words: str
 
 
-def content(run: Run) -> Content | None:
+def groups_content(run: RunView) -> Content | None:
     """The heatmap of a run on overlapping groups; None for every other run."""
     if run.fact("topology") != "groups" or run.unit is Unit.NONE or not len(run.ledger):
         return None
     names = [client_name(n) for n in range(int(run.fact("clients", 0)))]
-    number = len(alike(run.ledger, names))
-    about: Content = {"few": number <= MOST, "classes": plural(number, "different membership"), "map": None}
+    number = len(group_alike(run.ledger, names))
+    about: Content = {"few": number <= MOST, "classes": format_plural(number, "different membership"), "map": None}
     if not number or number > MAPPED:
         return about | {"few": False}
     pairs = ledger_pairs(run.ledger, names)
-    epsilons = [[_epsilon(run, pairs, n, i) for i in range(len(row))] for n, row in enumerate(pairs.compositions)]
+    epsilons = [[_pair_epsilon(run, pairs, n, i) for i in range(len(row))] for n, row in enumerate(pairs.compositions)]
     if number > MOST:
-        words = [written(frozenset(some)) for some in pairs.classes]
-        return about | {"map": heat(epsilons, words, words)}
+        words = [write_parties(frozenset(some)) for some in pairs.classes]
+        return about | {"map": draw_heat(epsilons, words, words)}
     top = max((value for row in epsilons for value in row if value is not None and math.isfinite(value)), default=0.0)
-    squares = _squares(run, pairs, epsilons, top)
+    squares = _draw_squares(run, pairs, epsilons, top)
     return about | {
         "size": SIZE,
         "squares": squares,
         "across": len(pairs.classes),
         "data": {"words": [square.words for square in squares], "across": len(pairs.classes)},
         "least": "0",
-        "most": upper(top),
+        "most": format_upper(top),
         "worst": max(squares, key=lambda square: float(square.shade)).words,
     }
 
 
-SECTION = Section("groups", "Every pair of workers", content)
+SECTION = Section("groups", "Every pair of workers", groups_content)
 
 
-def _epsilon(run: Run, pairs: LedgerPairs, subject: int, observer: int) -> float | None:
+def _pair_epsilon(run: RunView, pairs: LedgerPairs, subject: int, observer: int) -> float | None:
     composed = pairs.compositions[subject][observer]
     return None if composed is None else run.epsilon_of(frozenset(composed.items()))
 
 
-def _squares(run: Run, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float) -> list[Square]:
+def _draw_squares(run: RunView, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float) -> list[Square]:
     side = SIZE / len(pairs.classes)
     found = []
     hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]
     for n, row in enumerate(epsilons):
         for i, value in enumerate(row):
             subject = next((name for name in pairs.classes[n] if name != pairs.classes[i][0]), "")
-            ways = routes(run.ledger, subject, hops[i]) if subject else []
-            words = _words(pairs.classes[n], pairs.classes[i], value, ways)
+            ways = trace_routes(run.ledger, subject, hops[i]) if subject else []
+            words = _pair_words(pairs.classes[n], pairs.classes[i], value, ways)
             shade = 0.0 if value is None else min(1.0, value / top) if top else 0.0
             found.append(Square(round(i * side, 2), round(n * side, 2), round(side, 2), f"{shade:.3f}", words))
     return found
 
 
-def _words(subjects: Sequence[str], observers: Sequence[str], epsilon: float | None, ways: Sequence[Route]) -> str:
-    who, whom = written(frozenset(observers)), written(frozenset(subjects))
+def _pair_words(subjects: Sequence[str], observers: Sequence[str], epsilon: float | None, ways: Sequence[Route]) -> str:
+    who, whom = write_parties(frozenset(observers)), write_parties(frozenset(subjects))
     if epsilon is None:
         return f"{whom}: nobody observes itself."
     if not epsilon:
         return f"Of {whom}, {who} learned nothing: no release got through."
     counted = "; ".join(
-        f"{plural(way.releases, 'release')} of {way.source} up to round {way.last}"
+        f"{format_plural(way.releases, 'release')} of {way.source} up to round {way.last}"
         + (" seen directly" if len(way.path) == 1 else f" by way of {' → '.join(way.path)}")
         for way in ways
     )
-    return f"Of {whom}, seen by {who}: epsilon {upper(epsilon)}. {counted}."
+    return f"Of {whom}, seen by {who}: epsilon {format_upper(epsilon)}. {counted}."

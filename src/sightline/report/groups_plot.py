@@ -17,7 +17,7 @@ POINTS = 40
 """Epochs at which the curve is computed."""
 
 
-def draw(answer: Answer, path: Path) -> None:
+def draw_groups(answer: Answer, path: Path) -> None:
     """Write a PNG with the heatmap and the curve."""
     try:
         from matplotlib.figure import Figure
@@ -25,15 +25,15 @@ def draw(answer: Answer, path: Path) -> None:
         invalid("--plot", path, "figures need matplotlib", 'pip install "sightline[figures]"')
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    heatmap(left, answer)
-    curve(right, answer)
+    draw_heatmap(left, answer)
+    draw_curve(right, answer)
     try:
         figure.savefig(path, dpi=150, format="png")
     except OSError as error:
         invalid("--plot", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
 
 
-def heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
+def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
     """Epsilon of subject (row) against observer (column); white where the threat model says nothing."""
     by_worker = answer.workers <= MOST
     values = spread_over(answer.matrix, answer.pairs.class_of).copy() if by_worker else answer.matrix
@@ -41,12 +41,12 @@ def heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
         np.fill_diagonal(values, np.nan)
     image = axes.imshow(values, cmap="magma", vmin=0.0, vmax=top, interpolation="nearest")
     what = "worker" if by_worker else "class of workers"
-    axes.set(xlabel=f"observer ({what})", ylabel=f"subject ({what})", title=title(answer))
+    axes.set(xlabel=f"observer ({what})", ylabel=f"subject ({what})", title=plot_title(answer))
     axes.figure.colorbar(image, ax=axes, label=f"epsilon at delta = {answer.question.delta:g}", shrink=0.9)
     return image
 
 
-def title(answer: Answer) -> str:
+def plot_title(answer: Answer) -> str:
     """One line that says what is drawn."""
     q = answer.question
     name = "DP-OGL+" if q.plus else "DP-OGL"
@@ -54,7 +54,7 @@ def title(answer: Answer) -> str:
     return f"{name}, {structure}, M = {answer.groups}, S = {q.period}, T = {q.epochs}"
 
 
-def curve(axes: "Axes", answer: Answer) -> None:
+def draw_curve(axes: "Axes", answer: Answer) -> None:
     """Mean over workers of the worst observer's epsilon, with one standard deviation, epoch by epoch."""
     epochs = sampled_epochs(answer.question.epochs)
     rows = [answer.at(int(epoch)).worst for epoch in epochs]

@@ -4,8 +4,8 @@ import math
 from datetime import datetime
 
 from sightline.events import Adjacency, Unit
-from sightline.report.numbers import NONE, count, duration, number, percent, plural, short, upper
-from sightline.report.run import Run
+from sightline.report.numbers import NONE, format_count, format_duration, format_number, format_percent, format_plural, format_short, format_upper
+from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
 FALSE_ALARMS = 0.05
@@ -14,39 +14,39 @@ EMPTY = 0.95
 """A power beyond which a bound on it says nothing worth a number."""
 
 
-def content(run: Run) -> Content:
+def headline_content(run: RunView) -> Content:
     """Name, status, figures, promise and its limits."""
     return {
         "name": run.name,
         "status": str(run.fact("status", "unknown")),
         "reason": str(run.fact("status_reason", "")),
         "stopped": run.fact("status") == "stopped",
-        "about": about(run),
-        "figures": figures(run),
-        "promise": promise(run),
-        "limits": limits(run),
-        "unfinished": unfinished(run),
+        "about": about_run(run),
+        "figures": headline_figures(run),
+        "promise": promise_words(run),
+        "limits": limit_words(run),
+        "unfinished": unfinished_words(run),
         "guarantee": list(run.fact("guarantee", [])) if run.unit is not Unit.NONE else [],
         "caveats": list(run.fact("caveats", [])),
     }
 
 
-SECTION = Section("headline", "Result", content)
+SECTION = Section("headline", "Result", headline_content)
 
 
-def about(run: Run) -> list[str]:
+def about_run(run: RunView) -> list[str]:
     """Short facts for the line under the name."""
     parameters = run.fact("parameters")
     model = run.fact("model", "") and f"{run.fact('model')}" + (
-        f", {count(parameters)} parameters" if parameters else ""
+        f", {format_count(parameters)} parameters" if parameters else ""
     )
     source = run.fact("source")
     words = [run.fact("algorithm", ""), f"{source} data" if source else "", model, run.fact("topology", "")]
-    words += [_moment(run.fact("created")), duration(run.fact("seconds")) if run.fact("seconds") else ""]
+    words += [_created_words(run.fact("created")), format_duration(run.fact("seconds")) if run.fact("seconds") else ""]
     return [str(word) for word in words if word]
 
 
-def _moment(created: str | None) -> str:
+def _created_words(created: str | None) -> str:
     try:
         moment = datetime.fromisoformat(str(created))
     except ValueError:
@@ -54,52 +54,52 @@ def _moment(created: str | None) -> str:
     return f"{moment.day} {moment:%B %Y, %H:%M}" + (" UTC" if moment.tzname() == "UTC" else "")
 
 
-def figures(run: Run) -> list[dict[str, str]]:
+def headline_figures(run: RunView) -> list[dict[str, str]]:
     """The numbers that a reader looks for first, each with its name and what it is of."""
     planned = run.fact("rounds_planned")
     loss = run.last("test_loss")
     found = [
-        ("Test accuracy", percent(run.last("test_accuracy")), f"loss {number(loss)}" if loss is not None else ""),
+        ("Test accuracy", format_percent(run.last("test_accuracy")), f"loss {format_number(loss)}" if loss is not None else ""),
         ("Epsilon", epsilon_words(run), _epsilon_note(run)),
-        ("Protected", protected(run), _adjacency(run)),
-        ("Clients", count(run.fact("clients")), clients_note(run)),
-        ("Rounds", count(run.rounds_done), f"of {count(planned)} planned" if planned else ""),
-        ("Releases", count(len(run.ledger)), "in the ledger"),
+        ("Protected", protected_subjects(run), _adjacency_words(run)),
+        ("Clients", format_count(run.fact("clients")), clients_note(run)),
+        ("Rounds", format_count(run.rounds_done), f"of {format_count(planned)} planned" if planned else ""),
+        ("Releases", format_count(len(run.ledger)), "in the ledger"),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in found]
 
 
-def clients_note(run: Run) -> str:
+def clients_note(run: RunView) -> str:
     """The 10th percentile of the clients, and the worst with the number of examples that say so."""
     worst, most = run.last("client_accuracy_worst"), run.last("client_accuracy_decile")
     examples = run.last("client_worst_examples")
     if worst is None:
         return ""
-    of = f" (of {plural(int(examples), 'example')})" if examples else ""
-    return (f"10th percentile {percent(most)}, " if most is not None else "") + f"worst {percent(worst)}{of}"
+    of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
+    return (f"10th percentile {format_percent(most)}, " if most is not None else "") + f"worst {format_percent(worst)}{of}"
 
 
-def epsilon_words(run: Run) -> str:
+def epsilon_words(run: RunView) -> str:
     """The headline's epsilon: rounded up, or the plain word that there is none."""
     if run.unit is Unit.NONE:
         return "none"
-    return NONE if run.epsilon is None else upper(run.epsilon)
+    return NONE if run.epsilon is None else format_upper(run.epsilon)
 
 
-def _epsilon_note(run: Run) -> str:
+def _epsilon_note(run: RunView) -> str:
     if run.unit is Unit.NONE or (run.epsilon is not None and math.isinf(run.epsilon)):
         return "no guarantee"
     target = run.fact("target_epsilon")
-    words = f"at δ = {short(run.delta)}" if run.delta else ""
-    return words + (f", target {short(target)}" if target else "")
+    words = f"at δ = {format_short(run.delta)}" if run.delta else ""
+    return words + (f", target {format_short(target)}" if target else "")
 
 
-def protected(run: Run) -> str:
+def protected_subjects(run: RunView) -> str:
     """Whom the guarantee is for."""
     return {Unit.CLIENT: "each client", Unit.SAMPLE: "each example", Unit.NONE: "nobody"}[run.unit]
 
 
-def _adjacency(run: Run) -> str:
+def _adjacency_words(run: RunView) -> str:
     if run.unit is Unit.NONE:
         return "no noise was added"
     return {Adjacency.ADD_REMOVE: "added or removed", Adjacency.REPLACE: "exchanged for any other"}.get(
@@ -107,7 +107,7 @@ def _adjacency(run: Run) -> str:
     )
 
 
-def promise(run: Run) -> list[str]:
+def promise_words(run: RunView) -> list[str]:
     """What the guarantee means, in two sentences; the first is set larger."""
     if run.unit is Unit.NONE:
         return [
@@ -119,10 +119,10 @@ def promise(run: Run) -> list[str]:
     if math.isinf(run.epsilon):
         against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
         return [f"There is no privacy guarantee against {against}.", "Something reached them in the clear."]
-    return [_strength(run.epsilon, question(run)), odds(run.epsilon, run.delta or 0.0)]
+    return [_strength_words(run.epsilon, observer_question(run)), test_power_words(run.epsilon, run.delta or 0.0)]
 
 
-def question(run: Run) -> str:
+def observer_question(run: RunView) -> str:
     """What an observer must not find out."""
     if run.fact("adjacency") == Adjacency.REPLACE:
         return (
@@ -131,7 +131,7 @@ def question(run: Run) -> str:
     return "whether any one client took part" if run.who == "client" else "whether any one example was used"
 
 
-def _strength(epsilon: float, question: str) -> str:
+def _strength_words(epsilon: float, question: str) -> str:
     if epsilon <= 1:
         return f"Whoever sees every published model can hardly tell {question}."
     if epsilon <= 2.5:
@@ -139,7 +139,7 @@ def _strength(epsilon: float, question: str) -> str:
     return f"What the published models can tell about {question} is bounded, but at this epsilon the bound is loose."
 
 
-def odds(epsilon: float, delta: float) -> str:
+def test_power_words(epsilon: float, delta: float) -> str:
     """The guarantee as the power of the best test, rounded up; where that is next to everything, what would be less."""
     power, blind = power_at_most(epsilon, delta), f"{100 * FALSE_ALARMS:g} %"
     if power > EMPTY:
@@ -156,7 +156,7 @@ def odds(epsilon: float, delta: float) -> str:
 
 
 def _power_words(power: float) -> str:
-    return f"{upper(100 * power)} %"
+    return f"{format_upper(100 * power)} %"
 
 
 def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
@@ -168,7 +168,7 @@ def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALAR
     return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
 
 
-def limits(run: Run) -> list[str]:
+def limit_words(run: RunView) -> list[str]:
     """What the guarantee does not say."""
     if run.unit is Unit.NONE or run.epsilon is None or math.isinf(run.epsilon):
         return []
@@ -182,12 +182,12 @@ def limits(run: Run) -> list[str]:
     return found
 
 
-def unfinished(run: Run) -> str:
+def unfinished_words(run: RunView) -> str:
     """A word about releases of a round that has no metrics, or that the rounds' epsilon does not cover."""
     if not run.unfinished:
         more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
         return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
     return (
-        f"The ledger holds {plural(run.unfinished, 'release')} of a round that is not finished or was broken off; "
+        f"The ledger holds {format_plural(run.unfinished, 'release')} of a round that is not finished or was broken off; "
         "epsilon counts them."
     )

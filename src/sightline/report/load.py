@@ -8,15 +8,15 @@ import numpy as np
 
 from sightline.report.bars import Bars, bar_chart
 from sightline.report.chart import Tick
-from sightline.report.numbers import count, number, plural, short
-from sightline.report.run import Run
+from sightline.report.numbers import format_count, format_number, format_plural, format_short
+from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
 MOST_BARS = 60
 
 
 @dataclass(frozen=True)
-class Spread:
+class UseSpread:
     """The law of how often one member is used: binomial, or a constant."""
 
     trials: int
@@ -51,44 +51,44 @@ class Spread:
         """Mean, standard deviation, where 98% lie, the median of the least and of the most used of all members."""
         low, high = self.at(0.01), self.at(0.99)
         least, most = self.at(-np.expm1(np.log(0.5) / members)), self.at(np.exp(np.log(0.5) / members))
-        whole = count(low) if low == high else f"{count(low)} to {count(high)}"
-        return short(self.mean, 4), number(self.deviation, 3), whole, count(least), count(most)
+        whole = format_count(low) if low == high else f"{format_count(low)} to {format_count(high)}"
+        return format_short(self.mean, 4), format_number(self.deviation, 3), whole, format_count(least), format_count(most)
 
 
-def content(run: Run) -> Content | None:
+def load_content(run: RunView) -> Content | None:
     """A table and a picture for clients and for examples; None where everybody is always used."""
-    loads = [_told(load) for load in run.fact("load", [])]
+    loads = [_load_words(load) for load in run.fact("load", [])]
     return {"loads": loads} if loads else None
 
 
-SECTION = Section("load", "How often each is used", content)
+LOAD_SECTION = Section("load", "How often each is used", load_content)
 
 
-def _told(load: Mapping[str, Any]) -> dict[str, Any]:
+def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
     members, steps, who = int(load["members"]), int(load["steps"]), str(load["who"])
     scheduled = load.get("rate") is None
     rate = load["uses"] * load["epochs"] * load["chance"] / steps if scheduled else float(load["rate"])
-    coins = Spread(steps, rate)
+    coins = UseSpread(steps, rate)
     rows = [("Independent coins" + (" of the same rate" if scheduled else ""), coins.figures(members))]
     words = "When it was whose turn is shown nowhere: these numbers follow from the settings alone."
     if scheduled:
-        own = Spread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
+        own = UseSpread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
         rows.insert(0, ("This run's schedule", own.figures(members)))
         if load["chance"] == 1:
             words = (
-                f"Every {who} is used exactly {count(own.mean)} times in {count(steps)} {load['steps_are']}. " + words
+                f"Every {who} is used exactly {format_count(own.mean)} times in {format_count(steps)} {load['steps_are']}. " + words
             )
-    return {"who": who, "rows": rows, "words": words, "chart": _chart(coins, members, who, scheduled)}
+    return {"who": who, "rows": rows, "words": words, "chart": _use_chart(coins, members, who, scheduled)}
 
 
-def _chart(coins: Spread, members: int, who: str, scheduled: bool) -> Bars | None:
+def _use_chart(coins: UseSpread, members: int, who: str, scheduled: bool) -> Bars | None:
     """How many members coins would use how often; None where there is nothing to draw."""
     low, high = coins.at(1e-4), coins.at(1 - 1e-4)
     if not low < high <= low + MOST_BARS:
         return None
     uses = list(range(low, high + 1))
     heights = [members * coins.chance_of(use) for use in uses]
-    words = [f"{plural(use, 'use')}: {number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
+    words = [f"{format_plural(use, 'use')}: {format_number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
     every = -(-len(uses) // 8)
     labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
     title = f"Expected number of {who}s by how often " + (

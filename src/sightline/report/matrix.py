@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sightline.ledger import View, written
-from sightline.report.numbers import NONE, count, upper
-from sightline.report.run import CLASSES, Composed, Run
+from sightline.ledger import View, write_parties
+from sightline.report.numbers import NONE, format_count, format_upper
+from sightline.report.run import CLASSES, Composed, RunView
 
 WORK = 2_000_000
 """At most so many look-ups to find out which subjects are alike."""
@@ -37,7 +37,7 @@ class Column:
     def note(self) -> str:
         """A few words below it."""
         if self.standing_for > 1:
-            return f"{count(self.standing_for)} of them" if self.trusted else f"the worst of {count(self.standing_for)}"
+            return f"{format_count(self.standing_for)} of them" if self.trusted else f"the worst of {format_count(self.standing_for)}"
         return "trusted" if self.trusted else "untrusted" if self.name == self.kind else f"for example {self.name}"
 
 
@@ -54,7 +54,7 @@ class Cell:
         """The bound, rounded up."""
         if not self.there:
             return NONE
-        return upper(self.epsilon) if self.epsilon else "nothing"
+        return format_upper(self.epsilon) if self.epsilon else "nothing"
 
     @property
     def clear(self) -> bool:
@@ -70,7 +70,7 @@ class Matrix:
     rows: tuple[tuple[str, str, tuple[Cell, ...]], ...]
 
 
-def matrix(run: Run) -> Matrix | None:
+def epsilon_matrix(run: RunView) -> Matrix | None:
     """The matrix of a run; None when nobody is named or nothing was released."""
     columns = [Column(kind, name, False) for kind, name in run.observers.items()]
     columns += [Column("trusted", name, True) for name in run.trusted]
@@ -79,19 +79,19 @@ def matrix(run: Run) -> Matrix | None:
         return None  # where views differ within a kind: `matrix_by_lines`, or the section on groups
     views = [run.ledger.view(column.name) for column in columns]
     different = frozenset[Composed]().union(*(view.compositions() for view in views))
-    if len(different) > CLASSES or _work(views, subjects) > WORK:
+    if len(different) > CLASSES or _work_out(views, subjects) > WORK:
         return _worst_only(run, columns, views, subjects)
-    rows = sorted(_classes(run, views, subjects).items(), key=lambda row: [-cell.epsilon for cell in row[0]])
+    rows = sorted(_subject_classes(run, views, subjects).items(), key=lambda row: [-cell.epsilon for cell in row[0]])
     return Matrix(
-        tuple(columns), tuple((written(frozenset(names)), alike_words(names), cells) for cells, names in rows)
+        tuple(columns), tuple((write_parties(frozenset(names)), alike_words(names), cells) for cells, names in rows)
     )
 
 
-def _work(views: Sequence[View], subjects: Sequence[str]) -> int:
+def _work_out(views: Sequence[View], subjects: Sequence[str]) -> int:
     return len(subjects) * sum(len(composed) for view in views for composed in view.compositions())
 
 
-def _classes(run: Run, views: Sequence[View], subjects: Sequence[str]) -> dict[tuple[Cell, ...], list[str]]:
+def _subject_classes(run: RunView, views: Sequence[View], subjects: Sequence[str]) -> dict[tuple[Cell, ...], list[str]]:
     """Subjects that stand alike against every observer are one row."""
     found: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
     for subject in subjects:
@@ -102,12 +102,12 @@ def _classes(run: Run, views: Sequence[View], subjects: Sequence[str]) -> dict[t
 
 def alike_words(names: Sequence[str]) -> str:
     """How many subjects share a row, when it is more than one."""
-    return f"{count(len(names))} alike" if len(names) > 1 else ""
+    return f"{format_count(len(names))} alike" if len(names) > 1 else ""
 
 
-def _worst_only(run: Run, columns: Sequence[Column], views: Sequence[View], subjects: Sequence[str]) -> Matrix:
+def _worst_only(run: RunView, columns: Sequence[Column], views: Sequence[View], subjects: Sequence[str]) -> Matrix:
     """One row, the worst over all subjects: as the last round wrote it, or infinite where something went in clear."""
     spent = [run.spent.get(column.kind, math.inf) if not column.trusted else math.inf for column in columns]
     cells = tuple(Cell(value if view.compositions() else 0.0) for value, view in zip(spent, views, strict=True))
-    word = f"the worst of {count(len(subjects))}, who differ in noise or rate"
-    return Matrix(tuple(columns), ((written(frozenset(subjects)), word, cells),))
+    word = f"the worst of {format_count(len(subjects))}, who differ in noise or rate"
+    return Matrix(tuple(columns), ((write_parties(frozenset(subjects)), word, cells),))

@@ -9,7 +9,7 @@ NONE = "–"
 INFINITE = "∞"
 
 
-def upper(value: float | None, digits: int = 3) -> str:
+def format_upper(value: float | None, digits: int = 3) -> str:
     """An upper bound, rounded up: what is printed is never smaller than what was computed. None is infinite.
 
     >>> upper(7.9932), upper(8.0), upper(0.12341), upper(389.2), upper(None)
@@ -22,7 +22,7 @@ def upper(value: float | None, digits: int = 3) -> str:
     return _to_digits(value, digits, ROUND_CEILING)
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     """A measured number to a few significant digits.
 
     >>> number(0.53219), number(12.0), number(None), number(1.5e9), number(0.00001234)
@@ -31,7 +31,7 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return NONE
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return short(float(f"{value:.{digits}g}"))
+        return format_short(float(f"{value:.{digits}g}"))
     return _to_digits(value, digits, ROUND_HALF_EVEN) if value else "0"
 
 
@@ -39,12 +39,12 @@ def _to_digits(value: float, digits: int, rounding: str) -> str:
     exact = Decimal(repr(float(value)))
     if abs(exact.adjusted()) > 6:
         quantum = Decimal((0, (1,), exact.adjusted() - digits + 1))
-        return short(float(exact.quantize(quantum, rounding=rounding)))
+        return format_short(float(exact.quantize(quantum, rounding=rounding)))
     places = max(0, digits - 1 - exact.adjusted())
     return f"{exact.quantize(Decimal((0, (1,), -places)), rounding=rounding):,}"
 
 
-def short(value: float, digits: int = 6) -> str:
+def format_short(value: float, digits: int = 6) -> str:
     """A setting as a person would type it: no trailing zeros, no padded exponent.
 
     >>> short(1e-05), short(0.5), short(1.0), short(1234567.0)
@@ -55,7 +55,7 @@ def short(value: float, digits: int = 6) -> str:
     return f"{mantissa}e{int(exponent)}" if mark else mantissa
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """A share of one.
 
     >>> percent(0.91234), percent(1.0), percent(None)
@@ -64,7 +64,7 @@ def percent(share: float | None) -> str:
     return NONE if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """A whole number with its thousands set apart."""
     return NONE if value is None or not math.isfinite(value) else f"{round(value):,}"
 
@@ -80,10 +80,10 @@ def floats_as_bytes(floats: float) -> str:
         if volume < 1000 or name == "TB":
             break
         volume /= 1000
-    return f"{count(volume)} B" if name == "B" else f"{number(volume)} {name}"
+    return f"{format_count(volume)} B" if name == "B" else f"{format_number(volume)} {name}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A time span in the two units that matter.
 
     >>> duration(0.5), duration(12.34), duration(754), duration(7400), duration(None)
@@ -97,7 +97,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plural(number_of: int, noun: str) -> str:
+def format_plural(number_of: int, noun: str) -> str:
     """A counted noun.
 
     >>> plural(1, "release"), plural(3000, "release")

@@ -13,22 +13,22 @@ from markupsafe import Markup
 from sightline.errors import invalid
 from sightline.report import clients, clusters, control, costs, curves, groups, headline, load, settings, sight, traffic
 from sightline.report.disk import write_whole
-from sightline.report.run import Run
+from sightline.report.run import RunView
 from sightline.report.section import Content, Frame, Section
 
 REPORT = "report.html"
 
 SECTIONS: tuple[Section, ...] = (
     headline.SECTION,
-    curves.SECTION,
+    curves.CURVES_SECTION,
     sight.SECTION,
     groups.SECTION,
     clusters.SECTION,
-    clients.SECTION,
-    load.SECTION,
-    traffic.SECTION,
-    costs.SECTION,
-    control.SECTION,
+    clients.CLIENTS_SECTION,
+    load.LOAD_SECTION,
+    traffic.TRAFFIC_SECTION,
+    costs.COSTS_SECTION,
+    control.CONTROL_SECTION,
     settings.SECTION,
 )
 """To add a section: a module with its `content`, a template of the same name, and a line here."""
@@ -40,25 +40,25 @@ def write_report(run_dir: Path | str) -> Path:
     Guarantees: the page loads nothing from anywhere and says so in its Content-Security-Policy; whatever a run's names
     and words hold is shown as text; the file is replaced whole.
     """
-    return write_page(Run.read(Path(run_dir)))
+    return write_page(RunView.read(Path(run_dir)))
 
 
-def write_page(run: Run) -> Path:
+def write_page(run: RunView) -> Path:
     """Write the page of a run that was read before."""
     path = run.directory / REPORT
     try:
-        write_whole(path, render(run))
+        write_whole(path, render_run(run))
     except OSError as error:
         invalid("report", path, f"cannot be written ({error.strerror})", "make the run directory writable")
     return path
 
 
-def render(run: Run, sections: Sequence[Section] = SECTIONS) -> str:
+def render_run(run: RunView, sections: Sequence[Section] = SECTIONS) -> str:
     """The page of a run as text."""
-    return render_page(run.name, contents(run, sections), version=run.fact("sightline_version", ""))
+    return render_page(run.name, section_contents(run, sections), version=run.fact("sightline_version", ""))
 
 
-def contents(run: Run, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
+def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
     """The sections in which the run has something to say, with what they say."""
     found = [(section, section.content(run)) for section in sections]
     return [(section, content) for section, content in found if content is not None]
@@ -66,12 +66,12 @@ def contents(run: Run, sections: Sequence[Section] = SECTIONS) -> list[tuple[Sec
 
 def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:
     """A page that needs nothing but itself."""
-    style, script = asset("page.css"), asset("page.js")
+    style, script = read_asset("page.css"), read_asset("page.js")
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_sealed(style)}; script-src {_sealed(script)}; base-uri 'none'"
+        f"default-src 'none'; img-src data:; style-src {_content_hash(style)}; script-src {_content_hash(script)}; base-uri 'none'"
     )
     return (
-        environment()
+        template_environment()
         .get_template("page.html")
         .render(
             title=title,
@@ -85,7 +85,7 @@ def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, versio
 
 
 @cache
-def environment(*rooms: str) -> Environment:
+def template_environment(*rooms: str) -> Environment:
     """Templates of the report, and before them those of other rooms; whatever they are given is shown as text.
 
     They are compiled once in a process: that took longer than all the rest of a page.
@@ -112,12 +112,12 @@ def kept_whole(names: str) -> Markup:
     return Markup(" ").join(Markup('<span class="party">{}</span>').format(word) for word in words)
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """A style or script of the report."""
     return resources.files("sightline.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _sealed(text: str) -> str:
+def _content_hash(text: str) -> str:
     """The source expression that allows exactly this text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

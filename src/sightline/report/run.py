@@ -33,7 +33,7 @@ Composed = frozenset[tuple[Event, int]]
 """What one subject has to answer for: events with their counts, as `View.compositions` names it."""
 
 
-def located(error: Exception) -> str:
+def locate_error(error: Exception) -> str:
     """An error and the line of our own code where it came up, for whoever looks for the reason."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {printable(str(error), most=200)}; {Path(last.filename).name}, line {last.lineno}"
@@ -45,7 +45,7 @@ def checked_records(place: object) -> Iterator[None]:
     try:
         yield
     except STRANGE as error:
-        invalid("run", place, f"its records {UNLIKE_A_RUN} ({located(error)})")
+        invalid("run", place, f"its records {UNLIKE_A_RUN} ({locate_error(error)})")
 
 
 def read_settings_text(directory: Path) -> str:
@@ -57,7 +57,7 @@ def read_settings_text(directory: Path) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunView:
     """Everything a page is made of. A broken run lacks facts; every reader of them copes."""
 
     directory: Path
@@ -69,7 +69,7 @@ class Run:
     _accounted: dict[Composed, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, directory: Path) -> "Run":
+    def read(cls, directory: Path) -> "RunView":
         """The run of a directory; a damaged ledger, and facts or rounds that its journal does not know, raise."""
         with RunRecord.look(directory) as record:
             record.verify()

@@ -12,7 +12,7 @@ NOTHING = 1e-200
 """Differences below this are none."""
 
 
-def ticks(low: float, high: float, *, about: int = 5, whole: bool = False) -> list[float]:
+def axis_ticks(low: float, high: float, *, about: int = 5, whole: bool = False) -> list[float]:
     """Round numbers between low and high, about so many.
 
     >>> ticks(0, 1), ticks(1, 30, about=3, whole=True)
@@ -32,11 +32,11 @@ def nice_step(least: float, *, whole: bool = False) -> float:
     return next(factor * power for factor in factors if factor * power >= least * (1 - TINY))
 
 
-def domain(
+def axis_domain(
     values: Values, *, floor: float | None = None, ceiling: float | None = None, whole: bool = False
 ) -> tuple[float, float]:
     """The range of an axis: all finite values, widened to round numbers, kept within floor and ceiling."""
-    low, high = extent(values)
+    low, high = value_extent(values)
     size = max(abs(low), abs(high))
     if high - low <= max(1e-12 * size, NOTHING):
         room = 0.1 * size if size > NOTHING else 1.0
@@ -48,13 +48,13 @@ def domain(
     return low, high if ceiling is None else max(min(ceiling, high), low + step / 10)
 
 
-def extent(values: Values) -> tuple[float, float]:
+def value_extent(values: Values) -> tuple[float, float]:
     """The least and the greatest finite value; 0 to 1 when there is none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return (min(finite), max(finite)) if finite else (0.0, 1.0)
 
 
-def kept(lines: Sequence[Values], *, limit: int = 600) -> list[int]:
+def places_to_keep(lines: Sequence[Values], *, limit: int = 600) -> list[int]:
     """Places to keep so that a chart of at most `limit` points looks like the chart of all.
 
     Guarantees: the first and the last place are kept; in every bucket of neighbours each line keeps its lowest and its
@@ -68,11 +68,11 @@ def kept(lines: Sequence[Values], *, limit: int = 600) -> list[int]:
     found = {0, length - 1}
     for line in lines:
         for start, end in pairwise(edges):
-            found.update(_remarkable(line, range(start, end)))
+            found.update(_remarkable_places(line, range(start, end)))
     return sorted(found)
 
 
-def _remarkable(line: Values, places: range) -> set[int]:
+def _remarkable_places(line: Values, places: range) -> set[int]:
     there = [(value, place) for place in places if (value := line[place]) is not None]
     gap = [place for place in places if line[place] is None][:1]
     return {min(there)[1], max(there)[1], *gap} if there else set(gap)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sightline.report.run import Run
+from sightline.report.run import RunView
 
 Content = dict[str, Any]
 
@@ -26,4 +26,4 @@ class Frame:
 class Section(Frame):
     """`content` answers None when the run has nothing to say here; the section is then left out."""
 
-    content: Callable[[Run], Content | None]
+    content: Callable[[RunView], Content | None]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.report.numbers import count, short
-from sightline.report.run import Run
+from sightline.report.numbers import format_count, format_short
+from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
 NOISE_SOURCES = {
@@ -13,23 +13,23 @@ NOISE_SOURCES = {
 }
 
 
-def content(run: Run) -> Content:
+def settings_content(run: RunView) -> Content:
     """Two lists of facts, the resolved file, the versions, and the head of the hash chain."""
     return {
         "lists": [
-            ("Training", _shown(training(run))),
-            ("Privacy", _shown(privacy(run))),
-            ("Machine", _shown(machine(run))),
+            ("Training", _shown_facts(training_facts(run))),
+            ("Privacy", _shown_facts(privacy_facts(run))),
+            ("Machine", _shown_facts(machine_facts(run))),
         ],
         "settings": run.settings,
         "head": run.head,
     }
 
 
-SECTION = Section("settings", "Settings", content)
+SECTION = Section("settings", "Settings", settings_content)
 
 
-def training(run: Run) -> dict[str, Any]:
+def training_facts(run: RunView) -> dict[str, Any]:
     """What was trained, on what, by which algorithm."""
     return {
         "data": run.fact("source"),
@@ -45,7 +45,7 @@ def training(run: Run) -> dict[str, Any]:
     }
 
 
-def privacy(run: Run) -> dict[str, Any]:
+def privacy_facts(run: RunView) -> dict[str, Any]:
     """What was promised and by which noise."""
     names = ("unit", "adjacency", "where", "clip_norm", "noise_multiplier", "noise_std", "target_epsilon", "delta")
     source = run.fact("noise_source")
@@ -56,7 +56,7 @@ def privacy(run: Run) -> dict[str, Any]:
     }
 
 
-def machine(run: Run) -> dict[str, Any]:
+def machine_facts(run: RunView) -> dict[str, Any]:
     """What it ran on."""
     versions = run.fact("versions", {})
     return {
@@ -69,11 +69,11 @@ def machine(run: Run) -> dict[str, Any]:
     }
 
 
-def _shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, shown(value)) for name, value in facts.items() if value is not None and value != {}]
+def _shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, setting_text(value)) for name, value in facts.items() if value is not None and value != {}]
 
 
-def shown(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting as text.
 
     >>> shown({"min": 0.5, "max": 1.25}), shown({"scheme": "poisson", "rate": 0.5}), shown([1, 2]), shown(4810)
@@ -81,13 +81,13 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, Mapping):
         if set(value) == {"min", "max"}:
-            return f"{shown(value['min'])} to {shown(value['max'])}"
-        parts = [shown(part) if name == "scheme" else f"{name} {shown(part)}" for name, part in value.items()]
+            return f"{setting_text(value['min'])} to {setting_text(value['max'])}"
+        parts = [setting_text(part) if name == "scheme" else f"{name} {setting_text(part)}" for name, part in value.items()]
         return ", ".join(parts)
     if isinstance(value, list | tuple):
-        return ", ".join(shown(part) for part in value)
+        return ", ".join(setting_text(part) for part in value)
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
-        return count(value)
-    return short(value) if isinstance(value, float) else str(value)
+        return format_count(value)
+    return format_short(value) if isinstance(value, float) else str(value)

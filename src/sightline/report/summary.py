@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from sightline.engine.record import finite
+from sightline.engine.record import replace_nonfinite
 from sightline.report.page import REPORT
-from sightline.report.run import Run
+from sightline.report.run import RunView
 
 DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
 """What adaptive control decides before every round."""
 
 
-def summarised(run: Run) -> dict[str, Any]:
+def summarise_run(run: RunView) -> dict[str, Any]:
     """The numbers of a run, as plain values; None stands for infinite or unknown.
 
     Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
@@ -19,7 +19,7 @@ def summarised(run: Run) -> dict[str, Any]:
              "threads", "mkl_cbwr", "cpu_capability")  # fmt: skip
     metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
                "client_accuracy_worst", "client_worst_examples")  # fmt: skip
-    summary: dict[str, Any] = finite(
+    summary: dict[str, Any] = replace_nonfinite(
         {
             "run_dir": str(run.directory),
             "report": str(run.directory / REPORT),
@@ -35,14 +35,14 @@ def summarised(run: Run) -> dict[str, Any]:
             "rejected_updates": int(run.total("rejected")),
             "uplink_floats": run.total("uplink_floats"),
             **{name: run.total(name) for name in ("energy_joule", "delay_seconds") if run.fact("resources")},
-            **_clusters(run),
+            **_summarise_clusters(run),
             **({"control": {name: run.series(name) for name in DECISIONS}} if run.fact("control") else {}),
         }
     )
     return summary
 
 
-def _clusters(run: Run) -> dict[str, Any]:
+def _summarise_clusters(run: RunView) -> dict[str, Any]:
     """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
     facts = run.fact("clusters")
     if facts is None:

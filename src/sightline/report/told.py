@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sightline.events import Clear, Event, Product, Unit
-from sightline.ledger import NOBODY, Parties, Release, written
-from sightline.report.explain import explain, shape, told_as_one
-from sightline.report.numbers import count
+from sightline.ledger import NOBODY, Parties, Release, write_parties
+from sightline.report.explain import explain_event, sentence_shape, told_as_one
+from sightline.report.numbers import format_count
 
 Key = tuple[str, str, str, Parties, int, Parties]
 
 
 @dataclass
-class Told:
+class LedgerRow:
     """Releases of one kind: from whom, what, of whom, how hidden, to whom, when, how often."""
 
     what: str
@@ -32,35 +32,35 @@ class Told:
     @property
     def source(self) -> str:
         """Who published."""
-        return written(frozenset(self.sources))
+        return write_parties(frozenset(self.sources))
 
     @property
     def about(self) -> str:
         """Whose data it depends on."""
         if self.of_itself:
             return "itself" if len(self.sources) == 1 else "each of itself"
-        everyone = written(NOBODY.union(*self.subjects)) or "nobody"
+        everyone = write_parties(NOBODY.union(*self.subjects)) or "nobody"
         sizes = sorted(len(some) for some in self.subjects)
-        span = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
+        span = format_count(sizes[0]) if sizes[0] == sizes[-1] else f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
         return everyone if len(self.subjects) == 1 else f"{everyone}, {span} at a time"
 
     @property
     def seen_by(self) -> str:
         """Who saw it; peers are others of the senders' own kind."""
-        peers = "the others" if self.peers == len(self.sources) - 1 else f"{count(self.peers)} of the others"
+        peers = "the others" if self.peers == len(self.sources) - 1 else f"{format_count(self.peers)} of the others"
         words = [peers] if self.peers and self.of_itself else []
-        return ", ".join(filter(None, [*words, written(self.audience)])) or "nobody"
+        return ", ".join(filter(None, [*words, write_parties(self.audience)])) or "nobody"
 
     @property
     def how(self) -> str:
         """How it was hidden; when somebody knows the coins, that too."""
         words = told_as_one(self.explanations)
-        return words + (f"; coins known to {written(self.coins_known_to)}" if self.coins_known_to else "")
+        return words + (f"; coins known to {write_parties(self.coins_known_to)}" if self.coins_known_to else "")
 
     @property
     def when(self) -> str:
         """The rounds it was made in."""
-        return count(self.first) if self.first == self.last else f"{count(self.first)}–{count(self.last)}"
+        return format_count(self.first) if self.first == self.last else f"{format_count(self.first)}–{format_count(self.last)}"
 
     def take(self, release: Release, words: str) -> None:
         """One more release of this kind."""
@@ -77,7 +77,7 @@ class _Teller:
 
     def __init__(self, unit: Unit) -> None:
         self.who = "example" if unit is Unit.SAMPLE else "client"
-        self.rows: dict[Key, Told] = {}
+        self.rows: dict[Key, LedgerRow] = {}
         self._words: dict[Event, tuple[str, str]] = {}
         self._audiences: dict[tuple[str, Parties], tuple[Parties, int]] = {}
 
@@ -89,12 +89,12 @@ class _Teller:
         rest, peers = self._parted(source, release) if of_itself else (release.audience, 0)
         key = (source, release.what, form, rest, peers, release.coins_known_to)
         if key not in self.rows:
-            self.rows[key] = _started(release, rest, peers, of_itself)
+            self.rows[key] = _start_row(release, rest, peers, of_itself)
         self.rows[key].take(release, words)
 
     def _explained(self, event: Event) -> tuple[str, str]:
-        words = explain(event, self.who)
-        return self._words.setdefault(event, (words, shape(words)))
+        words = explain_event(event, self.who)
+        return self._words.setdefault(event, (words, sentence_shape(words)))
 
     def _parted(self, kind: str, release: Release) -> tuple[Parties, int]:
         """An audience as its members of other kinds, and how many of the sender's own kind besides the sender."""
@@ -106,8 +106,8 @@ class _Teller:
         return rest, peers - (release.source in release.audience)
 
 
-def _started(release: Release, audience: Parties, peers: int, of_itself: bool) -> Told:
-    return Told(
+def _start_row(release: Release, audience: Parties, peers: int, of_itself: bool) -> LedgerRow:
+    return LedgerRow(
         what=release.what,
         audience=audience,
         peers=peers,
@@ -119,7 +119,7 @@ def _started(release: Release, audience: Parties, peers: int, of_itself: bool) -
     )
 
 
-def tell(releases: Iterable[Release], unit: Unit) -> list[Told]:
+def tell_ledger(releases: Iterable[Release], unit: Unit) -> list[LedgerRow]:
     """The rows, in the order in which their kinds first appeared."""
     teller = _Teller(unit)
     for release in releases:

@@ -1,11 +1,11 @@
 """What went over the wires, and how long it took."""
 
-from sightline.report.numbers import count, duration, floats_as_bytes
-from sightline.report.run import Run
+from sightline.report.numbers import format_count, format_duration, floats_as_bytes
+from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
 
-def content(run: Run) -> Content | None:
+def traffic_content(run: RunView) -> Content | None:
     """Totals and the mean of a round, for each direction."""
     if not run.rounds:
         return None
@@ -14,11 +14,11 @@ def content(run: Run) -> Content | None:
     for name, key in (("Clients to server", "uplink_floats"), ("Server to clients", "downlink_floats")):
         if any(value is not None for value in run.series(key)):
             total = run.total(key)
-            rows.append((name, count(total), floats_as_bytes(total), floats_as_bytes(total / done)))
+            rows.append((name, format_count(total), floats_as_bytes(total), floats_as_bytes(total / done)))
     seconds = run.fact("seconds") or run.total("seconds") or None
     if not rows and seconds is None:
         return None
-    return {"rows": rows, "seconds": duration(seconds), "pace": duration(run.total("seconds") / done)}
+    return {"rows": rows, "seconds": format_duration(seconds), "pace": format_duration(run.total("seconds") / done)}
 
 
-SECTION = Section("traffic", "Traffic and time", content)
+TRAFFIC_SECTION = Section("traffic", "Traffic and time", traffic_content)

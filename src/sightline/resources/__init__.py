@@ -8,8 +8,8 @@ from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import CohortSampler
 from sightline.randomness import Streams
-from sightline.resources.cost import Cost, Overlap, Sending, together
-from sightline.resources.expected import gathering
+from sightline.resources.cost import Cost, Overlap, Sending, combine_costs
+from sightline.resources.expected import expected_gathering
 from sightline.resources.table import Table, read_table
 from sightline.resources.wireless import Wireless, WirelessSettings
 from sightline.topology import Channel
@@ -49,13 +49,13 @@ class Resources:
 
     def lifted(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
         """Every node sends one model to the server above it, all at one moment."""
-        return together([self.prices.wired(node, round=round) for node in nodes], self.overlap)
+        return combine_costs([self.prices.wired(node, round=round) for node in nodes], self.overlap)
 
     def _gathered(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
-        return gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
+        return expected_gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
 
 
-def build(experiment: Experiment, *, parameters: int) -> Resources | None:
+def build_resources(experiment: Experiment, *, parameters: int) -> Resources | None:
     """The resource model of an experiment file, or None."""
     section = experiment.resources
     if section is None:
@@ -64,18 +64,18 @@ def build(experiment: Experiment, *, parameters: int) -> Resources | None:
         law = "no such resource model"
         invalid("resources.model", section.model, law, did_you_mean(section.model, list(MODELS)))
     settings = section.settings
-    overlap = _overlap(settings.pop("delays", Overlap.MAX))
-    return Resources(_prices(section.model, settings, experiment, parameters), overlap)
+    overlap = _read_overlap(settings.pop("delays", Overlap.MAX))
+    return Resources(_build_prices(section.model, settings, experiment, parameters), overlap)
 
 
-def _prices(model: str, settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
+def _build_prices(model: str, settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
     clients = experiment.data.clients
     if model == "table":
         return read_table(settings, clients=clients)
     return Wireless(WirelessSettings.read(settings), clients, parameters, Streams.from_seed(experiment.seed))
 
 
-def _overlap(value: Any) -> Overlap:
+def _read_overlap(value: Any) -> Overlap:
     if value not in list(Overlap):
         invalid("resources.delays", value, 'is "max" (side by side) or "sum" (one after the other)')
     return Overlap(value)
@@ -91,8 +91,8 @@ __all__ = [
     "Table",
     "Wireless",
     "WirelessSettings",
-    "build",
-    "gathering",
+    "build_resources",
+    "expected_gathering",
     "read_table",
-    "together",
+    "combine_costs",
 ]

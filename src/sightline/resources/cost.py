@@ -39,7 +39,7 @@ class Cost:
         return Cost(count * self.energy_joule, count * self.delay_seconds)
 
 
-def together(costs: Iterable[Cost], overlap: Overlap) -> Cost:
+def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
     """Several senders of one moment; nobody costs nothing.
 
     >>> together([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)

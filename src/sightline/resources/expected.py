@@ -12,24 +12,24 @@ from sightline.mechanisms.samplers import FixedCohorts
 from sightline.resources.cost import Cost, Floats, Overlap, Sending
 
 
-def gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:
+def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:
     """Mean energy, and mean delay, of one upload by everybody who is drawn; each channel draws for itself.
 
     Guarantees: it is a function of the samplers' laws and of the public prices; the realised cohorts are not looked
     at. With everybody drawn it is the plain sum of the energies and the plain maximum (or sum) of the delays.
     """
-    energy = math.fsum(share(sampler) * math.fsum(sending.energy_joule) for sending, sampler in many)
+    energy = math.fsum(member_rate(sampler) * math.fsum(sending.energy_joule) for sending, sampler in many)
     if overlap is Overlap.SUM:
-        return Cost(energy, math.fsum(share(sampler) * math.fsum(sending.delay_seconds) for sending, sampler in many))
-    return Cost(energy, slowest([(sending.delay_seconds, sampler) for sending, sampler in many]))
+        return Cost(energy, math.fsum(member_rate(sampler) * math.fsum(sending.delay_seconds) for sending, sampler in many))
+    return Cost(energy, expected_slowest([(sending.delay_seconds, sampler) for sending, sampler in many]))
 
 
-def share(sampler: CohortSampler) -> float:
+def member_rate(sampler: CohortSampler) -> float:
     """How likely a member is to be drawn."""
     return sampler.expected / sampler.population
 
 
-def slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
+def expected_slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
     """E[max] of the delays of all cohorts together, zero where nobody is drawn.
 
     P(max <= x) is the product over channels of the chance that none of the slower ones is drawn; the mean is the sum
@@ -49,7 +49,7 @@ def none_of(sampler: CohortSampler, some: NDArray[np.int64]) -> Floats:
     """The chance that none of so many members is drawn: (1 - q)^some by coins, C(n - some, m) / C(n, m) without."""
     if isinstance(sampler, FixedCohorts):
         return _without_replacement(sampler.population, sampler.size, some)
-    return np.asarray((1 - share(sampler)) ** some.astype(np.float64))
+    return np.asarray((1 - member_rate(sampler)) ** some.astype(np.float64))
 
 
 def _without_replacement(population: int, size: int, some: NDArray[np.int64]) -> Floats:

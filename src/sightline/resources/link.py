@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def watt(power_dbm: float) -> float:
+def dbm_to_watt(power_dbm: float) -> float:
     """Decibels over one milliwatt in watt.
 
     >>> watt(30.0), round(watt(24.0), 4)
@@ -28,5 +28,5 @@ def shannon_rate(
     gain: Floats, *, power_dbm: float, bandwidth_hertz: float, noise_dbm_per_hertz: float
 ) -> Floats:  # fmt: skip
     """R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
-    noise_watt = watt(noise_dbm_per_hertz) * bandwidth_hertz
-    return np.asarray(bandwidth_hertz * np.log1p(watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64)
+    noise_watt = dbm_to_watt(noise_dbm_per_hertz) * bandwidth_hertz
+    return np.asarray(bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64)

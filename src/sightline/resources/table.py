@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import did_you_mean, invalid
-from sightline.foreign import text_of
+from sightline.foreign import read_text
 from sightline.resources.cost import Cost, Sending
 from sightline.topology import client_name
 
@@ -83,12 +83,12 @@ def read_table(given: Mapping[str, Any], *, clients: int) -> Table:
     if not isinstance(given.get("file"), str):
         invalid("resources.file", given.get("file", "missing"), "names a CSV or JSON file", 'e.g. file = "costs.csv"')
     path = Path(given["file"])
-    return Table({_key(path, row): _cost(path, row) for row in _read(path)}, clients, path.name)
+    return Table({_row_key(path, row): _row_cost(path, row) for row in _read_rows(path)}, clients, path.name)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read_rows(path: Path) -> list[dict[str, Any]]:
     try:
-        text = text_of(path, encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
         rows = json.loads(text) if path.suffix.lower() == ".json" else list(csv.DictReader(text.splitlines()))
     except FileNotFoundError:
         invalid("resources.file", path, "no such file")
@@ -103,21 +103,21 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _key(path: Path, row: Mapping[str, Any]) -> tuple[str, int | None]:
+def _row_key(path: Path, row: Mapping[str, Any]) -> tuple[str, int | None]:
     round = row.get("round")
     if round is None or round == "":
         return str(row["node"]).strip(), None
-    number = _number(path, row, "round")
+    number = _row_number(path, row, "round")
     if number != int(number) or number < 1:
         invalid("resources.file", round, f"a round in {path.name} is a whole number from 1")
     return str(row["node"]).strip(), int(number)
 
 
-def _cost(path: Path, row: Mapping[str, Any]) -> Cost:
-    return Cost(_number(path, row, "energy_joule"), _number(path, row, "delay_seconds"))
+def _row_cost(path: Path, row: Mapping[str, Any]) -> Cost:
+    return Cost(_row_number(path, row, "energy_joule"), _row_number(path, row, "delay_seconds"))
 
 
-def _number(path: Path, row: Mapping[str, Any], column: str) -> float:
+def _row_number(path: Path, row: Mapping[str, Any], column: str) -> float:
     try:
         value = float(row.get(column, "") if not isinstance(row.get(column), bool) else "")
     except (TypeError, ValueError, OverflowError):

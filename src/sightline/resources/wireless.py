@@ -11,8 +11,8 @@ import numpy as np
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Purpose, Streams
 from sightline.resources.cost import Cost, Floats, Sending
-from sightline.resources.link import path_gain, shannon_rate, watt
-from sightline.resources.read import number, positive, span, truth
+from sightline.resources.link import path_gain, shannon_rate, dbm_to_watt
+from sightline.resources.read import read_number, read_positive, read_span, read_boolean
 
 DEEPEST_FADE = 1e-9
 """A fade is at most that deep: a rate of zero would be an endless upload."""
@@ -44,17 +44,17 @@ class WirelessSettings:
             if key not in known:
                 law = "the wireless model has no such setting"
                 invalid(f"resources.{key}", value, law, did_you_mean(key, [*known, "delays"]))
-            found[key] = READERS.get(key, positive)(f"resources.{key}", value)
+            found[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
         return cls(**found)
 
 
 READERS = {
-    "noise_dbm_per_hertz": number,
-    "power_dbm": number,
-    "gain_at_one_metre_db": number,
-    "wired_power_dbm": number,
-    "distance_metre": span,
-    "fading": truth,
+    "noise_dbm_per_hertz": read_number,
+    "power_dbm": read_number,
+    "gain_at_one_metre_db": read_number,
+    "wired_power_dbm": read_number,
+    "distance_metre": read_span,
+    "fading": read_boolean,
 }
 
 
@@ -98,7 +98,7 @@ class Wireless:
     def wired(self, node: str, *, round: int) -> Cost:
         """One edge's upload to the server above it."""
         seconds = self.bits / self.settings.wired_bits_per_second
-        return Cost(watt(self.settings.wired_power_dbm) * seconds, seconds)
+        return Cost(dbm_to_watt(self.settings.wired_power_dbm) * seconds, seconds)
 
     def _priced(self, fade: Floats) -> Sending:
         s = self.settings
@@ -110,4 +110,4 @@ class Wireless:
             noise_dbm_per_hertz=s.noise_dbm_per_hertz,
         )
         seconds = self.bits / rate
-        return Sending(watt(s.power_dbm) * seconds, seconds)
+        return Sending(dbm_to_watt(s.power_dbm) * seconds, seconds)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import CentralMean, LocalMean, Mechanism
-from sightline.mechanisms.clip import sensitivity
-from sightline.runtimes.letter import MARKS, Letter
-from sightline.runtimes.packing import tensor
+from sightline.mechanisms.clip import sum_sensitivity
+from sightline.runtimes.letter import MARKS, WireMessage
+from sightline.runtimes.packing import own_tensor
 from sightline.topology import Channel
 
 LARGEST_NORM = 1e6
@@ -20,13 +20,13 @@ NUMBERS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswer:
     """A vector of so many numbers, of at most this norm."""
 
     numbers: int
     largest: float = LARGEST_NORM
 
-    def wrong_with(self, answer: Letter, *, simulated: bool) -> str:
+    def wrong_with(self, answer: WireMessage, *, simulated: bool) -> str:
         """Why an answer cannot be used; nothing when it can. Simulated clients are believed what they compute."""
         if "refused" in answer.words:
             return f"refused: {answer.words['refused']}"
@@ -34,7 +34,7 @@ class Expected:
         if value is None or value.shape != (self.numbers,) or value.dtype not in NUMBERS:
             looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
             return f"sent {looks} where ({self.numbers},) numbers were asked for"
-        norm = torch.linalg.vector_norm(tensor(value), dtype=torch.float64).item()
+        norm = torch.linalg.vector_norm(own_tensor(value), dtype=torch.float64).item()
         if simulated or norm <= self.largest:
             return ""
         if not math.isfinite(norm):
@@ -42,7 +42,7 @@ class Expected:
         return f"sent a vector of norm {norm:.3g}, at most {self.largest:.3g} is possible"
 
 
-def misdirected(answer: Letter, letter: Letter) -> str:
+def why_misdirected(answer: WireMessage, letter: WireMessage) -> str:
     """Why an answer does not belong to a question; nothing when it does, or when it is a refusal.
 
     The number of a question is known to nobody but who was asked: an answer to an earlier round, to somebody else, or
@@ -58,15 +58,15 @@ def misdirected(answer: Letter, letter: Letter) -> str:
     return "answers another question than the one that was asked"
 
 
-def expected_of(setting: Setting, mechanism: Mechanism, channel: Channel) -> Expected:
+def expected_of(setting: BuiltExperiment, mechanism: Mechanism, channel: Channel) -> ExpectedAnswer:
     """What a member's part of the mechanism can be: the clip norm; with noise, but for odds of e^-40."""
     dimension = setting.model.parameters
     if not isinstance(mechanism, CentralMean | LocalMean):
-        return Expected(dimension)
+        return ExpectedAnswer(dimension)
     splitter = setting.splitter
     clip_norm = mechanism.clip_norm * channel.clip_factor * (1.0 if splitter is None else splitter.widest)
     largest = clip_norm * (1 + 1e-5)
     if isinstance(mechanism, LocalMean):
-        noise = mechanism.noise_multiplier * channel.noise_factor * sensitivity(clip_norm, setting.adjacency)
+        noise = mechanism.noise_multiplier * channel.noise_factor * sum_sensitivity(clip_norm, setting.adjacency)
         largest += noise * (math.sqrt(dimension) + 9)
-    return Expected(dimension, largest)
+    return ExpectedAnswer(dimension, largest)

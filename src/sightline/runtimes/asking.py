@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sightline.algorithms import RULES
 from sightline.errors import invalid, refuse
-from sightline.mechanisms import Memory, Occasion, PrivateSteps
-from sightline.runtimes.letter import Letter
-from sightline.runtimes.packing import packed, tensor, unpacked
+from sightline.mechanisms import StateRule, CallId, PrivateSteps
+from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.packing import pack_value, own_tensor, unpack_value
 from sightline.topology import Channel
-from sightline.training.work import rows
+from sightline.training.work import client_rows
 
 LEAVING = "leaving"
 """The call by which a node does its own part of the mechanism; every other call hands a result over in the clear."""
@@ -28,14 +28,14 @@ CALLS = (LEAVING, CHOOSE, "train", "dp_sgd", "gradient_sums", "minimise")
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
+class Request:
     """What a whole cohort is asked, before it is dealt out to its members."""
 
     call: str
     starts: Tensor
-    at: Occasion
+    at: CallId
     terms: Mapping[str, Any] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: StateRule | None = None
     channel: Channel | None = None
     plans: Sequence[PrivateSteps] | None = None
     linear: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Ask:
     epsilon: float | None = None
     line: int = 0
 
-    def letter(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> Letter:
+    def letter(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> WireMessage:
         """The question to the member at that place of the cohort."""
-        terms, arrays = packed({name: _row(value, place) for name, value in self.terms.items()}, "terms")
+        terms, arrays = pack_value({name: _row_at(value, place) for name, value in self.terms.items()}, "terms")
         words = dict(common) | {
             "call": self.call,
             "client": client,
@@ -62,7 +62,7 @@ class Ask:
         if self.channel is not None:
             words["channel"] = {name: getattr(self.channel, name) for name in CHANNEL}
         if self.memory is not None:
-            rule, more = packed(_fields(self.memory), "rule")
+            rule, more = pack_value(_state_fields(self.memory), "rule")
             words["memory"] = {"rule": type(self.memory.rule).__name__, "settings": rule}
             arrays |= more
         if client in self.linear:
@@ -71,7 +71,7 @@ class Ask:
             arrays["candidates"] = self.candidates.numpy()
         if kept is not None:
             arrays["kept"] = kept.numpy()
-        return Letter(words, arrays | {"start": rows(self.starts, place).numpy()})
+        return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +80,10 @@ class Task:
 
     call: str
     client: int
-    at: Occasion
+    at: CallId
     start: Tensor
     terms: Mapping[str, Any]
-    memory: Memory | None
+    memory: StateRule | None
     channel: Channel
     plan: Mapping[str, Any] | None
     """The numbers in which the steps differ from the client's own plan."""
@@ -95,7 +95,7 @@ class Task:
     line: int
 
     @classmethod
-    def read(cls, letter: Letter, client: int) -> "Task":
+    def read(cls, letter: WireMessage, client: int) -> "Task":
         """The task in a letter; malformed ones are refused, and so is memory by a rule that this node does not know."""
         words, arrays = letter.words, letter.arrays
         try:
@@ -106,16 +106,16 @@ class Task:
             return cls(
                 call=call,
                 client=client,
-                at=Occasion(_number(words["round"]), _number(words["use"]), _number(words.get("part", 0))),
-                start=tensor(arrays["start"]),
-                terms=unpacked(words["terms"], arrays, "terms"),
-                memory=_memory(words.get("memory"), arrays),
+                at=CallId(_ledger_number(words["round"]), _ledger_number(words["use"]), _ledger_number(words.get("part", 0))),
+                start=own_tensor(arrays["start"]),
+                terms=unpack_value(words["terms"], arrays, "terms"),
+                memory=_read_state_rule(words.get("memory"), arrays),
                 channel=Channel(members=(client,), audience=frozenset({"public"}), **factors),
                 plan=None if plan is None else {name: plan[name] for name in PLAN},
                 linear=np.array(arrays["linear"]) if "linear" in arrays else None,
                 gradient_tolerance=words.get("gradient_tolerance"),
-                kept=tensor(arrays["kept"]) if "kept" in arrays else None,
-                candidates=tensor(arrays["candidates"]) if "candidates" in arrays else None,
+                kept=own_tensor(arrays["kept"]) if "kept" in arrays else None,
+                candidates=own_tensor(arrays["candidates"]) if "candidates" in arrays else None,
                 epsilon=words.get("epsilon"),
                 line=int(words.get("line", 0)),
             )
@@ -123,18 +123,18 @@ class Task:
             invalid("question", type(error).__name__, f"is not one that this version asks ({error})")
 
 
-def _number(value: Any) -> int:
+def _ledger_number(value: Any) -> int:
     """A round, use or part: what a ledger can hold."""
     if not 0 <= int(value) < 1 << 31:
         raise ValueError("rounds, uses and parts count from 0")
     return int(value)
 
 
-def _row(value: Any, place: int) -> Any:
-    return rows(value, place) if isinstance(value, Tensor) else value
+def _row_at(value: Any, place: int) -> Any:
+    return client_rows(value, place) if isinstance(value, Tensor) else value
 
 
-def _fields(memory: Memory) -> dict[str, Any]:
+def _state_fields(memory: StateRule) -> dict[str, Any]:
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
         law = "what its clients keep is no rule that a node knows"
@@ -142,10 +142,10 @@ def _fields(memory: Memory) -> dict[str, Any]:
     return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
 
 
-def _memory(words: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> Memory | None:
+def _read_state_rule(words: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> StateRule | None:
     if words is None:
         return None
     name = str(words["rule"])
     if name not in RULES:
         invalid("memory", name, "no rule that this node knows", f"known: {', '.join(RULES)}")
-    return RULES[name](**unpacked(words["settings"], arrays, "rule")).memory()
+    return RULES[name](**unpack_value(words["settings"], arrays, "rule")).memory()

@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import (
-    Ballot,
+    ModelChoice,
     Block,
     Cohort,
-    Left,
+    ClientOutput,
     Mechanism,
     PrivateSteps,
     Public,
-    Recall,
-    Scene,
-    Shelf,
+    StateAccess,
+    ReleaseContext,
+    ClientState,
     Updates,
 )
-from sightline.mechanisms.by_trust import ByTrust
+from sightline.mechanisms.by_trust import NoiseByTrust
 from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.asking import CHOOSE, LEAVING, Task
@@ -38,22 +38,22 @@ class Result:
     kept: Tensor | None
 
 
-class Desk:
+class ClientSide:
     """Answers for clients whose data are in `setting`, by the same code as the simulator.
 
     Guarantees: the value of `leaving` is the one that the mechanism lets go of, with the client's own noise where the
     mechanism noises at clients; the same streams give the same bits as in the simulator.
     """
 
-    def __init__(self, setting: Setting, public: Streams, secret: Streams) -> None:
+    def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
         self.setting, self._secret = setting, secret
         self._simulator = Simulator(setting, public, secret)
         self._with_noise = lru_cache(maxsize=8)(self._noised)
 
-    def mechanism(self, noise: float | None, scene: Scene) -> Mechanism:
+    def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
         found = self.setting.mechanism if noise is None else self._with_noise(noise)
-        return found.at(scene) if isinstance(found, ByTrust) else found
+        return found.at(scene) if isinstance(found, NoiseByTrust) else found
 
     def _noised(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -62,16 +62,16 @@ class Desk:
         """What the client would send, not yet computed."""
         recall = None
         if task.memory is not None:
-            shelf = Shelf({} if old is None else {task.client: old})
-            recall = Recall(task.memory, shelf, self._simulator.dimension)
+            shelf = ClientState({} if old is None else {task.client: old})
+            recall = StateAccess(task.memory, shelf, self._simulator.dimension)
         starts = {task.client: Public(task.start)}
         splitter = self.setting.splitter
         return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall, splitter)
 
-    def scene(self, task: Task, *, next_id: int = 0) -> Scene:
+    def scene(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
         """The round as this client sees it: a channel of one member, and its own noise."""
         purpose = Purpose.SELECTION if task.call == CHOOSE else Purpose.NOISE
-        return Scene(
+        return ReleaseContext(
             time=task.at.round,
             unit=self.setting.unit,
             adjacency=self.setting.adjacency,
@@ -85,13 +85,13 @@ class Desk:
             ),
         )
 
-    def compute(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
+    def compute(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
         """Do what the task asks."""
         if task.call == CHOOSE:
-            choice = ballot(task).choices(self._simulator, scene)[task.client]
+            choice = read_choice(task).choices(self._simulator, scene)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
         elif task.call == LEAVING:
-            _, value, rejected = one(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
+            _, value, rejected = single_output(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
         else:
             value, rejected = next(self._raw(task, updates, mechanism))[1][0], False
         recall = updates.recall
@@ -116,13 +116,13 @@ class Desk:
         return replace(own, **(task.plan or {}))
 
 
-def ballot(task: Task) -> Ballot:
+def read_choice(task: Task) -> ModelChoice:
     """The choice that a task asks for."""
     models = task.start[None] if task.candidates is None else task.candidates
-    return Ballot(Cohort((task.client,)), tuple(Public(model) for model in models), float(task.epsilon or 0.0))
+    return ModelChoice(Cohort((task.client,)), tuple(Public(model) for model in models), float(task.epsilon or 0.0))
 
 
-def one(left: Iterator[Left]) -> Left:
+def single_output(left: Iterator[ClientOutput]) -> ClientOutput:
     """The single member's own; the generator is run to its end, so that all that belongs to it has happened."""
     (found,) = left
     return found

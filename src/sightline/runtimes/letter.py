@@ -21,7 +21,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Letter:
+class WireMessage:
     """A question or an answer: plain words (anything JSON can say) and named arrays."""
 
     words: Words = field(default_factory=dict)
@@ -32,17 +32,17 @@ class Letter:
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
 
-    def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "Letter":
+    def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "WireMessage":
         """An answer that says which question it answers, and whose it is."""
         mark = {"client": client} | {name: self.words.get(name) for name in MARKS if name != "client"}
-        return Letter({**words, **mark}, arrays or {})
+        return WireMessage({**words, **mark}, arrays or {})
 
-    def unmarked(self) -> "Letter":
+    def unmarked(self) -> "WireMessage":
         """The letter without the number that makes it unlike all others: what is really asked."""
-        return Letter({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
+        return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Letter":
+    def from_bytes(cls, content: bytes) -> "WireMessage":
         """The letter that `to_bytes` wrote; anything else is refused."""
         try:
             size = int.from_bytes(content[:8], "little")

@@ -11,20 +11,20 @@ from torch import Tensor
 from sightline.runtimes.letter import Arrays
 
 
-def packed(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Numbers and tensors apart: the words of a letter, and its arrays with names that begin with `under`."""
     words = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
     arrays = {f"{under}/{name}": part.numpy() for name, part in value.items() if isinstance(part, Tensor)}
     return words, arrays
 
 
-def unpacked(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
+def unpack_value(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
     """What `packed` took apart."""
     start = f"{under}/"
-    found = {name.removeprefix(start): tensor(array) for name, array in arrays.items() if name.startswith(start)}
+    found = {name.removeprefix(start): own_tensor(array) for name, array in arrays.items() if name.startswith(start)}
     return {**words, **found}
 
 
-def tensor(array: NDArray[Any]) -> Tensor:
+def own_tensor(array: NDArray[Any]) -> Tensor:
     """A tensor of its own: what came by post may be read-only memory."""
     return torch.from_numpy(np.array(array))

@@ -11,25 +11,25 @@ from torch import Tensor
 
 from sightline import mkl
 from sightline.config import Experiment, to_toml
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
-    Ballot,
+    ModelChoice,
     Block,
-    Left,
+    ClientOutput,
     LocalMean,
-    Occasion,
+    CallId,
     PrivateSteps,
-    Recall,
-    Scene,
+    StateAccess,
+    ReleaseContext,
     Splitter,
     Updates,
 )
-from sightline.mechanisms.by_trust import ByTrust
-from sightline.runtimes.answers import Expected, expected_of, misdirected
-from sightline.runtimes.asking import CHOOSE, LEAVING, Ask
-from sightline.runtimes.letter import QUESTION, Letter
-from sightline.runtimes.packing import tensor
+from sightline.mechanisms.by_trust import NoiseByTrust
+from sightline.runtimes.answers import ExpectedAnswer, expected_of, why_misdirected
+from sightline.runtimes.asking import CHOOSE, LEAVING, Request
+from sightline.runtimes.letter import QUESTION, WireMessage
+from sightline.runtimes.packing import own_tensor
 from sightline.topology import client_name
 
 ROWS_BYTES = 1 << 27
@@ -43,10 +43,10 @@ class NobodyAnswers(SightlineError):
     """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Takes questions to nodes and brings back answers."""
 
-    def ask(self, letters: Mapping[int, Letter], group: str) -> Mapping[int, Letter | str]:
+    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Mapping[int, WireMessage | str]:
         """Client -> its answer, or in a few words why there is none. Waits no longer than it was told to."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
         refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
 
 
-class Remote:
+class RemoteClients:
     """A worker whose clients are behind a `Post`.
 
     Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
@@ -75,8 +75,8 @@ class Remote:
 
     def __init__(
         self,
-        setting: Setting,
-        post: Post,
+        setting: BuiltExperiment,
+        post: Transport,
         *,
         words: Mapping[str, Any],
         simulated: bool,
@@ -93,7 +93,7 @@ class Remote:
         self._in_vain = 0
 
     @property
-    def nodes(self) -> "Remote":
+    def nodes(self) -> "RemoteClients":
         """The members do their part of a mechanism themselves."""
         return self
 
@@ -106,23 +106,23 @@ class Remote:
         """Let go of the nodes."""
         self._post.close()
 
-    def asked(self, updates: Updates, scene: Scene) -> Iterator[Left]:
+    def asked(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members let go of."""
-        how = (updates.start_rows(), updates.at, updates.terms, _memory(updates.recall), scene.channel)
-        ask = Ask(LEAVING, *how, line=scene.line)
+        how = (updates.start_rows(), updates.at, updates.terms, _state_words(updates.recall), scene.channel)
+        ask = Request(LEAVING, *how, line=scene.line)
         mechanism = self._setting.mechanism
-        mechanism = mechanism.at(scene) if isinstance(mechanism, ByTrust) else mechanism
+        mechanism = mechanism.at(scene) if isinstance(mechanism, NoiseByTrust) else mechanism
         noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
         expected = expected_of(self._setting, mechanism, scene.channel)
         for client, answer in self._answers(updates.cohort.members, ask, updates.recall, expected, noise):
-            yield Left(client, tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
+            yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
-    def chosen(self, ballot: Ballot, scene: Scene) -> dict[int, int]:
+    def chosen(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         """Which model each member chose by itself."""
         models = torch.stack([model.value for model in ballot.candidates])
-        at = Occasion(scene.time, scene.use)
-        ask = Ask(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
-        answers = self._answers(ballot.choosers.members, ask, None, Expected(1, len(models) - 1.0))
+        at = CallId(scene.time, scene.use)
+        ask = Request(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
+        answers = self._answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
         return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
 
     def train(
@@ -130,13 +130,13 @@ class Remote:
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
-        yield from self._blocks(cohort, Ask("train", starts, at, terms, _memory(recall)), recall)
+        yield from self._blocks(cohort, Request("train", starts, at, terms, _state_words(recall)), recall)
 
     def dp_sgd(
         self,
@@ -144,18 +144,18 @@ class Remote:
         starts: Tensor,
         *,
         plans: Sequence[PrivateSteps],
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
-        yield from self._blocks(cohort, Ask("dp_sgd", starts, at, terms, _memory(recall), plans=plans), recall)
+        yield from self._blocks(cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall)
 
     def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """Sums of clipped gradients, handed over in the clear."""
-        yield from self._blocks(cohort, Ask("gradient_sums", starts, at, plans=plans), None)
+        yield from self._blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
 
     def minimise(
         self,
@@ -167,21 +167,21 @@ class Remote:
         gradient_tolerance: float,
     ) -> Iterator[Block]:
         """Exact minimisers, handed over in the clear."""
-        at = Occasion(0, 0)
-        ask = Ask("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
+        at = CallId(0, 0)
+        ask = Request("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
         yield from self._blocks(cohort, ask, None)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """Refused: counts that are handed over are not private; nodes choose by themselves."""
         refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
 
-    def _blocks(self, cohort: Sequence[int], ask: Ask, recall: Recall | None) -> Iterator[Block]:
-        for client, answer in self._answers(cohort, ask, recall, Expected(self.dimension)):
-            yield [client], tensor(answer.arrays["value"])[None]
+    def _blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
+        for client, answer in self._answers(cohort, ask, recall, ExpectedAnswer(self.dimension)):
+            yield [client], own_tensor(answer.arrays["value"])[None]
 
     def _answers(
-        self, cohort: Sequence[int], ask: Ask, recall: Recall | None, expected: Expected, noise: float | None = None
-    ) -> Iterator[tuple[int, Letter]]:
+        self, cohort: Sequence[int], ask: Request, recall: StateAccess | None, expected: ExpectedAnswer, noise: float | None = None
+    ) -> Iterator[tuple[int, WireMessage]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
@@ -200,24 +200,24 @@ class Remote:
                 yield client, answer
         self._patience(answered, len(cohort))
 
-    def _wrong(self, expected: Expected, answer: Letter, letter: Letter) -> str:
-        return misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
+    def _wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
+        return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
 
-    def _letter(self, ask: Ask, place: int, client: int, recall: Recall | None, noise: float | None) -> Letter:
+    def _letter(self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None) -> WireMessage:
         common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
         common[QUESTION] = secrets.token_hex(16)
         return ask.letter(place, client, common=common, kept=self._restored(client, recall))
 
-    def _restored(self, client: int, recall: Recall | None) -> Tensor | None:
+    def _restored(self, client: int, recall: StateAccess | None) -> Tensor | None:
         """What a simulated client kept in a run that is resumed; afterwards its node remembers by itself."""
         if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
             return None
         self._known.add((client, recall.memory.name))
         return recall.kept(client)
 
-    def _keep(self, client: int, answer: Letter, recall: Recall | None) -> None:
+    def _keep(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
         if self._simulated and recall is not None and "kept" in answer.arrays:
-            recall.keep_value(client, tensor(answer.arrays["kept"]))
+            recall.keep_value(client, own_tensor(answer.arrays["kept"]))
 
     def _left_out(self, round: int, client: int, why: str) -> None:
         why = printable(why, most=LONGEST_REASON)
@@ -234,5 +234,5 @@ class Remote:
             )
 
 
-def _memory(recall: Recall | None) -> Any:
+def _state_words(recall: StateAccess | None) -> Any:
     return None if recall is None else recall.memory

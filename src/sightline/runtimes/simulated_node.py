@@ -13,11 +13,11 @@ from sightline.engine.directory import SECRET
 from sightline.errors import SightlineError
 from sightline.randomness import Streams
 from sightline.runtimes.asking import Task
-from sightline.runtimes.desk import Desk
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.desk import ClientSide
+from sightline.runtimes.letter import WireMessage
 
 
-def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
+def answer_simulated(letter: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
     """Do what a question asks, as the client that it names; `kept` is what that client remembers.
 
     Guarantees: the same bits as the simulator, wherever the process is. Mistakes come back as words.
@@ -33,7 +33,7 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
         scene = desk.scene(task)
         result = desk.compute(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
     except SightlineError as error:
-        return Letter({"refused": str(error)})
+        return WireMessage({"refused": str(error)})
     arrays = {"value": result.value.numpy()}
     if result.kept is not None:
         kept[name] = result.kept
@@ -42,9 +42,9 @@ def answer(letter: Letter, kept: MutableMapping[str, Tensor]) -> Letter:
 
 
 @lru_cache(maxsize=2)
-def desk_of(experiment: str, data: str | None, folder: str | None) -> Desk:
+def desk_of(experiment: str, data: str | None, folder: str | None) -> ClientSide:
     """The desk of an experiment: data are read once in every process."""
-    setting = engine.build(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
+    setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
     public = Streams.from_seed(setting.experiment.seed)
     from_os = setting.experiment.privacy.noise_source == "os" and folder is not None
-    return Desk(setting, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)
+    return ClientSide(setting, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)

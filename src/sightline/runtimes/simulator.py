@@ -10,33 +10,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import mkl
-from sightline.engine.setting import Setting
+from sightline.engine.setting import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import (
     WHOLE_BATCH,
     Allotment,
     Block,
-    Occasion,
+    CallId,
     PrivateSteps,
-    Recall,
+    StateAccess,
     Schedules,
     Splitter,
     effective_steps,
 )
-from sightline.mechanisms.objective_solver import Regression, minimise, to_unit, unit_examples
+from sightline.mechanisms.objective_solver import Regression, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
-from sightline.runtimes.trainer import Job, trainer_for
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate
+from sightline.runtimes.trainer import TrainingJob, trainer_for
+from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
 from sightline.training.batches import steps_of
 from sightline.training.parted import parted_gradient_sum
 from sightline.training.views import ViewKind, Views
-from sightline.training.work import rows
+from sightline.training.work import client_rows
 
 
 class Simulator:
     """Trains clients with the streams of their own numbers, so that neither order nor batching matters."""
 
-    def __init__(self, setting: Setting, public: Streams, secret: Streams, *, workers: int = 1) -> None:
+    def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams, *, workers: int = 1) -> None:
         torch.set_num_threads(1)
         mkl.warn_unless_reproducible()
         local = setting.experiment.local
@@ -77,16 +77,16 @@ class Simulator:
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """Local SGD of the cohort, or the solver of its memory."""
         if not cohort:
             return
         rngs = self._rngs(self._public, Purpose.BATCHES, cohort, at)
-        work = _asked(self._work, terms)
+        work = _requested_work(self._work, terms)
         epochs = self._epochs(cohort, at) if work.steps is None else None
         steps = self._steps(cohort, epochs, work)
         if recall is not None and recall.memory.solver is not None:
@@ -99,40 +99,40 @@ class Simulator:
         }
         if splitter is not None:
             each["assigned"] = self._assigned(splitter, cohort, at)
-        job = Job(
+        job = TrainingJob(
             "train" if splitter is None else "train_parts",
             starts,
             _with_memory(terms, cohort, recall),
             each,
-            shared={"work": _repeated(work, times)},
+            shared={"work": _repeat_work(work, times)},
         )
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), steps, recall)
 
-    def _assigned(self, splitter: Splitter, cohort: Sequence[int], at: Occasion) -> list[Any]:
+    def _assigned(self, splitter: Splitter, cohort: Sequence[int], at: CallId) -> list[Any]:
         """Every member's part for this training call: drawn in secret, kept nowhere."""
         rngs = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         return [splitter.splitting.draw(1, rng=rng)[0] for rng in rngs]
 
     def _solved(
         self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
-        recall: Recall, work: LocalWork,
+        recall: StateAccess, work: LocalWork,
     ) -> Iterator[Block]:  # fmt: skip
         """Every member's training by the solver that came with the memory."""
         for place, client in enumerate(cohort):
             end, kept = recall.memory.solver(  # type: ignore[misc]
-                self._model, rows(starts, place), self._shards[client], work, steps=steps[place], rng=rngs[place]
+                self._model, client_rows(starts, place), self._shards[client], work, steps=steps[place], rng=rngs[place]
             )
             recall.keep_value(client, kept)
             yield [client], end[None]
 
     def _kept(
-        self, cohort: Sequence[int], starts: Tensor, found: Iterator[Any], steps: Sequence[int], recall: Recall | None
+        self, cohort: Sequence[int], starts: Tensor, found: Iterator[Any], steps: Sequence[int], recall: StateAccess | None
     ) -> Iterator[Block]:
         """The blocks of a training by clients, their memories updated on the way."""
         for places, ends in found:
             for place, end in zip(places, ends, strict=True) if recall is not None else ():
                 work = effective_steps(steps[place], self._work.momentum)
-                recall.keep(cohort[place], rows(starts, int(place)), end, work)  # type: ignore[union-attr]
+                recall.keep(cohort[place], client_rows(starts, int(place)), end, work)  # type: ignore[union-attr]
             yield [cohort[place] for place in places], ends
 
     def minimise(
@@ -155,12 +155,12 @@ class Simulator:
                     unit_examples(np.asarray(shard.x, dtype=np.float32)),
                     shard.y,
                     classes,
-                    to_unit(rows(starts, place).double().numpy(), classes),
+                    to_unit(client_rows(starts, place).double().numpy(), classes),
                     float(terms.get("proximal", 0.0)),
                     self._work.weight_decay,
                     linear.get(client),
                 )
-                yield [client], torch.from_numpy(minimise(problem, gradient_tolerance=gradient_tolerance))[None]
+                yield [client], torch.from_numpy(minimise_regression(problem, gradient_tolerance=gradient_tolerance))[None]
 
     def _steps(self, cohort: Sequence[int], epochs: Sequence[float] | None, work: LocalWork) -> list[int]:
         return [
@@ -174,9 +174,9 @@ class Simulator:
         starts: Tensor,
         *,
         plans: Sequence[PrivateSteps],
-        at: Occasion,
+        at: CallId,
         terms: Mapping[str, Any],
-        recall: Recall | None = None,
+        recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """DP-SGD of the cohort, each member with its own noise and coins."""
         if not cohort:
@@ -191,7 +191,7 @@ class Simulator:
         }
         if any(plan.allotment is not None for plan in plans):
             each["batches"] = [self._scheduled(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
-        shared: dict[str, Any] = {"work": _asked(self._work, terms)}
+        shared: dict[str, Any] = {"work": _requested_work(self._work, terms)}
         if splitter is None:
             call, shared["clip_norm"] = "dp_sgd", clip_norm
             each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
@@ -201,11 +201,11 @@ class Simulator:
             each["assign_rngs"] = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
-        job = Job(call, starts, _with_memory(terms, cohort, recall), each, shared)
+        job = TrainingJob(call, starts, _with_memory(terms, cohort, recall), each, shared)
         yield from self._kept(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
     def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: Occasion
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """One drawn batch per member, its clipped gradients summed."""
         rngs = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
@@ -216,7 +216,7 @@ class Simulator:
                 drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
             else:
                 (drawn,) = self._scheduled(client, plan, at)
-            start, x, y = rows(starts, place), shard.x[drawn], shard.y[drawn]
+            start, x, y = client_rows(starts, place), shard.x[drawn], shard.y[drawn]
             if plan.splitter is None:
                 views = None if self._views is None else (self._views, view_rngs[place])
                 how: dict[str, Any] = {"clip_norm": plan.clip_norm, "rng": rng, "views": views}
@@ -227,7 +227,7 @@ class Simulator:
                 total = parted_gradient_sum(plan.splitter.splitting, start, x, y, apart, rng=own)
             yield [client], total[None]
 
-    def _scheduled(self, client: int, plan: PrivateSteps, at: Occasion) -> list[NDArray[np.intp]]:
+    def _scheduled(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
         """The batches of a client's round by its hidden schedule."""
         first = plan.first_step(at.round)
         return [
@@ -241,15 +241,15 @@ class Simulator:
         """Every member's own count for every model."""
         for client in cohort:
             shard = self._shards[client]
-            found = [evaluate(self._model, model, shard, apart=self._apart) for model in models]
+            found = [evaluate_model(self._model, model, shard, apart=self._apart) for model in models]
             yield client, [round(one.accuracy * one.examples) for one in found]
 
     def _rngs(
-        self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: Occasion
+        self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: CallId
     ) -> list[np.random.Generator]:
         return [streams.rng(purpose, round=at.round, participant=client, use=at.use) for client in cohort]
 
-    def _epochs(self, cohort: Sequence[int], at: Occasion) -> list[float] | None:
+    def _epochs(self, cohort: Sequence[int], at: CallId) -> list[float] | None:
         """With probability `stragglers` a client does a uniform 1..E-1 of its E epochs; its partial work is kept."""
         epochs = self._work.epochs
         if not self._stragglers or epochs is None or epochs < 2:
@@ -258,7 +258,7 @@ class Simulator:
         return [float(rng.integers(1, epochs)) if rng.random() < self._stragglers else float(epochs) for rng in rngs]
 
 
-def _repeated(work: LocalWork, times: int) -> LocalWork:
+def _repeat_work(work: LocalWork, times: int) -> LocalWork:
     """The work of several rounds in one, by a client that is left alone meanwhile."""
     epochs, steps = work.epochs, work.steps
     return replace(work, epochs=epochs and times * epochs, steps=steps and times * steps)
@@ -268,7 +268,7 @@ WORK = ("steps", "learning_rate", "step_norm")
 """Terms of a training call that say how the clients work, not what their objective is."""
 
 
-def _asked(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
+def _requested_work(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
     """The work of this call: as the experiment says, with what the call says otherwise."""
     other = {name: terms[name] for name in WORK if name in terms}
     if terms.get(WHOLE_BATCH):
@@ -276,7 +276,7 @@ def _asked(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
     return replace(work, epochs=None if "steps" in other else work.epochs, **other)
 
 
-def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: Recall | None) -> LocalTerms:
+def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: StateAccess | None) -> LocalTerms:
     """The terms of the local objectives, with the linear term that every member's memory adds."""
     terms = {name: value for name, value in terms.items() if name not in (*WORK, WHOLE_BATCH, "repeat", "most_steps")}
     linear = None if recall is None else recall.linear_rows(cohort)

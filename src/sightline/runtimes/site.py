@@ -13,21 +13,21 @@ from pathlib import Path
 
 from sightline import accounting, engine
 from sightline.config import FACTORY, Experiment, parse
-from sightline.engine import Setting
+from sightline.engine import BuiltExperiment
 from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
 from sightline.events import Clear
-from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect
-from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, Scene, Updates
-from sightline.mechanisms.mechanism import of
+from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write
+from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, ReleaseContext, Updates
+from sightline.mechanisms.mechanism import only_client
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
 from sightline.mechanisms.segments import SegmentSums
 from sightline.randomness import Streams
 from sightline.runtimes.asking import CHOOSE, LEAVING, Task
-from sightline.runtimes.desk import Desk, Result, ballot
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.desk import ClientSide, Result, read_choice
+from sightline.runtimes.letter import WireMessage
 from sightline.runtimes.site_policy import POLICY, federation_of, kind_of, read_data, read_policy
-from sightline.runtimes.site_shelf import SiteShelf
+from sightline.runtimes.site_shelf import SiteStore
 from sightline.topology import client_name
 
 LOG = logging.getLogger("sightline.site")
@@ -54,10 +54,10 @@ class Site:
         self._state = folder / "state"
         self._state.mkdir(mode=0o700, exist_ok=True)
         self._root = Streams.from_operating_system(self._state / "noise-root.secret")
-        self._shelf = SiteShelf(self._state)
+        self._shelf = SiteStore(self._state)
         self._built = lru_cache(maxsize=2)(self._build)
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, letter: WireMessage) -> WireMessage:
         """The answer to a question, or in one line why there is none."""
         try:
             if letter.words.get("call") == HELLO:
@@ -66,24 +66,24 @@ class Site:
                 answer = self._answer(letter)
             return letter.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
-            return Letter({"refused": str(error)})
+            return WireMessage({"refused": str(error)})
         except Exception as error:
             LOG.exception("a question could not be answered")
-            return Letter({"refused": f"{type(error).__name__}; the site's log says more"})  # the text may hold data
+            return WireMessage({"refused": f"{type(error).__name__}; the site's log says more"})  # the text may hold data
 
-    def hello(self) -> Letter:
+    def hello(self) -> WireMessage:
         """The public facts of a site: its number, and how much data of what kind it has."""
         train, policy = self.data.train, self.policy
         shape = [int(size) for size in train.x.shape[1:]]
         facts = {"client": policy.client, "examples": len(train), "shape": shape, "kind": str(kind_of(train))}
-        return Letter(facts | {"classes": policy.classes, "vocabulary": policy.vocabulary})
+        return WireMessage(facts | {"classes": policy.classes, "vocabulary": policy.vocabulary})
 
     def spent(self) -> float:
         """The epsilon that the site has spent so far, over all runs."""
         with self._ledger() as (ledger, _):
             return ledger.worst_epsilon(self._observers(), self.policy.delta)
 
-    def _answer(self, letter: Letter) -> Letter:
+    def _answer(self, letter: WireMessage) -> WireMessage:
         asked = hashlib.sha256(letter.unmarked().to_bytes()).digest()
         run = str(letter.words.get("run", ""))
         before = self._shelf.answer_to(asked, run)
@@ -96,7 +96,7 @@ class Site:
         memory = "" if task.memory is None else task.memory.name
         old = self._shelf.kept(run, memory, task.at)
         coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
-        desk = Desk(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
+        desk = ClientSide(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
         updates = desk.updates(task, old)
         with self._ledger() as (ledger, store):
             scene = desk.scene(task, next_id=len(ledger))
@@ -107,11 +107,11 @@ class Site:
         result = self._computed(desk, task, updates, scene, mechanism)
         clear = any(release.event == Clear() for release in claims)
         # that an update was not finite depends on the data: said only where the update itself is handed over
-        answer = Letter({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
+        answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
-    def _computed(self, desk: Desk, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Result:
+    def _computed(self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
         """The value; of a failure nothing is told but that it happened, since its words may hold data."""
         try:
             return desk.compute(task, updates, scene, mechanism)
@@ -119,15 +119,15 @@ class Site:
             LOG.exception("an answer could not be computed")
             raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
 
-    def _claims(self, task: Task, updates: Updates, scene: Scene, mechanism: Mechanism) -> Sequence[Release]:
+    def _claims(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count."""
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:
-            return [replace(release, audience=everyone) for release in ballot(task).claims(scene)]
+            return [replace(release, audience=everyone) for release in read_choice(task).claims(scene)]
         trusted = isinstance(mechanism, SegmentSums) and scene.channel.trusted
         if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS) and not trusted:
             return [replace(release, audience=everyone) for release in mechanism.claims_each(updates, scene)]
-        subject, what = of(self.policy.client), f"{task.call}: handed to the server without noise"
+        subject, what = only_client(self.policy.client), f"{task.call}: handed to the server without noise"
         event, audience = Clear(), frozenset({SERVER})
         source = client_name(self.policy.client)
         return [scene.release(source=source, event=event, audience=audience, what=what, subjects=subject)]
@@ -151,14 +151,14 @@ class Site:
     @contextmanager
     def _ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
         """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
-        with closing(connect(self._state / BUDGET)) as connection:
+        with closing(connect_to_write(self._state / BUDGET)) as connection:
             store = SqliteStore(connection)
             if not store.vouches_for(*self._shelf.charged()):
                 raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
             participants = {client_name(self.policy.client), SERVER, PUBLIC}
             yield Ledger.stored(store, participants=participants), store
 
-    def _build(self, text: str) -> Setting:
+    def _build(self, text: str) -> BuiltExperiment:
         experiment = self._admitted(text)
         if self.policy.client >= experiment.data.clients:
             law = f"the experiment has {experiment.data.clients} clients, numbered from 0"
@@ -167,7 +167,7 @@ class Site:
         federation = federation_of(self.data, self.policy.client, experiment.data.clients, **facts)
         start = experiment.model.init  # it came with the question: the vector, and nothing else
         blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
-        setting = engine.build(blank, federation=federation)
+        setting = engine.build_experiment(blank, federation=federation)
         if start is not None and setting.model.constants:
             first = next(iter(setting.model.constants))
             law = f"frozen tensors and buffers do not travel, and this site has its own {first!r}"

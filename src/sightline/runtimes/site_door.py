@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline.errors import SightlineError
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 
 if TYPE_CHECKING:  # whoever only knocks does not load torch
     from sightline.runtimes.site import Site
@@ -18,7 +18,7 @@ LARGEST_LETTER = 1 << 31
 PATIENCE_SECONDS = 60.0
 
 
-def serve(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process is ended.
 
     Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
@@ -35,13 +35,13 @@ def serve(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None
         while True:
             try:
                 with listener.accept() as caller:
-                    _patient(caller.fileno())
-                    caller.send_bytes(_answer(site, caller.recv_bytes(LARGEST_LETTER)))
+                    _set_deadline(caller.fileno())
+                    caller.send_bytes(_answer_bytes(site, caller.recv_bytes(LARGEST_LETTER)))
             except (EOFError, OSError, MemoryError):
                 continue
 
 
-def _patient(descriptor: int) -> None:
+def _set_deadline(descriptor: int) -> None:
     """Wait so long for the next bytes of a caller, or until it takes some, and no longer: others wait behind it."""
     seconds = struct.pack("ll", int(PATIENCE_SECONDS), int(PATIENCE_SECONDS % 1 * 1e6))
     with socket.socket(fileno=os.dup(descriptor)) as line:
@@ -49,19 +49,19 @@ def _patient(descriptor: int) -> None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
 
-def _answer(site: "Site", content: bytes) -> bytes:
+def _answer_bytes(site: "Site", content: bytes) -> bytes:
     try:
-        letter = Letter.from_bytes(content)
+        letter = WireMessage.from_bytes(content)
     except SightlineError as error:
-        return Letter({"refused": str(error)}).to_bytes()
+        return WireMessage({"refused": str(error)}).to_bytes()
     return site.answer(letter).to_bytes()
 
 
-def asked(place: Path, letter: Letter) -> Letter:
+def ask_site(place: Path, letter: WireMessage) -> WireMessage:
     """The answer of the site behind a socket."""
     try:
         with Client(str(place), family="AF_UNIX") as site:
             site.send_bytes(letter.to_bytes())
-            return Letter.from_bytes(site.recv_bytes(LARGEST_LETTER))
+            return WireMessage.from_bytes(site.recv_bytes(LARGEST_LETTER))
     except (EOFError, OSError) as error:
-        return Letter({"refused": f"site-socket: nobody answers there ({type(error).__name__})"})
+        return WireMessage({"refused": f"site-socket: nobody answers there ({type(error).__name__})"})

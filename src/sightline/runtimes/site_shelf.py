@@ -7,17 +7,17 @@ from pathlib import Path
 from torch import Tensor
 
 from sightline.ledger import GENESIS
-from sightline.mechanisms import Occasion
+from sightline.mechanisms import CallId
 from sightline.randomness import write_secret
-from sightline.runtimes.letter import Letter
-from sightline.runtimes.packing import tensor
+from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.packing import own_tensor
 
 SHELF = "shelf.secret"
 RUNS = 8
 """Of so many runs the site remembers the last answer and what its client keeps."""
 
 
-class SiteShelf:
+class SiteStore:
     """The last answer of every run, and per run and memory what was kept before and after the round it belongs to.
 
     Guarantees: the file is replaced whole, so that after a crash it holds the state before the answer or after it; a
@@ -27,17 +27,17 @@ class SiteShelf:
     def __init__(self, folder: Path) -> None:
         self._path = folder / SHELF
 
-    def answer_to(self, asked: bytes, run: str) -> Letter | None:
+    def answer_to(self, asked: bytes, run: str) -> WireMessage | None:
         """The answer that was given to this very question, when it was the run's last one."""
-        found, place = self._read(), _place(run)
+        found, place = self._read(), _answer_name(run)
         last = found.words.get("answers", {}).get(place)
         if last is None or last["asked"] != asked.hex():
             return None
         start = f"answer/{place}/"
         arrays = {name.removeprefix(start): a for name, a in found.arrays.items() if name.startswith(start)}
-        return Letter(last["words"], arrays)
+        return WireMessage(last["words"], arrays)
 
-    def kept(self, run: str, memory: str, at: Occasion) -> Tensor | None:
+    def kept(self, run: str, memory: str, at: CallId) -> Tensor | None:
         """What the client kept when the round began; None before its first."""
         found = self._read()
         mark = found.words.get("marks", {}).get(f"{run}/{memory}")
@@ -45,7 +45,7 @@ class SiteShelf:
             return None
         again = [at.round, at.use] == mark
         array = found.arrays.get(f"{'before' if again else 'after'}/{run}/{memory}")
-        return None if array is None else tensor(array)
+        return None if array is None else own_tensor(array)
 
     def fingerprint(self) -> bytes:
         """Changes whenever anything on the shelf does."""
@@ -57,14 +57,14 @@ class SiteShelf:
         return int(releases), str(head)
 
     def put(
-        self, asked: bytes, answer: Letter, *, run: str, memory: str, at: Occasion, kept: Tensor | None,
+        self, asked: bytes, answer: WireMessage, *, run: str, memory: str, at: CallId, kept: Tensor | None,
         charged: tuple[int, str],
     ) -> None:  # fmt: skip
         """Put away an answer, what the client keeps from now on, and what the ledger must hold from now on."""
-        found, key, place = self._read(), f"{run}/{memory}", _place(run)
+        found, key, place = self._read(), f"{run}/{memory}", _answer_name(run)
         answers = {name: one for name, one in found.words.get("answers", {}).items() if name != place}
         answers = dict([*answers.items()][1 - RUNS :]) | {place: {"asked": asked.hex(), "words": dict(answer.words)}}
-        arrays = {name: array for name, array in found.arrays.items() if _stays(name, answers, place)}
+        arrays = {name: array for name, array in found.arrays.items() if _is_kept(name, answers, place)}
         marks = dict(found.words.get("marks", {}))
         if kept is not None:
             before = self.kept(run, memory, at)
@@ -78,18 +78,18 @@ class SiteShelf:
             del marks[old]
             arrays = {name: array for name, array in arrays.items() if name.partition("/")[2] != old}
         arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
-        write_secret(self._path, Letter({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes())
+        write_secret(self._path, WireMessage({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes())
 
-    def _read(self) -> Letter:
-        return Letter.from_bytes(self._path.read_bytes()) if self._path.exists() else Letter()
+    def _read(self) -> WireMessage:
+        return WireMessage.from_bytes(self._path.read_bytes()) if self._path.exists() else WireMessage()
 
 
-def _place(run: str) -> str:
+def _answer_name(run: str) -> str:
     """Where a run's last answer lies: a name that no run can choose."""
     return hashlib.sha256(run.encode()).hexdigest()[:32]
 
 
-def _stays(name: str, answers: Mapping[str, object], replaced: str) -> bool:
+def _is_kept(name: str, answers: Mapping[str, object], replaced: str) -> bool:
     """Whether an array stays when the answer at a place is replaced: what is kept does, and other runs' answers."""
     kind, _, rest = name.partition("/")
     place = rest.partition("/")[0]

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from sightline.data import Shard
 from sightline.models import FlatModel, Splitting
-from sightline.training import LocalTerms, dp_sgd, train
+from sightline.training import LocalTerms, dp_sgd, train_local
 from sightline.training.dispatch import dense_layers
 from sightline.training.parted import dp_sgd_parts, train_parts
 
 CALLS: dict[str, Callable[..., Iterator[Any]]] = {
-    "train": train,
+    "train": train_local,
     "dp_sgd": dp_sgd,
     "train_parts": train_parts,
     "dp_sgd_parts": dp_sgd_parts,
@@ -34,7 +34,7 @@ ROWS_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class TrainingJob:
     """A call of the training room for some clients; `each` holds the arguments that are one per client."""
 
     call: str
@@ -43,7 +43,7 @@ class Job:
     each: Mapping[str, Sequence[Any] | None]
     shared: Mapping[str, Any]
 
-    def part(self, places: Sequence[int]) -> "Job":
+    def part(self, places: Sequence[int]) -> "TrainingJob":
         """The same call for the clients at these places of the cohort."""
         rows = torch.as_tensor(list(places))
 
@@ -68,7 +68,7 @@ class HereTrainer:
     def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None) -> None:
         self._model, self._shards, self._trained = model, shards, splitting or model
 
-    def run(self, job: Job, cohort: Sequence[int]) -> Iterator[Rows]:
+    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
         """End vectors, in the order of the cohort: sums over them must not depend on how clients were stacked."""
         rows = max(1, ROWS_BYTES // (4 * self._model.parameters))
         for first in range(0, len(cohort), rows):
@@ -104,14 +104,14 @@ class PoolTrainer:
             theirs.close()
             self._pipes.append(ours)
 
-    def run(self, job: Job, cohort: Sequence[int]) -> Iterator[Rows]:
+    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
         """End vectors, in the order of the cohort."""
         for first in range(0, len(cohort), self._rows):
             places = range(first, min(first + self._rows, len(cohort)))
             self._turn(job, cohort, places)
             yield np.asarray(places), self._ends[: len(places)].clone()
 
-    def _turn(self, job: Job, cohort: Sequence[int], places: range) -> None:
+    def _turn(self, job: TrainingJob, cohort: Sequence[int], places: range) -> None:
         asked = []
         for number, pipe in enumerate(self._pipes):
             mine = self._share(cohort, places, number)
@@ -119,7 +119,7 @@ class PoolTrainer:
                 clients = [cohort[place] for place in mine]
                 pipe.send((job.part(mine), clients, [place - places.start for place in mine]))
                 asked.append(pipe)
-        failures = [answer for answer in [_answer(pipe) for pipe in asked] if answer is not None]
+        failures = [answer for answer in [_receive_answer(pipe) for pipe in asked] if answer is not None]
         if failures:
             raise failures[0]
 
@@ -138,7 +138,7 @@ class PoolTrainer:
                 pipe.send(self._served(job, clients, rows))
         os._exit(0)
 
-    def _served(self, job: Job, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
+    def _served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
         try:
             for places, ends in job.run(self._trained, [self._shards[client] for client in clients]):
                 for place, end in zip(places.tolist(), ends, strict=True):
@@ -153,7 +153,7 @@ class PoolTrainer:
             pipe.close()
 
 
-def _answer(pipe: Connection) -> BaseException | None:
+def _receive_answer(pipe: Connection) -> BaseException | None:
     try:
         found: BaseException | None = pipe.recv()
         return found

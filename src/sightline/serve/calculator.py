@@ -5,14 +5,14 @@ import time
 from typing import Any
 
 from sightline.accounting import Accountant, Scheme
-from sightline.engine.record import finite
+from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
-from sightline.report.chart import Axis, Chart, Line, line_chart
-from sightline.report.numbers import short, upper
+from sightline.report.chart import Axis, Chart, ChartLine, line_chart
+from sightline.report.numbers import format_short, format_upper
 from sightline.serve.knobs import DELTA, EPSILON, NOISE, Knob, drawn_knob
-from sightline.serve.message import Request, Response, plain
-from sightline.serve.schemes import SCHEMES, Entry, Numbers, lines
-from sightline.serve.site import Site
+from sightline.serve.message import Request, Response, json_response
+from sightline.serve.schemes import SCHEMES, Entry, Numbers, comparison_lines
+from sightline.serve.site import PageServer
 
 POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
 """In which order the 15 points of a curve are worked out: coarse first."""
@@ -26,13 +26,13 @@ SOLVE = {"epsilon": "epsilon, of a noise", "noise": "the noise, for an epsilon"}
 Asked = tuple[Entry, dict[str, float], float]
 
 
-def page(site: Site, request: Request) -> Response:
+def calculator_page(site: PageServer, request: Request) -> Response:
     """The form, the numbers, and with `part=curve` the curve."""
-    name, solve = chosen(request), solved_for(request)
+    name, solve = chosen_scheme(request), solved_for(request)
     entry = SCHEMES[name]
     content: dict[str, Any] = {"numbers": None, "mistake": "", "chart": None}
     try:
-        entry, numbers, delta = asked(request)
+        entry, numbers, delta = read_question(request)
         if request.one("part") == "curve":
             content["chart"] = drawn_curve(request, entry, numbers, delta)
         elif solve == "noise":
@@ -57,15 +57,15 @@ def page(site: Site, request: Request) -> Response:
     )
 
 
-def api(site: Site, request: Request) -> Response:
+def calculator_api(site: PageServer, request: Request) -> Response:
     """Epsilon of every line as JSON, or with `solve=noise` the noise multiplier; null is infinite or not worked out."""
-    entry, numbers, delta = asked(request)
-    told: dict[str, Any] = {"scheme": chosen(request), **numbers, "delta": delta}
+    entry, numbers, delta = read_question(request)
+    told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
     if solved_for(request) == "noise":
         told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(entry, numbers, delta)}
     else:
         told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(entry, numbers, delta)}
-    return plain(finite(told))
+    return json_response(replace_nonfinite(told))
 
 
 def solved_for(request: Request) -> str:
@@ -81,7 +81,7 @@ def knobs_of(entry: Entry, solve: str) -> list[Knob]:
     return [EPSILON if knob is NOISE and solve == "noise" else knob for knob in entry.knobs]
 
 
-def chosen(request: Request) -> str:
+def chosen_scheme(request: Request) -> str:
     """The scheme's name."""
     name = request.one("scheme", "poisson")
     if name not in SCHEMES:
@@ -89,24 +89,24 @@ def chosen(request: Request) -> str:
     return name
 
 
-def asked(request: Request) -> Asked:
+def read_question(request: Request) -> Asked:
     """The scheme, its numbers and delta."""
-    entry = SCHEMES[chosen(request)]
+    entry = SCHEMES[chosen_scheme(request)]
     knobs = knobs_of(entry, solved_for(request))
     return entry, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
 
 
-def epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
+def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
     """Epsilon; the accountant remembers what it was asked before."""
     return scheme.epsilon(delta=delta, accountant=accountant)
 
 
 def worked_out(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """Name, epsilon, its words, and its length against the longest."""
-    found = {name: epsilon(*pair, delta) for name, pair in lines(entry, numbers).items()}
+    found = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(entry, numbers).items()}
     top = max([value for value in found.values() if math.isfinite(value)], default=1.0)
     return [
-        {"name": name, "epsilon": value, "words": upper(value, digits=4), "share": _share(value, top)}
+        {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
         for name, value in found.items()
     ]
 
@@ -128,14 +128,14 @@ def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]
     searched, the others while there is time.
     """
     begun = time.thread_time()
-    schemes = lines(entry, _with_noise(numbers, 1.0))
+    schemes = comparison_lines(entry, _with_noise(numbers, 1.0))
     found: dict[str, float | None] = dict.fromkeys(schemes)
     for name in sorted(schemes, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
             found[name] = least_noise(*schemes[name], numbers["epsilon"], delta)
     top = max(value for value in found.values() if value)
     return [
-        {"name": name, "noise": value, "words": upper(value, digits=4), "share": _share(value, top)}
+        {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
         if value
         else {"name": name, "noise": None, "words": "–", "share": "0"}
         for name, value in found.items()
@@ -145,37 +145,37 @@ def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]
 def drawn_curve(request: Request, entry: Entry, numbers: dict[str, float], delta: float) -> Chart | None:
     """The curve around the chosen noise, or around the one that meets the chosen epsilon."""
     if solved_for(request) == "noise":
-        scheme, accountant = lines(entry, _with_noise(numbers, 1.0))["this scheme"]
+        scheme, accountant = comparison_lines(entry, _with_noise(numbers, 1.0))["this scheme"]
         numbers = _with_noise(numbers, least_noise(scheme, accountant, numbers["epsilon"], delta))
-    return curve(entry, numbers, delta, request.one("against", "noise"))
+    return epsilon_curve(entry, numbers, delta, request.one("against", "noise"))
 
 
-def _share(value: float, top: float) -> str:
+def _bar_share(value: float, top: float) -> str:
     if not math.isfinite(value):
         return "100"
     return f"{100 * value / top:.1f}" if top > 0 else "0"
 
 
-def curve(entry: Entry, numbers: Numbers, delta: float, against: str) -> Chart | None:
+def epsilon_curve(entry: Entry, numbers: Numbers, delta: float, against: str) -> Chart | None:
     """Epsilon of every line around the chosen noise, or number of steps."""
     knob = next((one for one in entry.knobs if one.name == against and one.name in ("noise", "steps")), entry.knobs[0])
-    xs, found = _points(entry, numbers, delta, knob)
+    xs, found = _curve_points(entry, numbers, delta, knob)
     exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in found.values() for v in row if v)}
     logs = {name: [math.log10(value) if value else None for value in row] for name, row in found.items()}
-    axis = Axis("epsilon", tick=_tick, value=lambda log: upper(exact.get(log, 10**log), digits=4))
+    axis = Axis("epsilon", tick=_tick_word, value=lambda log: format_upper(exact.get(log, 10**log), digits=4))
     title = f"Epsilon by {knob.name}, logarithmic"
-    x_axis = Axis(knob.label, tick=lambda x: short(x, 4), value=lambda x: f"{knob.name} {short(x, 4)}")
+    x_axis = Axis(knob.label, tick=lambda x: format_short(x, 4), value=lambda x: f"{knob.name} {format_short(x, 4)}")
     here = {row["name"]: row["words"] for row in worked_out(entry, numbers, delta)}
-    drawn = [Line(name, row, here[name]) for name, row in logs.items()]
+    drawn = [ChartLine(name, row, here[name]) for name, row in logs.items()]
     return line_chart("calculator", title, xs, drawn, x_axis=x_axis, y_axis=axis, joined=True)
 
 
-def _tick(log: float) -> str:
+def _tick_word(log: float) -> str:
     value = 10**log
-    return f"{value:,.0f}" if value > 9.5 else short(value, 2)
+    return f"{value:,.0f}" if value > 9.5 else format_short(value, 2)
 
 
-def _points(
+def _curve_points(
     entry: Entry, numbers: Numbers, delta: float, knob: Knob
 ) -> tuple[list[float], dict[str, list[float | None]]]:
     middle = numbers[knob.name]
@@ -184,10 +184,10 @@ def _points(
         low = max(low, numbers["uses"])
     grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]
     xs = sorted({round(x) if knob.whole else float(f"{x:.4g}") for x in grid})
-    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in lines(entry, numbers)}
+    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(entry, numbers)}
     begun = time.thread_time()
     for place in POINTS:
         if place < len(xs) and time.thread_time() - begun < PATIENCE:
-            for name, pair in lines(entry, {**numbers, knob.name: xs[place]}).items():
-                found[name][place] = epsilon(*pair, delta)
+            for name, pair in comparison_lines(entry, {**numbers, knob.name: xs[place]}).items():
+                found[name][place] = cached_epsilon(*pair, delta)
     return [float(x) for x in xs], found

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sightline.engine.record import DATABASE, RunRecord, finite
+from sightline.engine.record import DATABASE, RunRecord, replace_nonfinite
 from sightline.errors import SightlineError
 from sightline.report.run import STRANGE
 
@@ -58,11 +58,11 @@ class Glance:
 
     def plain(self) -> dict[str, Any]:
         """As JSON; null is infinite or unknown."""
-        found: dict[str, Any] = finite(asdict(self) | {"left": self.left, "silent": self.silent})
+        found: dict[str, Any] = replace_nonfinite(asdict(self) | {"left": self.left, "silent": self.silent})
         return found
 
 
-def signature(directory: Path) -> Signature:
+def database_signature(directory: Path) -> Signature:
     """Changes whenever the database does."""
     found = []
     for name in (DATABASE, f"{DATABASE}-wal"):
@@ -83,18 +83,18 @@ class Glances:
 
     def of(self, id: str, directory: Path) -> Glance | None:
         """The glance of a run; None while, or because, it cannot be read."""
-        now = signature(directory)
+        now = database_signature(directory)
         with self._lock:
             held = self._held.get(id)
         if held is not None and held[0] == now:
             return held[1]
-        glance = glanced(id, directory)
+        glance = glance_at(id, directory)
         with self._lock:
             self._held[id] = (now, glance)
         return glance
 
 
-def glanced(id: str, directory: Path) -> Glance | None:
+def glance_at(id: str, directory: Path) -> Glance | None:
     """Read a glance; None of a run that has not begun, is being written, or is damaged in whatever way."""
     try:
         return read_glance(id, directory)
@@ -105,10 +105,10 @@ def glanced(id: str, directory: Path) -> Glance | None:
 def read_glance(id: str, directory: Path) -> Glance:
     """Read a glance; whatever is wrong with the run raises."""
     with RunRecord.look(directory) as record:
-        return _read(id, directory, record)
+        return _read_record(id, directory, record)
 
 
-def _read(id: str, directory: Path, record: RunRecord) -> Glance:
+def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
     facts, last, known = record.facts, record.last_round() or {}, record.last_with("epsilon") or {}
     spent = [math.inf if value is None else float(value) for value in (known.get("epsilon") or {}).values()]
     number = int(last.get("round") or 0)
@@ -132,5 +132,5 @@ def _read(id: str, directory: Path, record: RunRecord) -> Glance:
         created=str(facts.get("created") or ""),
         seconds=float(facts.get("seconds") or 0.0),
         pace=float(last.get("seconds") or 0.0),
-        wrote=max(moment for moment, _ in signature(directory)) / 1e9,
+        wrote=max(moment for moment, _ in database_signature(directory)) / 1e9,
     )

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlencode
 
-from sightline.serve.message import Request, Response, page
+from sightline.serve.message import Request, Response, html_response
 
 HEAD = '<!doctype html><meta charset="utf-8"><title>Sightline</title><link rel="icon" href="data:,">'
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -34,14 +34,14 @@ class Guard:
     def refusal(self, request: Request) -> Response | None:
         """Why not, or None when the request is welcome; a token in the address is exchanged for a cookie."""
         if not self._named(request.headers.get("host", "")):
-            return _refused(HTTPStatus.MISDIRECTED_REQUEST, "This server does not go by that name.")
+            return _refuse_with(HTTPStatus.MISDIRECTED_REQUEST, "This server does not go by that name.")
         if self._foreign(request):
-            return _refused(HTTPStatus.FORBIDDEN, "Other sites may not ask.")
+            return _refuse_with(HTTPStatus.FORBIDDEN, "Other sites may not ask.")
         if "token" in request.query:
             return self._entrance(request)
-        if self._known(self._cookie_of(request)) or self._known(_bearer(request)):
+        if self._known(self._cookie_of(request)) or self._known(_bearer_token(request)):
             return None
-        return _refused(HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token.")
+        return _refuse_with(HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token.")
 
     def _named(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
@@ -73,12 +73,12 @@ class Guard:
     def _entrance(self, request: Request) -> Response:
         """Set the cookie and lead on to the same page without the token, so that it is in no address bar."""
         if not self._known(request.one("token")):
-            return _refused(HTTPStatus.UNAUTHORIZED, "That token is not, or no longer, the right one.")
+            return _refuse_with(HTTPStatus.UNAUTHORIZED, "That token is not, or no longer, the right one.")
         rest = urlencode({name: values for name, values in request.query.items() if name != "token"}, doseq=True)
         path = "/" + request.path.lstrip("/\\")
         cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
         # a 200 that leads on, not a redirect: a strict cookie would not be sent along with a redirect from elsewhere
-        return page(
+        return html_response(
             f"{HEAD}<p>Opening …</p>",
             Set_Cookie=cookie,
             Cache_Control="no-store",
@@ -101,10 +101,10 @@ def names_of(host: str, more: Iterable[str] = ()) -> frozenset[str]:
     return LOCAL | own | {name.lower() for name in more}
 
 
-def _bearer(request: Request) -> str:
+def _bearer_token(request: Request) -> str:
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     return value.strip() if scheme.lower() == "bearer" else ""
 
 
-def _refused(status: HTTPStatus, words: str) -> Response:
-    return page(f"{HEAD}<p>{words}</p>", status, Cache_Control="no-store")
+def _refuse_with(status: HTTPStatus, words: str) -> Response:
+    return html_response(f"{HEAD}<p>{words}</p>", status, Cache_Control="no-store")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.report.numbers import short
+from sightline.report.numbers import format_short
 from sightline.serve.message import Request
 
 
@@ -52,14 +52,14 @@ def drawn_knob(knob: Knob, request: Request) -> dict[str, Any]:
     return {
         "name": knob.name,
         "label": knob.label,
-        "value": _number(request.one(knob.name) or short(knob.start, 12)),
+        "value": _number_text(request.one(knob.name) or format_short(knob.start, 12)),
         "low": f"{math.log10(knob.low):.4f}",
         "high": f"{math.log10(knob.high):.4f}",
         "whole": knob.whole,
     }
 
 
-def _number(text: str) -> str:
+def _number_text(text: str) -> str:
     """The text, where it is a number: nothing else goes into a field for numbers."""
     try:
         return text if math.isfinite(float(text)) else ""

@@ -3,29 +3,29 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sightline.report.numbers import NONE, duration, percent, plural, short, upper
+from sightline.report.numbers import NONE, format_duration, format_percent, format_plural, format_short, format_upper
 from sightline.serve.glance import Glance
-from sightline.serve.message import Request, Response, plain
-from sightline.serve.site import Site
+from sightline.serve.message import Request, Response, json_response
+from sightline.serve.site import PageServer
 
 STATUSES = ("running", "finished", "stopped")
 NAMED = 12
 """So many runs that cannot be read are named; more are counted."""
 
 
-def page(site: Site, request: Request) -> Response:
+def listing_page(site: PageServer, request: Request) -> Response:
     """The list of runs."""
     found, unreadable = site.runs()
-    chosen = filtered(found, request)
+    chosen = filter_runs(found, request)
     return site.draw(
         request,
         "listing.html",
         "Runs",
         folder=str(site.shelf.folder),
-        rows=[row(one) for one in chosen],
-        shown=f"{len(chosen)} of {plural(len(found), 'run')}"
+        rows=[run_row(one) for one in chosen],
+        shown=f"{len(chosen)} of {format_plural(len(found), 'run')}"
         if len(chosen) < len(found)
-        else plural(len(found), "run"),
+        else format_plural(len(found), "run"),
         any=bool(found),
         unreadable=unreadable[:NAMED],
         more_unreadable=max(0, len(unreadable) - NAMED),
@@ -39,27 +39,27 @@ def page(site: Site, request: Request) -> Response:
     )
 
 
-def api(site: Site, request: Request) -> Response:
+def listing_api(site: PageServer, request: Request) -> Response:
     """The same, as JSON."""
-    return plain({"runs": [one.plain() for one in filtered(site.runs()[0], request)]})
+    return json_response({"runs": [one.plain() for one in filter_runs(site.runs()[0], request)]})
 
 
-def filtered(found: Iterable[Glance], request: Request) -> list[Glance]:
+def filter_runs(found: Iterable[Glance], request: Request) -> list[Glance]:
     """Runs that have every word of `q` somewhere, and the chosen status, algorithm and unit."""
     words = request.one("q").lower().split()
     wanted = {name: request.one(name) for name in ("status", "algorithm", "unit") if request.one(name)}
     return [
         one
         for one in found
-        if all(word in _text(one) for word in words) and all(getattr(one, n) == value for n, value in wanted.items())
+        if all(word in _search_text(one) for word in words) and all(getattr(one, n) == value for n, value in wanted.items())
     ]
 
 
-def _text(one: Glance) -> str:
+def _search_text(one: Glance) -> str:
     return f"{one.run} {one.name} {one.algorithm} {one.source} {one.topology} {one.unit} seed {one.seed}".lower()
 
 
-def row(one: Glance) -> dict[str, Any]:
+def run_row(one: Glance) -> dict[str, Any]:
     """One run in words."""
     return {
         "run": one.run,
@@ -70,10 +70,10 @@ def row(one: Glance) -> dict[str, Any]:
         "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
         "left": progress_words(one),
         "about": [word for word in (one.algorithm, one.source, one.topology) if word],
-        "accuracy": percent(one.accuracy),
+        "accuracy": format_percent(one.accuracy),
         "epsilon": epsilon_words(one),
         "note": epsilon_note(one),
-        "time": duration(one.seconds) if one.seconds else NONE,
+        "time": format_duration(one.seconds) if one.seconds else NONE,
         "created": one.created[:16].replace("T", " "),
     }
 
@@ -81,20 +81,20 @@ def row(one: Glance) -> dict[str, Any]:
 def progress_words(one: Glance) -> str:
     """What is to be said of a run that is at work."""
     if one.silent is not None:
-        return f"silent for {duration(one.silent)}"
-    return f"about {duration(one.left)} left" if one.left else ""
+        return f"silent for {format_duration(one.silent)}"
+    return f"about {format_duration(one.left)} left" if one.left else ""
 
 
 def epsilon_words(one: Glance) -> str:
     """Epsilon as the last round that knew it wrote it, rounded up."""
     if one.unit == "none":
         return "none"
-    return NONE if one.epsilon is None else upper(one.epsilon)
+    return NONE if one.epsilon is None else format_upper(one.epsilon)
 
 
 def epsilon_note(one: Glance) -> str:
     """At which delta, and whether releases have been made that the number does not count yet."""
     if one.unit == "none":
         return "no guarantee"
-    words = f"δ = {short(one.delta)}" if one.delta else ""
-    return words + (f", {plural(one.since, 'release')} since" if one.since else "")
+    words = f"δ = {format_short(one.delta)}" if one.delta else ""
+    return words + (f", {format_plural(one.since, 'release')} since" if one.since else "")

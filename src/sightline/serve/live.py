@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from sightline.engine.record import RunRecord
 from sightline.ledger import GENESIS, Ledger
-from sightline.report import Run
+from sightline.report import RunView
 from sightline.report.run import read_settings_text
-from sightline.serve.glance import Signature, signature
+from sightline.serve.glance import Signature, database_signature
 
 Value = TypeVar("Value")
 
@@ -45,11 +45,11 @@ class _Entry:
     ledger: Ledger = field(default_factory=Ledger)
     head: str = GENESIS
     rounds: list[dict[str, Any]] = field(default_factory=list)
-    run: Run | None = None
+    run: RunView | None = None
     made: Made = field(default_factory=Made)
 
 
-class Live:
+class LiveRuns:
     """The runs that were asked for last."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Live:
         self._lock = Lock()
 
     @contextmanager
-    def held(self, directory: Path) -> Iterator[tuple[Run, Made]]:
+    def held(self, directory: Path) -> Iterator[tuple[RunView, Made]]:
         """The run as it is now, held still while it is read, and room for what is made of it until it moves on."""
         entry = self._entry(directory)
         with entry.lock:
-            now = signature(directory)
+            now = database_signature(directory)
             if entry.run is None or entry.seen != now:
-                _refresh(entry, directory)
+                _refresh_entry(entry, directory)
                 entry.seen, entry.made = now, Made()
             if entry.run is not None:
                 yield entry.run, entry.made
@@ -83,7 +83,7 @@ class Live:
             return entry
 
 
-def _refresh(entry: _Entry, directory: Path) -> None:
+def _refresh_entry(entry: _Entry, directory: Path) -> None:
     """Read what was added; everything, where the run was made anew."""
     with RunRecord.look(directory) as record:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
@@ -98,4 +98,4 @@ def _refresh(entry: _Entry, directory: Path) -> None:
         entry.ledger.append(record.store.read(len(entry.ledger), entry.head))
         entry.head = record.store.hash_of(len(entry.ledger) - 1)
         settings = read_settings_text(directory)
-        entry.run = Run(directory, facts, entry.rounds, entry.ledger, entry.head, settings)
+        entry.run = RunView(directory, facts, entry.rounds, entry.ledger, entry.head, settings)

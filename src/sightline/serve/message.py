@@ -59,13 +59,13 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def page(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Response:
+def html_response(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Response:
     """A page, or a part of one; halves of characters, which no page can hold, are question marks."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(status, text.encode(errors="replace"), HTML, named)
 
 
-def plain(value: Any) -> Response:
+def json_response(value: Any) -> Response:
     """One JSON value."""
     return Response(HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), JSON)
 

@@ -2,16 +2,16 @@
 
 import math
 
-from sightline.ledger.propagation_paths import Route, next_hops, routes
-from sightline.report import Run
-from sightline.report.explain import explain
-from sightline.report.numbers import count, plural, short, upper
+from sightline.ledger.propagation_paths import Route, next_hops, trace_routes
+from sightline.report import RunView
+from sightline.report.explain import explain_event
+from sightline.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.serve.message import Request, Response
 from sightline.serve.sight import epsilon_of
-from sightline.serve.site import Site
+from sightline.serve.site import PageServer
 
 
-def page(site: Site, request: Request) -> Response:
+def pair_page(site: PageServer, request: Request) -> Response:
     """One pair in full: what it adds up to, and by which way each release got through."""
     subject, observer = request.one("subject"), request.one("observer")
     with site.live.held(site.shelf.directory(request.one("run"))) as (run, made):
@@ -22,18 +22,18 @@ def page(site: Site, request: Request) -> Response:
             "subject": subject,
             "observer": observer,
             "epsilon": _epsilon_words(run, epsilon_of(run, composed)),
-            "events": [f"{count(times)} × {explain(event, run.who)}" for event, times in composed.items()],
-            "ways": [_way(way) for way in routes(run.ledger, subject, hops)],
+            "events": [f"{format_count(times)} × {explain_event(event, run.who)}" for event, times in composed.items()],
+            "ways": [_way_words(way) for way in trace_routes(run.ledger, subject, hops)],
         }
     return site.draw(request, "pair.html", "Pair", **content)
 
 
-def _epsilon_words(run: Run, value: float) -> str:
+def _epsilon_words(run: RunView, value: float) -> str:
     if math.isinf(value):
         return "no bound: something came in the clear, or nothing is promised"
-    return f"epsilon {upper(value)}" + (f" at δ = {short(run.delta)}" if run.delta else "")
+    return f"epsilon {format_upper(value)}" + (f" at δ = {format_short(run.delta)}" if run.delta else "")
 
 
-def _way(way: Route) -> str:
+def _way_words(way: Route) -> str:
     seen = "seen directly" if len(way.path) == 1 else f"by way of {' → '.join(way.path)}"
-    return f"{plural(way.releases, 'release')} of {way.source} up to round {count(way.last)}, {seen}"
+    return f"{format_plural(way.releases, 'release')} of {way.source} up to round {format_count(way.last)}, {seen}"

@@ -5,21 +5,21 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from sightline.engine.record import finite
+from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
-from sightline.ledger import written
-from sightline.ledger.propagation_question import Answer, Question, answered
-from sightline.report.heat import ITSELF, heat
-from sightline.report.numbers import count, plural, upper
+from sightline.ledger import write_parties
+from sightline.ledger.propagation_question import Answer, Question, answer_question
+from sightline.report.heat import ITSELF, draw_heat
+from sightline.report.numbers import format_count, format_plural, format_upper
 from sightline.serve.knobs import DELTA, NOISE, RATE, Knob, drawn_knob
-from sightline.serve.message import Request, Response, plain
-from sightline.serve.site import Site
+from sightline.serve.message import Request, Response, json_response
+from sightline.serve.site import PageServer
 from sightline.topology import client_name
 
 MOST = 200
 """So many different memberships are drawn."""
 
-KNOBS = (
+GROUPS_KNOBS = (
     Knob("workers", "Workers", 2, 10_000, 100, whole=True, command="groups"),
     Knob("groups", "Groups", 1, 400, 4, whole=True, command="groups"),
     Knob("period", "Period: epochs from exchange to exchange", 1, 1000, 10, whole=True, command="groups"),
@@ -38,18 +38,18 @@ SILENT = {"everyone": ITSELF, "out-of-group": "{of} and {by} share a group: not 
 THREATS = {"everyone": "Every other worker is curious", "out-of-group": "Workers outside of one's groups are curious"}
 
 
-def page(site: Site, request: Request) -> Response:
+def groups_page(site: PageServer, request: Request) -> Response:
     """The form, the numbers and the map."""
     content: dict[str, Any] = {"numbers": [], "mistake": "", "map": None, "about": "", "cut": ""}
     try:
-        content |= told(asked(request))
+        content |= groups_result(read_groups(request))
     except SightlineError as error:
         content["mistake"] = str(error)
     return site.draw(
         request,
         "planned_groups.html",
         "Groups",
-        knobs=[drawn_knob(knob, request) for knob in KNOBS],
+        knobs=[drawn_knob(knob, request) for knob in GROUPS_KNOBS],
         selects=[
             ("structure", "Structure", STRUCTURES, request.one("structure", "ring")),
             ("threat", "Threat", THREATS, request.one("threat", "everyone")),
@@ -59,16 +59,16 @@ def page(site: Site, request: Request) -> Response:
     )
 
 
-def api(site: Site, request: Request) -> Response:
+def groups_api(site: PageServer, request: Request) -> Response:
     """What `sightline groups --json` says of the same numbers, in part; null is infinite, or nobody is curious."""
-    answer = worked_out(asked(request))
+    answer = worked_out(read_groups(request))
     found = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
-    return plain(finite(found | {"workers": answer.workers, "groups": answer.groups}))
+    return json_response(replace_nonfinite(found | {"workers": answer.workers, "groups": answer.groups}))
 
 
-def asked(request: Request) -> Question:
+def read_groups(request: Request) -> Question:
     """The question of a request."""
-    numbers: dict[str, Any] = {knob.name: knob.read(request.one(knob.name)) for knob in KNOBS}
+    numbers: dict[str, Any] = {knob.name: knob.read(request.one(knob.name)) for knob in GROUPS_KNOBS}
     words: dict[str, Any] = {}
     for name, known in (("structure", STRUCTURES), ("threat", THREATS)):
         words[name] = request.one(name, next(iter(known)))
@@ -80,10 +80,10 @@ def asked(request: Request) -> Question:
 @lru_cache(maxsize=64)
 def worked_out(question: Question) -> Answer:
     """The answer; turning a knob back does not ask twice."""
-    return answered(question)
+    return answer_question(question)
 
 
-def told(question: Question) -> dict[str, Any]:
+def groups_result(question: Question) -> dict[str, Any]:
     """The numbers as bars, and the map of all pairs."""
     answer = worked_out(question)
     together = worked_out(replace(question, structure="global", threat="everyone"))
@@ -93,22 +93,22 @@ def told(question: Question) -> dict[str, Any]:
         "all in one group": together.largest,
     }
     return {
-        "numbers": bars(rows),
-        "about": f"{plural(answer.workers, 'worker')} in {plural(answer.groups, 'group')}, "
-        f"{plural(len(answer.pairs), 'different membership')}; at most {plural(answer.releases_max, 'release')} of one "
+        "numbers": groups_bars(rows),
+        "about": f"{format_plural(answer.workers, 'worker')} in {format_plural(answer.groups, 'group')}, "
+        f"{format_plural(len(answer.pairs), 'different membership')}; at most {format_plural(answer.releases_max, 'release')} of one "
         "worker reach another",
         "map": pairs_map(answer),
-        "cut": f"Memberships 1 to {MOST} of {count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
+        "cut": f"Memberships 1 to {MOST} of {format_count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
     }
 
 
-def bars(found: dict[str, float]) -> list[dict[str, str]]:
+def groups_bars(found: dict[str, float]) -> list[dict[str, str]]:
     """Name, words and length of every number; nobody is curious where there is none."""
     top = max((value for value in found.values() if math.isfinite(value)), default=0.0)
     return [
         {
             "name": name,
-            "words": "nobody" if math.isnan(value) else upper(value, digits=4),
+            "words": "nobody" if math.isnan(value) else format_upper(value, digits=4),
             "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
         }
         for name, value in found.items()
@@ -121,10 +121,10 @@ def pairs_map(answer: Answer) -> dict[str, Any]:
     for worker, kind in enumerate(answer.pairs.class_of.tolist()):
         members[kind].append(client_name(worker))
     order = sorted(range(len(members)), key=lambda kind: int(members[kind][0].rpartition("-")[2]))[:MOST]
-    words = [written(frozenset(members[kind])) for kind in order]
-    values = [[_known(answer.matrix[n, i]) for i in order] for n in order]
-    return heat(values, words, words, SILENT[answer.question.threat])
+    words = [write_parties(frozenset(members[kind])) for kind in order]
+    values = [[_known_or(answer.matrix[n, i]) for i in order] for n in order]
+    return draw_heat(values, words, words, SILENT[answer.question.threat])
 
 
-def _known(value: float) -> float | None:
+def _known_or(value: float) -> float | None:
     return None if math.isnan(value) else float(value)

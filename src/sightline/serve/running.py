@@ -3,45 +3,45 @@
 from http import HTTPStatus
 from typing import Any
 
-from sightline.engine.record import finite
-from sightline.report import Run, render
-from sightline.report.numbers import count
-from sightline.report.page import contents
-from sightline.serve.listing import row
-from sightline.serve.message import HTML, Request, Response, plain
-from sightline.serve.site import Site
+from sightline.engine.record import replace_nonfinite
+from sightline.report import RunView, render_run
+from sightline.report.numbers import format_count
+from sightline.report.page import section_contents
+from sightline.serve.listing import run_row
+from sightline.serve.message import HTML, Request, Response, json_response
+from sightline.serve.site import PageServer
 
 LONG = 20_000
 """More releases than these take a while to read and check for the first time."""
 
 
-def page(site: Site, request: Request) -> Response:
+def run_page(site: PageServer, request: Request) -> Response:
     """The report of a run, live; of a long run that is not in memory yet, first a page that says so and asks again."""
     id = request.one("run")
     glance, directory = site.glance(id), site.shelf.directory(id)
     if not {"part", "wait"} & set(request.query) and glance.releases > LONG and not site.live.knows(directory):
-        about = {"run": id, "row": row(glance), "running": glance.status == "running", "sections": []}
-        return site.draw(request, "running.html", glance.name, reading=count(glance.releases), **about)
+        about = {"run": id, "row": run_row(glance), "running": glance.status == "running", "sections": []}
+        return site.draw(request, "running.html", glance.name, reading=format_count(glance.releases), **about)
     with site.live.held(directory) as (run, made):
         sections = made.once("sections", lambda: drawn_sections(site, run))
     running = glance.status == "running"
-    about = {"run": id, "row": row(glance), "running": running, "sections": sections}
+    about = {"run": id, "row": run_row(glance), "running": running, "sections": sections}
     return site.draw(request, "running.html", run.name, reading="", **about)
 
 
-def drawn_sections(site: Site, run: Run) -> list[tuple[str, str, str]]:
+def drawn_sections(site: PageServer, run: RunView) -> list[tuple[str, str, str]]:
     """Name, title and drawing of every section of the report."""
     return [
         (section.name, section.title, site.templates.get_template(section.template).render(content=content))
-        for section, content in contents(run)
+        for section, content in section_contents(run)
     ]
 
 
-def download(site: Site, request: Request) -> Response:
+def download_report(site: PageServer, request: Request) -> Response:
     """The report as one file that needs nothing else."""
     directory = site.shelf.directory(request.one("run"))
     with site.live.held(directory) as (run, _):
-        text = render(run)
+        text = render_run(run)
     name = (
         "".join(
             letter for letter in directory.resolve().name if letter.isascii() and (letter.isalnum() or letter in "-_.")
@@ -52,7 +52,7 @@ def download(site: Site, request: Request) -> Response:
     return Response(HTTPStatus.OK, text.encode(errors="replace"), HTML, headers)
 
 
-def api(site: Site, request: Request) -> Response:
+def run_api(site: PageServer, request: Request) -> Response:
     """The numbers of a run; null is infinite or unknown."""
     directory = site.shelf.directory(request.one("run"))
     glance = site.glance(request.one("run"))
@@ -75,4 +75,4 @@ def api(site: Site, request: Request) -> Response:
             "left": glance.left,
             "silent": glance.silent,
         }
-    return plain(finite(found))
+    return json_response(replace_nonfinite(found))

@@ -27,7 +27,7 @@ class Entry:
     poisson: Callable[[Numbers], Scheme] | None = None
 
 
-def _poisson(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]) -> Callable[[Numbers], Scheme]:
+def _poisson_line(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]) -> Callable[[Numbers], Scheme]:
     return lambda n: accounting.poisson(noise=n["noise"], rate=min(1.0, rate(n)), steps=int(steps(n)))
 
 
@@ -43,28 +43,28 @@ SCHEMES: dict[str, Entry] = {
         "Each subject is used in exactly so many of the steps, a hidden choice.",
         (NOISE, STEPS, USES, EPOCHS),
         accounting.balanced,
-        _poisson(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
+        _poisson_line(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
     ),
     "split": Entry(
         "Split model: one of d parts",
         "Each subject that takes part trains one of the parts of the model, a hidden choice.",
         (NOISE, PARTS, RATE, STEPS),
         accounting.split,
-        _poisson(lambda n: n["rate"], lambda n: n["steps"]),
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
     ),
     "dropout": Entry(
         "Dropout, one mask per subject",
         "Each subject that takes part trains half of the model, a hidden choice.",
         (NOISE, RATE, STEPS),
         accounting.dropout,
-        _poisson(lambda n: n["rate"], lambda n: n["steps"]),
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
     ),
     "check-ins": Entry(
         "Random check-ins",
         "Each subject opts in with a probability and then takes part once, at a hidden step.",
         (NOISE, STEPS, CHANCE),
         accounting.check_ins,
-        _poisson(lambda n: n["chance"] / n["steps"], lambda n: n["steps"]),
+        _poisson_line(lambda n: n["chance"] / n["steps"], lambda n: n["steps"]),
     ),
     "gaussian": Entry(
         "No sampling",
@@ -80,7 +80,7 @@ def known_coins(scheme: Scheme) -> Scheme:
     return Scheme(scheme.name, scheme.noise_multiplier, tuple((with_known_coins(e), n) for e, n in scheme.events))
 
 
-def lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
+def comparison_lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
     """What the calculator sets side by side, by name: the scheme first."""
     scheme = entry.make(**numbers)
     found = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}

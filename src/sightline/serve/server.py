@@ -23,28 +23,28 @@ from sightline.serve import (
 )
 from sightline.serve.connections import Places, TimedReader
 from sightline.serve.guard import HEAD, LOCAL, REFUSALS, Guard, names_of
-from sightline.serve.message import SECURITY, Request, Response, page
-from sightline.serve.site import Page, Site
+from sightline.serve.message import SECURITY, Request, Response, html_response
+from sightline.serve.site import Page, PageServer
 
 ROUTES: dict[str, Page] = {
-    "/": listing.page,
-    "/run": running.page,
-    "/report.html": running.download,
-    "/sight": matrix.page,
-    "/pair": pair.page,
-    "/ledger": timeline.page,
-    "/compare": comparing.page,
-    "/calculator": calculator.page,
-    "/groups": planned_groups.page,
-    "/tree": planned_tree.page,
-    "/api/runs": listing.api,
-    "/api/run": running.api,
-    "/api/sight": matrix.api,
-    "/api/ledger": timeline.api,
-    "/api/compare": comparing.api,
-    "/api/account": calculator.api,
-    "/api/groups": planned_groups.api,
-    "/api/tree": planned_tree.api,
+    "/": listing.listing_page,
+    "/run": running.run_page,
+    "/report.html": running.download_report,
+    "/sight": matrix.matrix_page,
+    "/pair": pair.pair_page,
+    "/ledger": timeline.timeline_page,
+    "/compare": comparing.comparison_page,
+    "/calculator": calculator.calculator_page,
+    "/groups": planned_groups.groups_page,
+    "/tree": planned_tree.tree_page,
+    "/api/runs": listing.listing_api,
+    "/api/run": running.run_api,
+    "/api/sight": matrix.matrix_api,
+    "/api/ledger": timeline.timeline_api,
+    "/api/compare": comparing.comparison_api,
+    "/api/account": calculator.calculator_api,
+    "/api/groups": planned_groups.groups_api,
+    "/api/tree": planned_tree.tree_api,
 }
 
 
@@ -70,7 +70,7 @@ class Server(ThreadingHTTPServer):
             any_address=host not in LOCAL,
             cookie=f"sightline-{self.server_port}",
         )
-        self.site, self.host = Site(folder, guard, ROUTES), host
+        self.site, self.host = PageServer(folder, guard, ROUTES), host
 
     def server_bind(self) -> None:
         """Bind without asking the network for this machine's name, which can take long and tells others."""
@@ -158,13 +158,13 @@ class Handler(BaseHTTPRequestHandler):
             return self.server.site.answer(Request.of(self.path, dict(self.headers.items())))
         except ValueError:
             self.close_connection = True
-            return page(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
+            return html_response(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What is no request of ours gets one line with the headers of every answer, and the connection ends."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send(page(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
+        self._send(html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
 
     def _send(self, response: Response, *, body: bool = True) -> None:
         self.connection.settimeout(self.send_seconds)

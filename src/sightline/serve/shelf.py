@@ -19,7 +19,7 @@ class NotThere(Exception):
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RunFolder:
     """Runs by their path inside one folder."""
 
     folder: Path

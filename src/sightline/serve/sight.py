@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sightline.ledger import Composition, written
-from sightline.ledger.classes import alike
-from sightline.report import Run
+from sightline.ledger import Composition, write_parties
+from sightline.ledger.classes import group_alike
+from sightline.report import RunView
 
 MOST = 200
 """So many classes are set against each other at once; of more, a window is shown."""
@@ -29,7 +29,7 @@ class Class:
     @cached_property
     def words(self) -> str:
         """The names, short."""
-        return written(frozenset(self.names))
+        return write_parties(frozenset(self.names))
 
     def other_than(self, name: str) -> str | None:
         """A member that is not of that name."""
@@ -37,10 +37,10 @@ class Class:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class PairClasses:
     """The classes of a run; pairs of them are worked out when they are asked for, and then kept."""
 
-    run: Run
+    run: RunView
     classes: tuple[Class, ...]
     _known: dict[tuple[int, int], float | None] = field(default_factory=dict)
 
@@ -86,32 +86,32 @@ class Sight:
             self._known[n, observer] = None if other is None else epsilon_of(self.run, found[other])
 
 
-def sight(run: Run) -> Sight:
+def pair_classes(run: RunView) -> PairClasses:
     """The classes of a run's participants, subjects and observers alike."""
     subjects, observers = (
-        _union(release.subjects for release in run.ledger),
-        _union(release.audience for release in run.ledger),
+        _union_of(release.subjects for release in run.ledger),
+        _union_of(release.audience for release in run.ledger),
     )
     trusted = frozenset(run.trusted)
-    names = sorted(subjects | observers | run.ledger.participants, key=_natural)
+    names = sorted(subjects | observers | run.ledger.participants, key=_natural_key)
     found = [
         Class(some, some[0] in subjects, some[0] in observers, not trusted.isdisjoint(some))
-        for some in alike(run.ledger, names)
+        for some in group_alike(run.ledger, names)
     ]
-    return Sight(run, tuple(found))
+    return PairClasses(run, tuple(found))
 
 
-def epsilon_of(run: Run, composed: Composition) -> float:
+def epsilon_of(run: RunView, composed: Composition) -> float:
     """Epsilon of what a pair adds up to; nothing seen is zero, and no guarantee is infinite."""
     return run.epsilon_of(frozenset(composed.items())) if composed else 0.0
 
 
-def worst(values: Iterable[float | None]) -> float:
+def worst_finite(values: Iterable[float | None]) -> float:
     """The largest finite one: what the darkest cell stands for."""
     return max((value for value in values if value is not None and math.isfinite(value)), default=0.0)
 
 
-def named(sight: Sight, text: str, most: int = 24) -> Sequence[str]:
+def find_named(sight: PairClasses, text: str, most: int = 24) -> Sequence[str]:
     """Participants whose name is the text, or else holds it."""
     wanted = text.strip().lower()
     if not wanted:
@@ -121,10 +121,10 @@ def named(sight: Sight, text: str, most: int = 24) -> Sequence[str]:
     return exact or [name for name in names if wanted in name.lower()][:most]
 
 
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+def _union_of(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*set(sets))
 
 
-def _natural(name: str) -> tuple[str, int]:
+def _natural_key(name: str) -> tuple[str, int]:
     kind, _, number = name.rpartition("-")
     return (kind, int(number)) if kind and number.isdigit() else (name, -1)

@@ -14,15 +14,15 @@ from typing import Any
 from jinja2 import Environment
 
 from sightline.errors import SightlineError
-from sightline.report.page import asset, environment
-from sightline.report.run import UNLIKE_A_RUN, located
+from sightline.report.page import read_asset, template_environment
+from sightline.report.run import UNLIKE_A_RUN, locate_error
 from sightline.serve.glance import Glance, Glances, read_glance
 from sightline.serve.guard import Guard
-from sightline.serve.live import Live
-from sightline.serve.message import Request, Response, page, unless_known
-from sightline.serve.shelf import NotThere, Shelf
+from sightline.serve.live import LiveRuns
+from sightline.serve.message import Request, Response, html_response, unless_known
+from sightline.serve.shelf import NotThere, RunFolder
 
-Page = Callable[["Site", Request], Response]
+Page = Callable[["PageServer", Request], Response]
 
 STATIC = {
     "page.css": "text/css; charset=utf-8",
@@ -32,17 +32,17 @@ STATIC = {
 }
 
 
-class Site:
+class PageServer:
     """Answers requests; reads runs and never writes."""
 
     def __init__(self, folder: Path, guard: Guard, routes: dict[str, Page]) -> None:
-        self.shelf, self.guard, self._routes = Shelf(folder), guard, routes
-        self.glances, self.live = Glances(), Live()
+        self.shelf, self.guard, self._routes = RunFolder(folder), guard, routes
+        self.glances, self.live = Glances(), LiveRuns()
 
     @cached_property
     def templates(self) -> Environment:
         """Our own templates and those of the report."""
-        return environment("serve")
+        return template_environment("serve")
 
     def answer(self, request: Request) -> Response:
         """The answer to any request; whatever goes wrong is told in one line, never in a traceback."""
@@ -51,7 +51,7 @@ class Site:
             return refusal
         try:
             if request.path.startswith("/static/"):
-                return unless_known(request, _static(request.path.removeprefix("/static/")))
+                return unless_known(request, _static_file(request.path.removeprefix("/static/")))
             if request.path not in self._routes:
                 raise NotThere(request.path)
             return unless_known(request, self._routes[request.path](self, request))
@@ -66,7 +66,7 @@ class Site:
                 return self._problem(
                     request,
                     HTTPStatus.BAD_REQUEST,
-                    f"Its records {UNLIKE_A_RUN} ({located(error)}). Other runs are not touched by it.",
+                    f"Its records {UNLIKE_A_RUN} ({locate_error(error)}). Other runs are not touched by it.",
                 )
             traceback.print_exc(file=sys.stderr)
             return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
@@ -75,7 +75,7 @@ class Site:
         """A whole page, or with `part` in the query only the part that can change."""
         name = "part.html" if "part" in request.query else "frame.html"
         drawn = self.templates.get_template(name)
-        return page(drawn.render(template=template, title=title, path=request.path, content=content))
+        return html_response(drawn.render(template=template, title=title, path=request.path, content=content))
 
     def runs(self) -> tuple[list[Glance], list[str]]:
         """Every run that can be read, the newest first, and the names of those that cannot.
@@ -110,13 +110,13 @@ class Site:
 
 
 @cache
-def _file(name: str) -> bytes:
+def _page_file(name: str) -> bytes:
     if name.startswith("page."):
-        return asset(name).encode()
+        return read_asset(name).encode()
     return resources.files("sightline.serve").joinpath(name).read_bytes()
 
 
-def _static(name: str) -> Response:
+def _static_file(name: str) -> Response:
     if name not in STATIC:
         raise NotThere(name)
-    return Response(HTTPStatus.OK, _file(name), STATIC[name])
+    return Response(HTTPStatus.OK, _page_file(name), STATIC[name])

@@ -5,22 +5,22 @@ from typing import Any
 from sightline.engine.record import RunRecord
 from sightline.events import from_json
 from sightline.ledger import Pages, Row
-from sightline.report.explain import explain
-from sightline.report.numbers import count, plural
+from sightline.report.explain import explain_event
+from sightline.report.numbers import format_count, format_plural
 from sightline.report.scale import nice_step
 from sightline.report.told import holds_clear
-from sightline.serve.message import Request, Response, plain
-from sightline.serve.site import Site
+from sightline.serve.message import Request, Response, json_response
+from sightline.serve.site import PageServer
 
 PAGE = 100
 SPANS = 80
 """So many bars tell how many releases each span of rounds made."""
 
 
-def page(site: Site, request: Request) -> Response:
+def timeline_page(site: PageServer, request: Request) -> Response:
     """A page of the ledger."""
-    id, found = request.one("run"), read(site, request)
-    rows = [told(row) for row in found["rows"]]
+    id, found = request.one("run"), read_timeline(site, request)
+    rows = [release_words(row) for row in found["rows"]]
     return site.draw(
         request,
         "timeline.html",
@@ -28,28 +28,28 @@ def page(site: Site, request: Request) -> Response:
         run=id,
         **{name: found[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
         even=pace_words(found["spans"]),
-        last=count(found["spans"][-1]["last"]) if found["spans"] else "",
+        last=format_count(found["spans"][-1]["last"]) if found["spans"] else "",
         rows=rows,
         broken=not all(row.whole for row in found["rows"]),
-        words=_words(found),
+        words=_set_words(found),
     )
 
 
-def api(site: Site, request: Request) -> Response:
+def timeline_api(site: PageServer, request: Request) -> Response:
     """The same page as JSON: releases as they are stored."""
-    found = read(site, request)
+    found = read_timeline(site, request)
     rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
-    return plain({"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]})
+    return json_response({"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]})
 
 
-def read(site: Site, request: Request) -> dict[str, Any]:
+def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
     """The rows that are asked for, where the pages before and after start, and the spans."""
     with RunRecord.look(site.shelf.directory(request.one("run"))) as record:
         pages, q = record.pages, request.one("q").strip()[:200]
         total = pages.length()
-        start = min(_whole(request.one("start")), max(0, total - 1))
+        start = min(_whole_number(request.one("start")), max(0, total - 1))
         if request.one("round"):
-            start = pages.first_of(_whole(request.one("round")))
+            start = pages.first_of(_whole_number(request.one("round")))
         rows = pages.matching(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
         return {
             "rows": rows[:PAGE],
@@ -58,23 +58,23 @@ def read(site: Site, request: Request) -> dict[str, Any]:
             "q": q,
             "round": request.one("round"),
             "matches": pages.matches(q) if q else total,
-            "before": _before(pages, q, start),
+            "before": _start_before(pages, q, start),
             "after": rows[PAGE].id if len(rows) > PAGE else None,
-            "spans": spans(pages, request.one("run")),
+            "spans": round_spans(pages, request.one("run")),
         }
 
 
-def _before(pages: Pages, q: str, start: int) -> int | None:
+def _start_before(pages: Pages, q: str, start: int) -> int | None:
     if start <= 0:
         return None
     return pages.matching_before(q, start, PAGE) if q else max(0, start - PAGE)
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     return min(int(text), 2**53) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def spans(pages: Pages, run: str) -> list[dict[str, Any]]:
+def round_spans(pages: Pages, run: str) -> list[dict[str, Any]]:
     """Bars: releases by span of rounds, in thousandths, each with the round it leads to."""
     last = pages.last_time()
     if not last:
@@ -104,26 +104,26 @@ def pace_words(spans: list[dict[str, Any]]) -> str:
     if len(paces) != 1 or sum(long) != spans[-1]["last"]:
         return ""
     width = max(long)
-    made = plural(round(paces.pop() * width), "release")
-    return f"{made} in every round" if width == 1 else f"{made} in every {count(width)} rounds"
+    made = format_plural(round(paces.pop() * width), "release")
+    return f"{made} in every round" if width == 1 else f"{made} in every {format_count(width)} rounds"
 
 
 def _span_words(first: int, last: int, made: int) -> str:
-    when = f"round {count(first)}" if first == last else f"rounds {count(first)} to {count(last)}"
-    return f"{when}: {plural(made, 'release')}"
+    when = f"round {format_count(first)}" if first == last else f"rounds {format_count(first)} to {format_count(last)}"
+    return f"{when}: {format_plural(made, 'release')}"
 
 
-def told(row: Row) -> dict[str, Any]:
+def release_words(row: Row) -> dict[str, Any]:
     """A release in words; sets of participants stay in their short written form."""
     stored, event = row.plain, from_json(row.plain["event"])
     inputs = list(stored.get("inputs", ()))
     return {
         "id": row.id,
-        "round": count(row.time),
+        "round": format_count(row.time),
         "source": stored.get("source", ""),
         "what": stored.get("what", "") or "a value",
         "subjects": stored.get("subjects", "") or "nobody",
-        "how": explain(event, "example" if stored.get("unit") == "sample" else "client"),
+        "how": explain_event(event, "example" if stored.get("unit") == "sample" else "client"),
         "bare": holds_clear(event),
         "audience": stored.get("audience", "") or "nobody",
         "coins": stored.get("coins_known_to", ""),
@@ -134,7 +134,7 @@ def told(row: Row) -> dict[str, Any]:
     }
 
 
-def _words(found: dict[str, Any]) -> str:
+def _set_words(found: dict[str, Any]) -> str:
     if found["q"]:
-        return f"{count(found['matches'])} of {plural(found['total'], 'release')} hold “{found['q']}”"
-    return plural(found["total"], "release")
+        return f"{format_count(found['matches'])} of {format_plural(found['total'], 'release')} hold “{found['q']}”"
+    return format_plural(found["total"], "release")

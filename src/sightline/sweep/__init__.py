@@ -1,6 +1,6 @@
 """Every combination of some settings, several seeds, side by side."""
 
-from sightline.sweep.grid import Job, jobs
-from sightline.sweep.sweep import Swept, sweep
+from sightline.sweep.grid import SweepJob, list_jobs
+from sightline.sweep.sweep import Swept, run_sweep
 
-__all__ = ["Job", "Swept", "jobs", "sweep"]
+__all__ = ["SweepJob", "Swept", "list_jobs", "run_sweep"]

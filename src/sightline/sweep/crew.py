@@ -12,25 +12,25 @@ from threading import Lock, Thread
 from typing import Any
 
 from sightline.config import Experiment, to_toml
-from sightline.sweep.grid import Job
-from sightline.sweep.standing import Standing
+from sightline.sweep.grid import SweepJob
+from sightline.sweep.standing import JobStatus
 
 Message = Mapping[str, Any]
-OnMessage = Callable[[Job, Message], None]
-Task = tuple[Job, Experiment, Standing]
+OnWorkerMessage = Callable[[SweepJob, Message], None]
+Task = tuple[SweepJob, Experiment, JobStatus]
 
 PATIENCE = 10
 """Seconds that an interrupted worker has to end by itself."""
 
 
-class Crew:
+class WorkerPool:
     """Runs tasks with so many workers; every message of theirs is handed on, one at a time.
 
     Guarantees: every task ends with one message `ended` or `failed`, unless the crew was stopped; runs that were
     stopped can be resumed.
     """
 
-    def __init__(self, tasks: Sequence[Task], workers: int, on_message: OnMessage) -> None:
+    def __init__(self, tasks: Sequence[Task], workers: int, on_message: OnWorkerMessage) -> None:
         self._waiting: SimpleQueue[Task] = SimpleQueue()
         for task in tasks:
             self._waiting.put(task)
@@ -59,7 +59,7 @@ class Crew:
             except Empty:
                 return
             order = {"experiment": to_toml(experiment), "directory": str(job.directory)}
-            for message in worker.do(order | {"resume": standing is Standing.RESUME}):
+            for message in worker.do(order | {"resume": standing is JobStatus.RESUME}):
                 with self._lock:
                     if self._stopping:
                         return
@@ -88,7 +88,7 @@ class _Worker:
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is not None and self._process.poll() is not None:
-            _closed(self._process)
+            _close_pipes(self._process)
             self._process = None
         if self._process is None:
             self._process = subprocess.Popen(
@@ -113,10 +113,10 @@ class _Worker:
                 break
         if self._process is not None:
             self._process.kill()
-            _closed(self._process)
+            _close_pipes(self._process)
 
 
-def _closed(process: "subprocess.Popen[str]") -> None:
+def _close_pipes(process: "subprocess.Popen[str]") -> None:
     """Close the pipes of a process that ended or was killed; an order that it never read is dropped."""
     with suppress(BrokenPipeError), process:
         pass

@@ -17,7 +17,7 @@ OPEN, CLOSE = "[{(", "]})"
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One run of a sweep; without an experiment, the mistake in its settings."""
 
     words: tuple[str, ...]
@@ -31,14 +31,14 @@ class Job:
         return ", ".join(self.words) or "as it is"
 
 
-def jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequence[str], out: Path) -> list[Job]:
+def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequence[str], out: Path) -> list[SweepJob]:
     """Every combination of the values in `over`, each with `seeds` seeds from the file's own seed upwards.
 
     `given` are words that all jobs share. A combination that the file's rules forbid becomes a job with its mistake;
     a mistake that all would share is raised.
     """
     base = read(file, given)
-    grid = [choices(word) for word in over]
+    grid = [split_choices(word) for word in over]
     if seeds is not None:
         if seeds < 1:
             invalid("--seeds", seeds, "at least one seed")
@@ -50,25 +50,25 @@ def jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequence[
         count *= len(words)
     if count > MOST:
         invalid("--over", f"{count:,} runs", f"a sweep has at most {MOST:,}", "sweep over less")
-    return [_job(file, given, words, out) for words in product(*grid)]
+    return [_make_job(file, given, words, out) for words in product(*grid)]
 
 
-def _job(file: Path, given: Sequence[str], words: tuple[str, ...], out: Path) -> Job:
+def _make_job(file: Path, given: Sequence[str], words: tuple[str, ...], out: Path) -> SweepJob:
     directory = out / folder_name(words)
     try:
-        return Job(words, directory, read(file, [*given, *words]))
+        return SweepJob(words, directory, read(file, [*given, *words]))
     except InvalidInput as error:
-        return Job(words, directory, None, str(error))
+        return SweepJob(words, directory, None, str(error))
 
 
-def choices(word: str) -> list[str]:
+def split_choices(word: str) -> list[str]:
     """A word with several values as words with one each; commas inside brackets and quotes belong to a value.
 
     >>> choices("model.hidden=[64],[64,32]")
     ['model.hidden=[64]', 'model.hidden=[64,32]']
     """
     key, equals, text = word.partition("=")
-    values = [value.strip() for value in _split(text)]
+    values = [value.strip() for value in _split_values(text)]
     if not (key.strip() and equals and all(values)):
         invalid("--over", word, "is not key=value,value", "e.g. --over algorithm.name=fedavg,fedprox")
     if len(set(values)) < len(values):
@@ -76,7 +76,7 @@ def choices(word: str) -> list[str]:
     return [f"{key.strip()}={value}" for value in values]
 
 
-def _split(text: str) -> Iterator[str]:
+def _split_values(text: str) -> Iterator[str]:
     depth, quote, start = 0, "", 0
     for place, letter in enumerate(text):
         if quote:

@@ -8,7 +8,7 @@ from sightline.engine import RunRecord, read_settings
 from sightline.engine.record import DATABASE
 
 
-class Standing(StrEnum):
+class JobStatus(StrEnum):
     """What is to be done with a job."""
 
     START = "start"
@@ -18,14 +18,14 @@ class Standing(StrEnum):
     """Another run, of other settings, lies in its folder."""
 
 
-def standing(directory: Path, experiment: Experiment) -> Standing:
+def job_status(directory: Path, experiment: Experiment) -> JobStatus:
     """How far the run in a folder is; one that was killed before its first release is started anew."""
     if not (directory / DATABASE).is_file():
-        return Standing.START
+        return JobStatus.START
     with RunRecord.open(directory) as record:
         status, begun = record.facts.get("status"), record.pages.length() > 0
     if not begun:
-        return Standing.START
+        return JobStatus.START
     if read_settings(directory) != experiment:
-        return Standing.TAKEN
-    return Standing.DONE if status in ("finished", "stopped") else Standing.RESUME
+        return JobStatus.TAKEN
+    return JobStatus.DONE if status in ("finished", "stopped") else JobStatus.RESUME

@@ -18,7 +18,7 @@ from sightline.config import parse
 from sightline.errors import SightlineError
 
 
-def serve(jobs: IO[str], told: IO[str]) -> None:
+def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
     """Run every job that comes in; a failure is told and the next job is waited for."""
 
     def tell(message: Mapping[str, Any]) -> None:
@@ -40,10 +40,10 @@ def serve(jobs: IO[str], told: IO[str]) -> None:
         except BrokenPipeError:
             raise
         except Exception as error:
-            tell({"failed": f"{type(error).__name__}: {error}; see {_kept(directory)}"})
+            tell({"failed": f"{type(error).__name__}: {error}; see {_keep_traceback(directory)}"})
 
 
-def _kept(directory: Path) -> Path:
+def _keep_traceback(directory: Path) -> Path:
     """Where the traceback of an unexpected failure was written."""
     path = directory.with_name(f"{directory.name}.error.txt")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +55,6 @@ if __name__ == "__main__":
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a model of the user's may print; the line of messages stays ours
     try:
-        serve(sys.stdin, messages)
+        serve_jobs(sys.stdin, messages)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)

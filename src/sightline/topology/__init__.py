@@ -9,7 +9,7 @@ from sightline.topology.channel import Channel, Line, Steady, Topology, client_n
 from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count
 from sightline.topology.groups import Groups, Labels, build_groups, group_name
 from sightline.topology.groups_file import read_schedule, schedule_from
-from sightline.topology.groups_schedule import Era, Schedule, constant
+from sightline.topology.groups_schedule import Era, Schedule, constant_schedule
 from sightline.topology.groups_structures import STRUCTURES
 from sightline.topology.star import PUBLIC, SERVER, Star
 from sightline.topology.tree import CLOUD, Node, Noise, Tree
@@ -33,14 +33,14 @@ REGISTRY: dict[str, Callable[..., Topology]] = {
 }
 
 
-def find(kind: str) -> Callable[..., Topology]:
+def find_topology(kind: str) -> Callable[..., Topology]:
     """The builder of a kind of topology."""
     if kind not in REGISTRY:
         invalid("topology.kind", kind, "no such topology", did_you_mean(kind, list(REGISTRY)))
     return REGISTRY[kind]
 
 
-def build(
+def build_topology(
     kind: str,
     settings: Mapping[str, Any],
     *,
@@ -55,7 +55,7 @@ def build(
     """
     if kind == "tree":
         return build_tree(settings, clients=clients, place=place, streams=streams)
-    return find(kind)(settings, clients=clients, server_trusted=place == "server", labels=labels)
+    return find_topology(kind)(settings, clients=clients, server_trusted=place == "server", labels=labels)
 
 
 __all__ = [
@@ -77,7 +77,7 @@ __all__ = [
     "Steady",
     "Topology",
     "Tree",
-    "build",
+    "build_topology",
     "build_clusters",
     "build_groups",
     "build_star",
@@ -85,8 +85,8 @@ __all__ = [
     "client_name",
     "cluster_channel",
     "cluster_count",
-    "constant",
-    "find",
+    "constant_schedule",
+    "find_topology",
     "group_name",
     "participants_of",
     "read_schedule",

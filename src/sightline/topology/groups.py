@@ -9,8 +9,8 @@ import numpy as np
 
 from sightline.errors import did_you_mean, invalid
 from sightline.topology.channel import Channel, Line, client_name
-from sightline.topology.groups_file import numbers, read_schedule
-from sightline.topology.groups_schedule import Schedule, constant
+from sightline.topology.groups_file import read_numbers, read_schedule
+from sightline.topology.groups_schedule import Schedule, constant_schedule
 from sightline.topology.groups_structures import STRUCTURES, by_labels
 
 EVERYONE = "other workers"
@@ -140,20 +140,20 @@ def build_groups(
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, "groups have no such setting", did_you_mean(key, KEYS))
-    schedule = _schedule(settings, clients, labels)
+    schedule = _build_schedule(settings, clients, labels)
     if schedule.workers != clients:
         invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, data.clients={clients}")
     schedule = replace(
         schedule,
-        rates=numbers("rates", settings.get("rates")) or schedule.rates,
-        noise_factors=numbers("noise_factors", settings.get("noise_factors")) or schedule.noise_factors,
-        clip_factors=numbers("clip_factors", settings.get("clip_factors")) or schedule.clip_factors,
+        rates=read_numbers("rates", settings.get("rates")) or schedule.rates,
+        noise_factors=read_numbers("noise_factors", settings.get("noise_factors")) or schedule.noise_factors,
+        clip_factors=read_numbers("clip_factors", settings.get("clip_factors")) or schedule.clip_factors,
     )
     notes = (PUBLIC_LABELS,) if settings.get("structure") == "labels" else ()
-    return Groups(schedule, _count(settings, "period", 1), server_trusted, notes)
+    return Groups(schedule, _read_count(settings, "period", 1), server_trusted, notes)
 
 
-def _schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
+def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
         law = "one of structure and file says who is in which group"
@@ -163,21 +163,21 @@ def _schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) 
     if structure == "labels":
         if labels is None:
             invalid("topology.structure", structure, "nobody's labels are known here", "give a membership file")
-        return constant(clients, by_labels(labels(_share(settings)), _count(settings, "groups", 1)))
+        return constant_schedule(clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1)))
     if str(structure) not in STRUCTURES:
         known = [*STRUCTURES, "labels"]
         invalid("topology.structure", structure, "no such structure", did_you_mean(str(structure), known))
-    return constant(clients, STRUCTURES[str(structure)](clients, _count(settings, "groups", 1)))
+    return constant_schedule(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
 
 
-def _share(settings: Mapping[str, Any]) -> float:
+def _read_share(settings: Mapping[str, Any]) -> float:
     value = settings.get("label_share", 0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         invalid("topology.label_share", value, "a share lies in [0, 1)", "0 counts every label that is held at all")
     return float(value)
 
 
-def _count(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
+def _read_count(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
     value = settings.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         invalid(f"topology.{key}", value, "is a whole number from 1")

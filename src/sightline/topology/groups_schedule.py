@@ -113,6 +113,6 @@ class Schedule:
         return together
 
 
-def constant(workers: int, groups: Sequence[Group]) -> Schedule:
+def constant_schedule(workers: int, groups: Sequence[Group]) -> Schedule:
     """Memberships that never change."""
     return Schedule(workers, (Era(1, tuple(groups)),))

@@ -13,34 +13,34 @@ def one_for_all(workers: int) -> tuple[Group, ...]:
     return (tuple(range(workers)),)
 
 
-def clusters(workers: int, groups: int) -> tuple[Group, ...]:
+def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """Disjoint groups of consecutive workers, equal up to one.
 
     >>> clusters(6, 3)
     ((0, 1), (2, 3), (4, 5))
     """
-    edges = _edges(workers, groups, "clusters")
+    edges = _shared_edges(workers, groups, "clusters")
     return tuple(tuple(range(low, high)) for low, high in pairwise(edges))
 
 
-def ring(workers: int, groups: int) -> tuple[Group, ...]:
+def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """Group m = workers {m N/M .. (m+1) N/M} mod N: neighbours share exactly one worker (two for a ring of two).
 
     >>> ring(6, 3)
     ((0, 1, 2), (2, 3, 4), (0, 4, 5))
     """
-    edges = _edges(workers, groups, "ring")
+    edges = _shared_edges(workers, groups, "ring")
     wrapped = (sorted({n % workers for n in range(low, high + 1)}) for low, high in pairwise(edges))
     return tuple(tuple(group) for group in wrapped)
 
 
-def string(workers: int, groups: int) -> tuple[Group, ...]:
+def string_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """The ring without the wrap-around.
 
     >>> string(3, 2)
     ((0, 1), (1, 2))
     """
-    edges = _edges(workers, groups, "string")
+    edges = _shared_edges(workers, groups, "string")
     return tuple(tuple(range(low, min(high + 1, workers))) for low, high in pairwise(edges))
 
 
@@ -58,7 +58,7 @@ def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
     )
 
 
-def _edges(workers: int, groups: int, structure: str) -> list[int]:
+def _shared_edges(workers: int, groups: int, structure: str) -> list[int]:
     if not 1 <= groups <= workers:
         invalid("groups", groups, f"{structure} of {workers} workers has 1 to {workers} groups")
     return [group * workers // groups for group in range(groups + 1)]
@@ -66,8 +66,8 @@ def _edges(workers: int, groups: int, structure: str) -> list[int]:
 
 STRUCTURES = {
     "global": lambda workers, groups: one_for_all(workers),
-    "clusters": clusters,
-    "ring": ring,
-    "string": string,
+    "clusters": cluster_groups,
+    "ring": ring_groups,
+    "string": string_groups,
 }
 """Structures that follow from two numbers alone."""

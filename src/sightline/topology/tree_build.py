@@ -6,7 +6,7 @@ from typing import Any
 
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Purpose, Streams
-from sightline.topology.groups_structures import clusters
+from sightline.topology.groups_structures import cluster_groups
 from sightline.topology.tree import Node, Noise, Tree, check_tree
 from sightline.topology.tree_file import read_tree
 
@@ -34,7 +34,7 @@ def build_tree(
         if key not in KEYS:
             invalid(f"topology.{key}", value, "a tree has no such setting", did_you_mean(key, KEYS))
     noise = Noise(place)
-    below = _shape(settings, clients)
+    below = _read_shape(settings, clients)
     check_tree(below, clients)
     if "trusted" in settings or settings.get("file") is None:
         below = _with_trust(below, settings.get("trusted", 1.0 if noise is Noise.CLOUD else 0.0), streams)
@@ -42,19 +42,19 @@ def build_tree(
     return Tree(below, noise, (UNUSED,) if noise is Noise.DEVICES and given else ())
 
 
-def _shape(settings: Mapping[str, Any], clients: int) -> tuple[Node, ...]:
+def _read_shape(settings: Mapping[str, Any], clients: int) -> tuple[Node, ...]:
     if settings.get("file") is not None:
         for key in ("subnets", "levels"):
             if key in settings:
                 invalid(f"topology.{key}", settings[key], "the file says who is below whom", "keep one of the two")
         return read_tree(settings["file"])
-    levels = _levels(settings)
+    levels = _read_levels(settings)
     subnets = settings.get("subnets", levels[0] if levels else 1)
-    sizes = _sizes(subnets, clients)
+    sizes = _subnet_sizes(subnets, clients)
     if levels and levels[0] != len(sizes):
         invalid("topology.levels", levels, f"begins with the number of edges, which is {len(sizes)}")
     servers = tuple(
-        Node(_name(0, i), members=tuple(range(sum(sizes[:i]), sum(sizes[: i + 1])))) for i in range(len(sizes))
+        Node(_node_name(0, i), members=tuple(range(sum(sizes[:i]), sum(sizes[: i + 1])))) for i in range(len(sizes))
     )
     for level, count in enumerate(levels[1:], start=1):
         if not 1 <= count <= len(servers):
@@ -62,24 +62,24 @@ def _shape(settings: Mapping[str, Any], clients: int) -> tuple[Node, ...]:
                 "topology.levels", levels, f"every level has 1 to {len(servers)} servers, fewer from level to level"
             )
         servers = tuple(
-            Node(_name(level, i), below=tuple(servers[n] for n in group))
-            for i, group in enumerate(clusters(len(servers), count))
+            Node(_node_name(level, i), below=tuple(servers[n] for n in group))
+            for i, group in enumerate(cluster_groups(len(servers), count))
         )
     return servers
 
 
-def _levels(settings: Mapping[str, Any]) -> list[int]:
+def _read_levels(settings: Mapping[str, Any]) -> list[int]:
     levels = settings.get("levels", [])
     if not isinstance(levels, list | tuple) or any(isinstance(n, bool) or not isinstance(n, int) for n in levels):
         invalid("topology.levels", levels, "is a list of whole numbers, edges first", "e.g. [10, 2]")
     return list(levels)
 
 
-def _sizes(subnets: Any, clients: int) -> list[int]:
+def _subnet_sizes(subnets: Any, clients: int) -> list[int]:
     if isinstance(subnets, int) and not isinstance(subnets, bool):
         if not 1 <= subnets <= clients:
             invalid("topology.subnets", subnets, f"{clients} devices make 1 to {clients} subnets")
-        return [len(group) for group in clusters(clients, subnets)]
+        return [len(group) for group in cluster_groups(clients, subnets)]
     whole = isinstance(subnets, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in subnets)
     if not whole or not subnets or min(subnets) < 1:
         invalid(
@@ -90,7 +90,7 @@ def _sizes(subnets: Any, clients: int) -> list[int]:
     return list(subnets)
 
 
-def _name(level: int, number: int) -> str:
+def _node_name(level: int, number: int) -> str:
     return f"{('edge', 'region')[level] if level < 2 else f'level{level + 1}'}-{number}"
 
 
@@ -108,8 +108,8 @@ def _with_trust(below: tuple[Node, ...], trusted: Any, streams: Streams | None) 
     else:
         law = "is the probability that a server is trusted, or a list of their names"
         invalid("topology.trusted", trusted, law, 'e.g. 0.5 or ["edge-0"]')
-    return tuple(_trusting(node, chosen) for node in below)
+    return tuple(_with_trusted(node, chosen) for node in below)
 
 
-def _trusting(node: Node, chosen: set[str]) -> Node:
-    return replace(node, trusted=node.name in chosen, below=tuple(_trusting(under, chosen) for under in node.below))
+def _with_trusted(node: Node, chosen: set[str]) -> Node:
+    return replace(node, trusted=node.name in chosen, below=tuple(_with_trusted(under, chosen) for under in node.below))

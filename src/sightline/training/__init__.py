@@ -1,8 +1,8 @@
 """(start vectors, shards, work) -> end vectors: local SGD, DP-SGD with per-example clipping, evaluation."""
 
 from sightline.training.dispatch import clipping_note
-from sightline.training.evaluation import Evaluation, evaluate, evaluate_many
-from sightline.training.local import train
+from sightline.training.evaluation import Evaluation, evaluate_model, evaluate_many
+from sightline.training.local import train_local
 from sightline.training.private import clipped_gradient_sum, dp_sgd
 from sightline.training.work import LocalTerms, LocalWork
 
@@ -13,7 +13,7 @@ __all__ = [
     "clipped_gradient_sum",
     "clipping_note",
     "dp_sgd",
-    "evaluate",
+    "evaluate_model",
     "evaluate_many",
-    "train",
+    "train_local",
 ]

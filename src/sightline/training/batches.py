@@ -22,7 +22,7 @@ def steps_of(examples: int, work: LocalWork, epochs: float | None = None) -> int
     return round(passes * per_epoch)
 
 
-def shuffled(examples: int, work: LocalWork, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
+def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
     """The batches of `steps` steps: a fresh permutation an epoch, cut in order, the last piece kept though smaller.
 
     Guarantees: inside an epoch every example is used once; None stands for the whole shard in its own order, which is
@@ -39,7 +39,7 @@ def shuffled(examples: int, work: LocalWork, steps: int, rng: np.random.Generato
         yield batch
 
 
-def table(
+def batch_table(
     examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
 ) -> NDArray[np.int64]:
     """(steps, width) rows: the batches of `shuffled` as one array, row numbers from `first`, padded with `nothing`."""
@@ -52,7 +52,7 @@ def table(
     return found
 
 
-def poisson(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
+def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
     """The batches of `steps` steps in which every example tosses its own coin at every step.
 
     Guarantees: each example is in each batch with probability `rate`, independently of everything else; a batch may be

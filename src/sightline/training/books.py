@@ -19,7 +19,7 @@ ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with room to spare."""
 
 
-def squares(rows: Tensor) -> Tensor:
+def square_norms(rows: Tensor) -> Tensor:
     """|row|^2 of every example, whatever the shape after the first axis."""
     return row_norms(rows.flatten(1)).square_()
 
@@ -29,7 +29,7 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     return positions == 1 or 2 * positions * (inputs + outputs) < inputs * outputs
 
 
-def rounding(sizes: Tensor, terms: int) -> Tensor:
+def gram_rounding(sizes: Tensor, terms: int) -> Tensor:
     """How far a float32 Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
 
     Added to the squared norm, so that an example whose positions cancel is clipped a little more, never less.
@@ -37,7 +37,7 @@ def rounding(sizes: Tensor, terms: int) -> Tensor:
     return ROUNDING * terms * sizes.sum(1).square_()
 
 
-class AffineBook:
+class AffineNorms:
     """The records of one affine layer for one chunk: a (B, P, K) inputs, g (B, P, O) output gradients.
 
     `a` may be given as its transpose view; the weight's gradient is laid out (O, K).
@@ -48,30 +48,30 @@ class AffineBook:
         self.rows: Tensor | None = None
         self.bias_rows = g.sum(1) if bias and g.shape[1] > 1 else (g[:, 0] if bias else None)
 
-    def joined(self, views: int) -> "AffineBook":
+    def joined(self, views: int) -> "AffineNorms":
         """Consecutive rows as one example: positions of one view after those of the other."""
         a, g = (rows.reshape(-1, views * rows.shape[1], rows.shape[2]) for rows in (self.a, self.g))
-        return AffineBook(a, g, bias=self.bias_rows is not None)
+        return AffineNorms(a, g, bias=self.bias_rows is not None)
 
     def norms(self) -> dict[str, Tensor]:
         """|G|^2 of every example, and |bias gradient|^2."""
         cheap = gram_is_cheaper(self.a.shape[1], self.a.shape[2], self.g.shape[2])
         weight = self.gram_norms() if cheap else self.row_norms()
-        return {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": squares(self.bias_rows)}
+        return {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
 
     def gram_norms(self) -> Tensor:
         """From the two Gram matrices."""
         if self.a.shape[1] == 1:
-            return squares(self.a) * squares(self.g)
+            return square_norms(self.a) * square_norms(self.g)
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
         sizes = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
         terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
-        return inner.sum((1, 2)).clamp_min(0) + rounding(sizes, terms)
+        return inner.sum((1, 2)).clamp_min(0) + gram_rounding(sizes, terms)
 
     def row_norms(self) -> Tensor:
         """From the instantiated gradients, kept for the sum."""
         self.rows = torch.bmm(self.g.transpose(1, 2), self.a)
-        return squares(self.rows)
+        return square_norms(self.rows)
 
     def weight_sum(self, factors: Tensor) -> Tensor:
         """sum_j s_j G_j, (O, K)."""
@@ -85,7 +85,7 @@ class AffineBook:
         return None if self.bias_rows is None else factors @ self.bias_rows
 
 
-class RowBook:
+class RowNorms:
     """The records of a layer whose per-example gradients are small: simply the rows (B, parameters of the layer)."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -93,14 +93,14 @@ class RowBook:
 
     def norms(self) -> Tensor:
         """|row|^2 of every example."""
-        return squares(self.rows)
+        return square_norms(self.rows)
 
     def weight_sum(self, factors: Tensor) -> Tensor:
         """sum_j s_j row_j."""
         return factors @ self.rows
 
 
-def patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+def unfold_patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     """im2col in channels_last: x (B, C, H, W) -> (B, P, kh * kw * C), one row per output pixel.
 
     Guarantees: columns are ordered (kh, kw, C), so a row is kh contiguous runs of the padded image.
@@ -128,8 +128,8 @@ def patches_by_pixel(x: Tensor, size: tuple[int, int], stride: tuple[int, int], 
     rows, columns = output_size(x, size, stride, padding)
     if any(padding):
         x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    apart = stride if divides(stride, size) else (1, 1)
-    image = phases(x, apart)
+    apart = stride if stride_divides(stride, size) else (1, 1)
+    image = split_phases(x, apart)
     channels, _, _, batch, height, width = image.shape
     step, line = (stride[0] // apart[0], stride[1] // apart[1]), batch * height * width
     view = image.as_strided(
@@ -139,12 +139,12 @@ def patches_by_pixel(x: Tensor, size: tuple[int, int], stride: tuple[int, int], 
     return view.reshape(channels * size[0] * size[1], batch, rows * columns)
 
 
-def divides(stride: tuple[int, int], size: tuple[int, int]) -> bool:
+def stride_divides(stride: tuple[int, int], size: tuple[int, int]) -> bool:
     """Whether the stride divides the kernel on both axes."""
     return size[0] % stride[0] == 0 and size[1] % stride[1] == 0
 
 
-def unpatch(
+def fold_patches(
     rows: Tensor, shape: tuple[int, ...], size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
     """The transpose of `patches` for a stride that divides the kernel: (B * P, kh * kw * C) -> (B, C, H, W).
@@ -174,7 +174,7 @@ def output_size(x: Tensor, size: tuple[int, int], stride: tuple[int, int], paddi
     return height, width
 
 
-def phases(x: Tensor, apart: tuple[int, int]) -> Tensor:
+def split_phases(x: Tensor, apart: tuple[int, int]) -> Tensor:
     """(B, C, H, W) -> contiguous (C, sh, sw, B, H / sh, W / sw): every sh-th line and sw-th column together."""
     down, right = -x.shape[2] % apart[0], -x.shape[3] % apart[1]
     if down or right:

@@ -15,13 +15,13 @@ from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.training.clipping import Clip, factors_of
 from sightline.training.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
-from sightline.training.worker import Worker, chunks, stretched
+from sightline.training.worker import GradientWorker, equal_chunks, stretch_views
 
 CHUNK_BYTES = 1 << 25
 """How much the records of one chunk of examples may take: they are read again soon and should stay in the cache."""
 
 
-class ChainWorker(Worker):
+class ChainWorker(GradientWorker):
     """A chain of hand-written layers over the worker's flat weights and gradient."""
 
     def __init__(self, model: FlatModel) -> None:
@@ -51,7 +51,7 @@ class ChainWorker(Worker):
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Forward, backward, every layer writing its share of `gradient`."""
         self.record(False)
-        g: Tensor | None = error(self.logits(x), y).div_(len(y))
+        g: Tensor | None = loss_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -60,13 +60,13 @@ class ChainWorker(Worker):
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """One forward and one backward pass per chunk; norms and clipped sums from the books."""
         self.gradient.zero_()
-        for some in chunks(len(y), max(1, self.per_chunk // views)):
-            self.add_clipped(x[stretched(some, views)], y[some], clip, views)
+        for some in equal_chunks(len(y), max(1, self.per_chunk // views)):
+            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
 
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
         self.record(True)
-        g: Tensor | None = error(self.logits(x), y.repeat_interleave(views)).div_(views)
+        g: Tensor | None = loss_gradient(self.logits(x), y.repeat_interleave(views)).div_(views)
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -83,7 +83,7 @@ class ChainWorker(Worker):
             layer.add_clipped(factors)
 
 
-def error(logits: Tensor, y: Tensor) -> Tensor:
+def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
     """Gradient of every example's cross entropy: softmax(logits) - onehot(y)."""
     return torch.softmax(logits, 1).scatter_add_(1, y[:, None], logits.new_full((len(y), 1), -1.0))
 
@@ -104,7 +104,7 @@ def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradi
     layers: list[Layer] = []
     for name, child in flat_children(module):
         tensors = tuple(
-            view(slots.get(f"{name}.{word}"), flat) for flat in (weights, gradient) for word in ("weight", "bias")
+            view_slot(slots.get(f"{name}.{word}"), flat) for flat in (weights, gradient) for word in ("weight", "bias")
         )
         first = not any(isinstance(layer, Affine) for layer in layers)
         layer = layer_for(child, tensors, first)
@@ -120,7 +120,7 @@ def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradi
     return activations_in_place(pools_first(layers))
 
 
-def view(slot: Slot | None, flat: Tensor) -> Tensor | None:
+def view_slot(slot: Slot | None, flat: Tensor) -> Tensor | None:
     """The tensor of a slot inside a flat vector."""
     return None if slot is None else flat[slot.start : slot.stop].view(slot.shape)
 

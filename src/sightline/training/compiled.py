@@ -16,9 +16,9 @@ FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-shared", 
 
 
 @cache
-def library(source: Path) -> ctypes.CDLL:
+def compile_library(source: Path) -> ctypes.CDLL:
     """The compiled source, made once a process in a folder of its own that is then removed."""
-    compiler = _compiler()
+    compiler = _find_compiler()
     with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
         target = Path(folder) / "kernel.so"
         made = subprocess.run(
@@ -34,7 +34,7 @@ def library(source: Path) -> ctypes.CDLL:
             invalid("local.compiled", True, law, "set TMPDIR to a folder that may hold programs, or leave it out")
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
     """$CC, or the first C compiler on the path."""
     asked = shlex.split(os.environ.get("CC", "")) or ["cc"]
     for words in (asked, ["gcc"], ["clang"]):

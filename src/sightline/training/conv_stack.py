@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline.models.flat import FlatModel, Slot
-from sightline.training.books import divides, output_size, patches, patches_by_pixel, unpatch
+from sightline.training.books import stride_divides, output_size, unfold_patches, patches_by_pixel, fold_patches
 from sightline.training.chain import flat_children
-from sightline.training.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, pair
+from sightline.training.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, size_pair
 
 CLIENT_FLOATS = 1 << 17
 """A client whose patches hold more numbers than this in one step is trained in the loop."""
@@ -30,7 +30,7 @@ class Part:
     bias: Slot | None
 
 
-class Stage(Layer):
+class StackStage(Layer):
     """A layer with parameters of every client in the stack: views into (n, d) weights and gradients."""
 
     def __init__(self, part: Part, weights: Tensor, gradient: Tensor, wanted: bool) -> None:
@@ -55,7 +55,7 @@ class Stage(Layer):
             torch.sum(rows, 1, out=self.bias_gradient)
 
 
-class DenseStage(Stage):
+class DenseStage(StackStage):
     """x W^T + b on (n, b, inputs)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,19 +72,19 @@ class DenseStage(Stage):
         return before.contiguous(memory_format=torch.channels_last) if before.dim() == 4 else before
 
 
-class ConvolutionStage(Stage):
+class ConvolutionStage(StackStage):
     """A convolution on (n * b, C, H, W) images in channels_last, as a product with their patches."""
 
     def __init__(self, part: Part, weights: Tensor, gradient: Tensor, wanted: bool) -> None:
         super().__init__(part, weights, gradient, wanted)
         how = part.module
-        self.how: tuple[Pair, Pair, Pair] = (pair(how.kernel_size), pair(how.stride), pair(how.padding))
+        self.how: tuple[Pair, Pair, Pair] = (size_pair(how.kernel_size), size_pair(how.stride), size_pair(how.padding))
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution; the first layer takes its patches pixel by pixel, in the weight's own order."""
         self.shape = tuple(x.shape)
         if self.wanted:
-            self.u = patches(x, *self.how).view(self.clients, -1, self.weight[0, 0].numel())
+            self.u = unfold_patches(x, *self.how).view(self.clients, -1, self.weight[0, 0].numel())
             self.kernel = self.weight.permute(0, 1, 3, 4, 2).reshape(*self.weight.shape[:2], -1)
         else:
             self.u = patches_by_pixel(x, *self.how).view(self.weight[0, 0].numel(), self.clients, -1).permute(1, 2, 0)
@@ -102,7 +102,7 @@ class ConvolutionStage(Stage):
             return None
         (tall, wide), channels = self.how[0], self.shape[1]
         self.weight_gradient.copy_(total.view(*total.shape[:2], tall, wide, channels).permute(0, 1, 4, 2, 3))
-        return unpatch(torch.bmm(rows, self.kernel).flatten(0, 1), self.shape, *self.how)
+        return fold_patches(torch.bmm(rows, self.kernel).flatten(0, 1), self.shape, *self.how)
 
 
 class ConvStack:
@@ -112,10 +112,10 @@ class ConvStack:
         self.parts, self.weights, self.gradient, self.image = parts, weights, gradient, image
         self.layers: list[Layer] = []
         for part in parts:
-            started = any(isinstance(layer, Stage) for layer in self.layers)
+            started = any(isinstance(layer, StackStage) for layer in self.layers)
             layer = stage_for(part, weights, gradient, started)
             if isinstance(layer, ReLU | Tanh):
-                layer.in_place = isinstance(self.layers[-1], Stage | MaxPool)
+                layer.in_place = isinstance(self.layers[-1], StackStage | MaxPool)
             self.layers.append(layer)
 
     def first(self, count: int) -> "ConvStack":
@@ -144,7 +144,7 @@ def stage_for(part: Part, weights: Tensor, gradient: Tensor, started: bool) -> L
     if isinstance(module, nn.Linear):
         return DenseStage(part, weights, gradient, started)
     if isinstance(module, nn.MaxPool2d):
-        return MaxPool(pair(module.kernel_size), pair(module.stride), pair(module.padding))
+        return MaxPool(size_pair(module.kernel_size), size_pair(module.stride), size_pair(module.padding))
     return ReLU() if isinstance(module, nn.ReLU) else Tanh()
 
 
@@ -169,8 +169,8 @@ def conv_parts(model: FlatModel) -> tuple[Part, ...] | None:
 def can_stack(module: nn.Module) -> bool:
     """Whether a layer of a chain has a stacked twin."""
     if isinstance(module, nn.Conv2d):
-        return convolution_for(module, (torch.empty(1, 1, 1, 1),) * 4, False) is not None and divides(
-            pair(module.stride), pair(module.kernel_size)
+        return convolution_for(module, (torch.empty(1, 1, 1, 1),) * 4, False) is not None and stride_divides(
+            size_pair(module.stride), size_pair(module.kernel_size)
         )
     return isinstance(module, nn.Linear | nn.MaxPool2d | nn.ReLU | nn.Tanh)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.training.work import LocalTerms, LocalWork, rows
+from sightline.training.work import LocalTerms, LocalWork, client_rows
 
 
 @dataclass(eq=False)
@@ -24,9 +24,9 @@ class Descent:
         """The state before the first step of these clients from `start`; the velocity is zero."""
         anchor = None
         if terms.proximal:
-            anchor = start.clone() if terms.anchor is None else rows(terms.anchor, clients)
-        linear = None if terms.linear is None else rows(terms.linear, clients)
-        mask = None if terms.mask is None else rows(terms.mask, clients)
+            anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients)
+        linear = None if terms.linear is None else client_rows(terms.linear, clients)
+        mask = None if terms.mask is None else client_rows(terms.mask, clients)
         velocity = torch.zeros_like(start) if work.momentum else None
         return cls(work, terms.proximal, anchor, linear, mask, velocity)
 

@@ -7,16 +7,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from sightline.models.flat import FlatModel, flatten, probe_inputs
+from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.training.chain import ChainWorker, chain_of
 from sightline.training.clipping import clipped_rows
 from sightline.training.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
 from sightline.training.dense_stack import DenseSlots, DenseStack, dense_slots
-from sightline.training.examples import one_by_one, vectorised
-from sightline.training.hooked import HookedWorker, Unbookable
+from sightline.training.examples import one_by_one, vectorised_gradients
+from sightline.training.hooked import AutogradWorker, NoClippingRule
 from sightline.training.stacked import Builder
-from sightline.training.worker import Worker
+from sightline.training.worker import GradientWorker
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,32 +27,32 @@ class SmallConvolutional:
     floats: int
 
 
-class Bench(threading.local):
+class WorkerCache(threading.local):
     """The workers of this thread, one per model, kept as long as the model lives."""
 
     def __init__(self) -> None:
-        self.workers: WeakKeyDictionary[FlatModel, Worker] = WeakKeyDictionary()
+        self.workers: WeakKeyDictionary[FlatModel, GradientWorker] = WeakKeyDictionary()
         self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
         self.stacks: WeakKeyDictionary[FlatModel, tuple[DenseSlots, ...] | None] = WeakKeyDictionary()
 
 
-BENCH = Bench()
+BENCH = WorkerCache()
 
 
-def worker_for(model: FlatModel) -> Worker:
+def worker_for(model: FlatModel) -> GradientWorker:
     """The fastest worker that can train this model; the same one every time in a thread."""
     if model not in BENCH.workers:
-        BENCH.workers[model] = choose(model)
+        BENCH.workers[model] = choose_worker(model)
     return BENCH.workers[model]
 
 
 def clipping_note(model: FlatModel) -> str | None:
     """What a user should know when private training of this model takes the slow path; None when it does not."""
     worker = worker_for(model)
-    if type(worker) is not Worker:
+    if type(worker) is not GradientWorker:
         return None
     if worker.strange is not None:
-        how = "side by side" if worker.own_rows() is vectorised else "one after the other, which is slow"
+        how = "side by side" if worker.own_rows() is vectorised_gradients else "one after the other, which is slow"
         return (
             f"{model.name}: what {worker.strange} does with a batch is not known, so every example is differentiated "
             f"alone, {how}; a torch.nn.Sequential of torch's own layers is clipped faster"
@@ -108,7 +108,7 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
     return BENCH.small[model]
 
 
-def choose(model: FlatModel) -> Worker:
+def choose_worker(model: FlatModel) -> GradientWorker:
     """A chain of hand-written layers, else books on autograd, else autograd alone: the first that passes the probe.
 
     A module of the user's own is never given a batch where a clip must bound its examples: no probe can show that it
@@ -118,32 +118,32 @@ def choose(model: FlatModel) -> Worker:
     nothing = torch.empty(model.parameters)
     if mixing_layer(module) is None and unknown_part(module) is None:
         chained = chain_of(module, model.layout, nothing, nothing) is not None
-        for worker in (ChainWorker(model) if chained else None, None if chained else hooked(model)):
-            if worker is not None and agrees(worker):
+        for worker in (ChainWorker(model) if chained else None, None if chained else autograd_worker(model)):
+            if worker is not None and agrees_with_definition(worker):
                 return worker
-    return Worker(model)
+    return GradientWorker(model)
 
 
-def hooked(model: FlatModel) -> HookedWorker | None:
+def autograd_worker(model: FlatModel) -> AutogradWorker | None:
     """The book-keeping worker, when every layer has a scribe."""
     try:
-        return HookedWorker(model)
-    except Unbookable:
+        return AutogradWorker(model)
+    except NoClippingRule:
         return None
 
 
-def agrees(worker: Worker) -> bool:
+def agrees_with_definition(worker: GradientWorker) -> bool:
     """Whether gradient and clipped sum of a probe equal the definition, tensor by tensor: every example alone."""
     model, worker.probing = worker.model, True
     x, y = probe_inputs(model, 2), torch.arange(2) % model.classes
-    worker.weights.copy_(flatten(model.module()))
+    worker.weights.copy_(flatten_module(model.module()))
     rows = one_by_one(model.module().eval(), model, worker.weights, x, y)
     clip_norm = float(rows.norm(dim=1).median())
     if not 0 < clip_norm < float("inf"):
         return False
     try:
-        clipped, mean = probe(worker, x, y, clip_norm)
-    except (Unbookable, RuntimeError):
+        clipped, mean = probe_worker(worker, x, y, clip_norm)
+    except (NoClippingRule, RuntimeError):
         return False
     worker.probing = False
     pairs = ((clipped, clipped_rows(rows, clip_norm)), (mean, rows.mean(0)))
@@ -156,7 +156,7 @@ def close_by_tensor(model: FlatModel, got: Tensor, expected: Tensor, least: floa
     return all(float(wrong[name].norm()) <= 1e-3 * float(right[name].norm()) + least for name in right)
 
 
-def probe(worker: Worker, x: Tensor, y: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+def probe_worker(worker: GradientWorker, x: Tensor, y: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """The worker's clipped sum and mean gradient."""
     inputs = worker.inputs(x.numpy())
     worker.clipped_sum(inputs, y, clip_norm)

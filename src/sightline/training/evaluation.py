@@ -13,9 +13,9 @@ from sightline.errors import invalid
 from sightline.models.flat import FlatModel
 from sightline.training.dense_stack import DenseSlots, DenseStack
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.stacked import Pile, groups, whole_shards
-from sightline.training.work import rows
-from sightline.training.worker import chunks
+from sightline.training.stacked import ExamplePile, group_clients, whole_shards
+from sightline.training.work import client_rows
+from sightline.training.worker import equal_chunks
 
 BATCH = 512
 """Examples in one forward pass of an evaluation."""
@@ -30,10 +30,10 @@ class Evaluation:
     examples: int
 
 
-def evaluate(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False) -> Evaluation:
+def evaluate_model(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False) -> Evaluation:
     """Loss and accuracy of one model on one shard; `apart`: whatever the model is, no example changes another's."""
-    losses, right = outcomes(model, vector, shard, batch=batch, apart=apart)
-    return summary(losses, right)
+    losses, right = example_outcomes(model, vector, shard, batch=batch, apart=apart)
+    return summarise_outcomes(losses, right)
 
 
 def evaluate_many(
@@ -50,12 +50,12 @@ def evaluate_many(
     if layers is not None:
         return evaluate_stacked(layers, model, vectors, shards)
     if vectors.dim() == 2 or not shards:
-        return [evaluate(model, rows(vectors, i), shard, batch=batch) for i, shard in enumerate(shards)]
+        return [evaluate_model(model, client_rows(vectors, i), shard, batch=batch) for i, shard in enumerate(shards)]
     together = Shard(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
-    losses, right = outcomes(model, vectors, together, batch=batch)
+    losses, right = example_outcomes(model, vectors, together, batch=batch)
     sizes = [len(shard) for shard in shards]
     parts = zip(torch.split(losses, sizes), torch.split(right, sizes), strict=True)
-    return [summary(*part) for part in parts]
+    return [summarise_outcomes(*part) for part in parts]
 
 
 def evaluate_stacked(
@@ -65,19 +65,19 @@ def evaluate_stacked(
     clients = range(len(shards))
     widths = {client: 1 << max(0, len(shards[client]) - 1).bit_length() for client in clients}
     found: dict[int, Evaluation] = {}
-    for group in groups(model, shards, clients, widths, [0] * len(shards), widths, lambda width: 1 << 20):
+    for group in group_clients(model, shards, clients, widths, [0] * len(shards), widths, lambda width: 1 << 20):
         weights = vectors[group]
-        pile = Pile([shards[client] for client in group])
+        pile = ExamplePile([shards[client] for client in group])
         x, y = pile.take(whole_shards(pile, widths[group[0]])[0])
         logits = DenseStack(layers, weights, weights).logits(x)
         losses = functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
         right = (logits.argmax(2) == y).float()
         for member, client in enumerate(group):
-            found[client] = summary(losses[member, : len(shards[client])], right[member, : len(shards[client])])
+            found[client] = summarise_outcomes(losses[member, : len(shards[client])], right[member, : len(shards[client])])
     return [found[client] for client in range(len(shards))]
 
 
-def outcomes(
+def example_outcomes(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Every example's cross entropy, and whether the largest logit is the label's."""
@@ -88,14 +88,14 @@ def outcomes(
     worker.weights.copy_(vector)
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
     losses, right = torch.empty(len(shard)), torch.empty(len(shard))
-    for some in chunks(len(shard), batch):
+    for some in equal_chunks(len(shard), batch):
         logits = worker.logits(x[some], apart=apart)
         losses[some] = functional.cross_entropy(logits, y[some], reduction="none")
         right[some] = (logits.argmax(1) == y[some]).float()
     return losses, right
 
 
-def summary(losses: Tensor, right: Tensor) -> Evaluation:
+def summarise_outcomes(losses: Tensor, right: Tensor) -> Evaluation:
     """The means of the outcomes, summed in float64."""
     examples = losses.numel()
     if not examples:

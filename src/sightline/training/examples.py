@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sightline.models.flat import FlatModel, flatten, probe_inputs
+from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 
 Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
 """(module bound to the weights, model, weights, x, y) -> (batch, d)."""
@@ -27,7 +27,7 @@ def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, 
     return rows
 
 
-def vectorised(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def vectorised_gradients(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The same by torch.func: vmap(grad). The module is still given one example: a batch of size one."""
 
     def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor
     def alone(one: Tensor) -> Tensor:
         return call_with(module, tensors, one.unsqueeze(0))[0]
 
-    if rows is vectorised and len(x):
+    if rows is vectorised_gradients and len(x):
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
             found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
             return found
@@ -79,7 +79,7 @@ def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
     if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
         return one_by_one  # torch.func falls back to a slow loop of its own there
     probe = model.module()
-    weights = flatten(probe)
+    weights = flatten_module(probe)
     x, y = probe_inputs(model, 3), torch.arange(3) % model.classes
 
     def drawn(rows: Rows, seed: int = 0) -> Tensor:
@@ -92,15 +92,15 @@ def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                fast = drawn(vectorised)
+                fast = drawn(vectorised_gradients)
         except Exception:
             return one_by_one
         slow = drawn(one_by_one)
-        if not close(fast, slow) and close(slow, drawn(one_by_one, seed=1)):
+        if not rows_agree(fast, slow) and rows_agree(slow, drawn(one_by_one, seed=1)):
             return one_by_one
-    return vectorised
+    return vectorised_gradients
 
 
-def close(fast: Tensor, slow: Tensor) -> bool:
+def rows_agree(fast: Tensor, slow: Tensor) -> bool:
     """Whether rows agree to float32 rounding."""
     return torch.allclose(fast, slow, rtol=1e-3, atol=1e-5, equal_nan=True)

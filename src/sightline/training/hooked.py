@@ -12,31 +12,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.models.flat import FlatModel, bind
+from sightline.models.flat import FlatModel, bind_parameters
 from sightline.training.clipping import Balls, Clip, factors_of
-from sightline.training.scribes import RecurrentScribe, Scribe, scribe_for
-from sightline.training.unrolled import UnrolledLSTM, unroll
-from sightline.training.worker import Worker, chunks
+from sightline.training.scribes import RecurrentRule, ClippingRule, rule_for
+from sightline.training.unrolled import UnrolledLSTM, unroll_lstms
+from sightline.training.worker import GradientWorker, equal_chunks
 
 RECORD_BYTES = 1 << 27
 """How much the records of one chunk of examples may take."""
 
 
-class Unbookable(Exception):
+class NoClippingRule(Exception):
     """This pass cannot be booked: a layer ran twice, or a recorded value was overwritten."""
 
 
-class HookedWorker(Worker):
+class AutogradWorker(GradientWorker):
     """Autograd for plain steps, book-keeping for private ones."""
 
     def __init__(self, model: FlatModel) -> None:
         super().__init__(model)
         self.twin = model.module().requires_grad_(False)
-        bind(self.twin, model.layout, self.weights)
-        unroll(self.twin)
+        bind_parameters(self.twin, model.layout, self.weights)
+        unroll_lstms(self.twin)
         self.seen: dict[str, tuple[Tensor, Tensor, int]] = {}
-        self.scribes: dict[str, Scribe] = {}
-        self.recurrent: dict[tuple[str, str], RecurrentScribe] = {}
+        self.scribes: dict[str, ClippingRule] = {}
+        self.recurrent: dict[tuple[str, str], RecurrentRule] = {}
         self.attach(model.split(self.gradient))
         self.per_chunk = 1
         self.measured = False
@@ -48,20 +48,20 @@ class HookedWorker(Worker):
             if isinstance(getattr(layer, "inplace", None), bool):
                 layer.inplace = False
             words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
-            if any(full(name, word) not in gradient for word in words):
-                raise Unbookable(f"layer {name} shares a parameter with another, or has a frozen one")
-            own = {word: gradient[full(name, word)] for word in words}
+            if any(tensor_name(name, word) not in gradient for word in words):
+                raise NoClippingRule(f"layer {name} shares a parameter with another, or has a frozen one")
+            own = {word: gradient[tensor_name(name, word)] for word in words}
             if isinstance(layer, UnrolledLSTM):
                 taken += self.attach_recurrent(name, layer, gradient)
             elif own:
-                kind = scribe_for(layer)
+                kind = rule_for(layer)
                 if kind is None:
-                    raise Unbookable(f"no books for {type(layer).__name__}")
+                    raise NoClippingRule(f"no books for {type(layer).__name__}")
                 self.scribes[name] = kind(layer, own)
                 layer.register_forward_hook(lambda _, inputs, output, name=name: self.see(name, inputs, output))
                 taken += len(own)
         if taken != len(self.model.layout):
-            raise Unbookable("a parameter belongs to no known layer")
+            raise NoClippingRule("a parameter belongs to no known layer")
 
     def attach_recurrent(self, name: str, layer: UnrolledLSTM, gradient: dict[str, Tensor]) -> int:
         """One scribe per direction and layer of an LSTM."""
@@ -72,13 +72,13 @@ class HookedWorker(Worker):
                 for w in words
                 if w.split("_", 2)[2] == suffix
             }
-            self.recurrent[name, "_" + suffix] = RecurrentScribe(own)
+            self.recurrent[name, "_" + suffix] = RecurrentRule(own)
         return len(words)
 
     def see(self, name: str, inputs: Any, output: Tensor) -> None:
         """Remember a layer's input and output, and make sure that the output's gradient can be read."""
         if name in self.seen or len(inputs) != 1:
-            raise Unbookable(f"layer {name} ran twice or takes more than one input")
+            raise NoClippingRule(f"layer {name} ran twice or takes more than one input")
         if not output.requires_grad:
             output.requires_grad_()
         self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
@@ -93,9 +93,9 @@ class HookedWorker(Worker):
             self.per_chunk, self.measured = max(1, RECORD_BYTES // self.record_bytes(x[:1], y[:1])), True
         self.gradient.zero_()
         try:
-            for some in chunks(len(y), self.per_chunk):
+            for some in equal_chunks(len(y), self.per_chunk):
                 self.add_clipped(x[some], y[some], clip)
-        except Unbookable:
+        except NoClippingRule:
             if self.probing:
                 raise
             super().clipped_sum(x, y, clip)
@@ -115,20 +115,20 @@ class HookedWorker(Worker):
             layer.runs.clear()
         loss = functional.cross_entropy(self.twin(x), y, reduction="sum")
         if any(a._version != version for a, _, version in self.seen.values()):
-            raise Unbookable("a layer's input was overwritten")
+            raise NoClippingRule("a layer's input was overwritten")
         self.runs = {(name, run.suffix): run for name, layer in lstms.items() for run in layer.runs}
         if len(self.runs) != sum(len(layer.runs) for layer in lstms.values()):
-            raise Unbookable("an LSTM ran twice")
+            raise NoClippingRule("an LSTM ran twice")
         ends = [output for _, output, _ in self.seen.values()] + [run.gates for run in self.runs.values()]
         return list(torch.autograd.grad(loss, ends)), len(self.seen)
 
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip) -> None:
         """Add the clipped sum of one chunk."""
         if self.recurrent and isinstance(clip, Balls):
-            raise Unbookable("the weights of an LSTM are not booked apart")
+            raise NoClippingRule("the weights of an LSTM are not booked apart")
         gradients, plain = self.output_gradients(x, y)
         norms = [
-            named(n, self.scribes[n].read(seen[0], g))
+            named_norms(n, self.scribes[n].read(seen[0], g))
             for (n, seen), g in zip(self.seen.items(), gradients[:plain], strict=True)
         ]
         norms += [
@@ -141,17 +141,17 @@ class HookedWorker(Worker):
                 self.add_clipped(x[finite], y[finite], clip)
             return
         for name in self.seen:
-            own = {word: factors(full(name, word)) for word in self.scribes[name].gradient}
+            own = {word: factors(tensor_name(name, word)) for word in self.scribes[name].gradient}
             self.scribes[name].add_clipped(own)
         for key in self.runs:
             self.recurrent[key].add_clipped(factors(""))
 
 
-def full(layer: str, word: str) -> str:
+def tensor_name(layer: str, word: str) -> str:
     """The name of a layer's tensor in the model."""
     return f"{layer}.{word}".lstrip(".")
 
 
-def named(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
+def named_norms(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     """A layer's norms under the full names of its tensors."""
-    return {full(layer, word): square for word, square in norms.items()}
+    return {tensor_name(layer, word): square for word, square in norms.items()}

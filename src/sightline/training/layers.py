@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.training.books import AffineBook, output_size, patches, patches_by_pixel
+from sightline.training.books import AffineNorms, output_size, unfold_patches, patches_by_pixel
 
 aten: Any = torch.ops.aten
 
@@ -119,7 +119,7 @@ class Affine(Layer):
     ) -> None:
         self.weight, self.bias = weight, bias
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
-        self.book: AffineBook | None = None
+        self.book: AffineNorms | None = None
         self.name = ""
 
     def join_views(self, views: int) -> None:
@@ -166,7 +166,7 @@ class Dense(Affine):
 
     def record(self, g: Tensor) -> Tensor | None:
         """g W, and the books."""
-        self.book = AffineBook(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
+        self.book = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
         return g @ self.weight if self.wanted else None
 
 
@@ -202,7 +202,7 @@ class Convolution(Affine):
     def record(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the books."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.book = AffineBook(patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None)
+        self.book = AffineNorms(unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None)
         return self.derive(g, [True, False, False])[0] if self.wanted else None
 
     def add_weight(self, total: Tensor) -> None:
@@ -219,26 +219,26 @@ class FirstConvolution(Convolution):
         if not self.recording:
             return super().forward(x)
         self.u = patches_by_pixel(x, self.size, self.stride, self.padding)
-        rows = product(self.u.flatten(1).t(), self.weight.flatten(1), self.bias)
+        rows = affine_product(self.u.flatten(1).t(), self.weight.flatten(1), self.bias)
         size = output_size(x, self.size, self.stride, self.padding)
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
     def record(self, g: Tensor) -> None:
         """The books, from the patches of the forward pass."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.book = AffineBook(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
+        self.book = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out as the weight itself."""
         self.weight_gradient += total.view(self.weight.shape)
 
 
-def product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+def affine_product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     """rows kernel^T + bias."""
     return torch.mm(rows, kernel.t()) if bias is None else torch.addmm(bias, rows, kernel.t())
 
 
-def pair(value: Any) -> Pair:
+def size_pair(value: Any) -> Pair:
     """A size given once or per axis."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
@@ -253,8 +253,8 @@ def layer_for(module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool
         return Dense(*tensors)  # type: ignore[arg-type]
     if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
         return convolution_for(module, tensors, first)
-    if isinstance(module, nn.MaxPool2d) and pair(module.dilation) == (1, 1) and not module.ceil_mode:
-        return MaxPool(pair(module.kernel_size), pair(module.stride), pair(module.padding))
+    if isinstance(module, nn.MaxPool2d) and size_pair(module.dilation) == (1, 1) and not module.ceil_mode:
+        return MaxPool(size_pair(module.kernel_size), size_pair(module.stride), size_pair(module.padding))
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
         return Flatten()
     return ReLU() if kind is nn.ReLU else Tanh() if kind is nn.Tanh else None
@@ -262,9 +262,9 @@ def layer_for(module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool
 
 def convolution_for(module: nn.Conv2d, tensors: tuple[Tensor | None, ...], first: bool) -> Layer | None:
     """The twin of a plain convolution (no groups, no dilation, zeros around the image)."""
-    plain = module.groups == 1 and pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
+    plain = module.groups == 1 and size_pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
     if not plain or isinstance(module.padding, str):
         return None
     few = first and module.in_channels <= 4
     kind = FirstConvolution if few else Convolution
-    return kind(*tensors, stride=pair(module.stride), padding=pair(module.padding))
+    return kind(*tensors, stride=size_pair(module.stride), padding=size_pair(module.padding))

@@ -15,12 +15,12 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.batches import table
-from sightline.training.compiled import library
+from sightline.training.batches import batch_table
+from sightline.training.compiled import compile_library
 from sightline.training.descent import Descent
 from sightline.training.dispatch import dense_layers
-from sightline.training.stacked import Block, Walk
-from sightline.training.work import rows
+from sightline.training.stacked import Block, StackWalk
+from sightline.training.work import client_rows
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -35,32 +35,32 @@ class Work(ctypes.Structure):
     )  # fmt: skip
 
 
-def ready(model: FlatModel) -> None:
+def check_kernel(model: FlatModel) -> None:
     """Raise unless the kernel is for this model and can be compiled here."""
     layers = dense_layers(model)
     if layers is None or len(layers) != 1:
         invalid("local.compiled", True, f"compiled code trains linear models, not {model.name}", "leave it out")
-    library(SOURCE)
+    compile_library(SOURCE)
 
 
-def train_compiled(walk: Walk, clients: NDArray[np.intp]) -> Iterator[Block]:
+def train_compiled(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
     """One client after the other; a client's end is the same bits whoever else is trained.
 
     Guarantees: labels outside the classes are refused before the kernel reads them.
     """
-    ready(walk.model)
-    ends = torch.stack([rows(walk.starts, client) for client in clients.tolist()]).contiguous()
+    check_kernel(walk.model)
+    ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
     for end, client in zip(ends, clients.tolist(), strict=True):
         if walk.steps[client]:
-            _walk(walk, end, client)
+            _walk_client(walk, end, client)
     yield clients, ends
 
 
-def _walk(walk: Walk, end: Tensor, client: int) -> None:
+def _walk_client(walk: StackWalk, end: Tensor, client: int) -> None:
     """Move one client's weights, in place, through all its steps."""
     work, shard = walk.work, walk.shards[client]
-    x, y = _examples(shard, walk.model.classes)
-    batches = _table(walk, client)
+    x, y = _shard_examples(shard, walk.model.classes)
+    batches = _step_table(walk, client)
     descent = Descent.begin(work, walk.terms, end, client)
     settings = Work(
         x.shape[1], walk.model.classes, len(walk.model.layout) - 1, batches.shape[1],
@@ -70,10 +70,10 @@ def _walk(walk: Walk, end: Tensor, client: int) -> None:
     terms = [None if term is None else term.contiguous() for term in (descent.anchor, descent.linear, descent.mask)]
     pointers = [None if part is None else ctypes.c_void_p(part.data_ptr()) for part in (*parts, *terms)]
     data = [ctypes.c_void_p(array.ctypes.data) for array in (x, y, batches)]
-    library(SOURCE).sightline_walk(ctypes.byref(settings), *pointers, *data, ctypes.c_int64(len(batches)))
+    compile_library(SOURCE).sightline_walk(ctypes.byref(settings), *pointers, *data, ctypes.c_int64(len(batches)))
 
 
-def _examples(shard: Shard, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _shard_examples(shard: Shard, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     x = np.ascontiguousarray(shard.x.reshape(len(shard), -1), np.float32)
     y = np.ascontiguousarray(shard.y, np.int64)
     if y.min() < 0 or y.max() >= classes:
@@ -81,10 +81,10 @@ def _examples(shard: Shard, classes: int) -> tuple[NDArray[np.float32], NDArray[
     return x, y
 
 
-def _table(walk: Walk, client: int) -> NDArray[np.int64]:
+def _step_table(walk: StackWalk, client: int) -> NDArray[np.int64]:
     """(steps, b) rows of the client's shard, padded with -1."""
     examples, steps = len(walk.shards[client]), walk.steps[client]
     if walk.work.batch_size is None:
         return np.tile(np.arange(examples), (steps, 1))
     width = min(walk.work.batch_size, examples)
-    return table(examples, walk.work, steps, walk.rngs[client], width=width, first=0, nothing=-1)
+    return batch_table(examples, walk.work, steps, walk.rngs[client], width=width, first=0, nothing=-1)

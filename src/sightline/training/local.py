@@ -11,19 +11,19 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.batches import shuffled, steps_of
+from sightline.training.batches import shuffled_batches, steps_of
 from sightline.training.descent import Descent
 from sightline.training.dispatch import stacking_for, worker_for
 from sightline.training.linear_kernel import train_compiled
-from sightline.training.stacked import Block, Walk, train_stacked, width_of
-from sightline.training.work import LocalTerms, LocalWork, rows
-from sightline.training.worker import Worker, own_dropout
+from sightline.training.stacked import Block, StackWalk, train_stacked, width_of
+from sightline.training.work import LocalTerms, LocalWork, client_rows
+from sightline.training.worker import GradientWorker, own_dropout
 
 BLOCK_BYTES = 1 << 27
 """How much memory the end vectors of one block may take."""
 
 
-def train(
+def train_local(
     model: FlatModel,
     starts: Tensor,
     shards: Sequence[Shard],
@@ -45,43 +45,43 @@ def train(
     check_clients(model, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of)
     steps = [steps_of(len(shard), work, None if epochs_of is None else epochs_of[i]) for i, shard in enumerate(shards)]
     clients = range(len(shards))
-    walk = Walk(model, starts, shards, work, rngs, terms, steps)
+    walk = StackWalk(model, starts, shards, work, rngs, terms, steps)
     if work.compiled:
-        return chain.from_iterable(train_compiled(walk, block) for block in blocks(clients, model.parameters))
+        return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
     stacking = stacking_for(model)
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
     stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most)
-    return chain(stacked, loop(walk, alone))
+    return chain(stacked, train_in_turn(walk, alone))
 
 
-def loop(walk: Walk, clients: Sequence[int]) -> Iterator[Block]:
+def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
     """One client after the other on one worker."""
     worker = worker_for(walk.model)
-    for block in blocks(clients, walk.model.parameters):
+    for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)
         for row, client in enumerate(block.tolist()):
-            worker.weights.copy_(rows(walk.starts, client))
+            worker.weights.copy_(client_rows(walk.starts, client))
             descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
             with own_dropout(worker, walk.rngs[client]):
-                descend(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
+                descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
             ends[row] = worker.weights
         yield block, ends
 
 
-def descend(worker: Worker, descent: Descent, shard: Shard, steps: int, rng: np.random.Generator) -> None:
+def descend_client(worker: GradientWorker, descent: Descent, shard: Shard, steps: int, rng: np.random.Generator) -> None:
     """One client's steps on the worker's weights."""
     if not steps:
         return
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
-    for batch in shuffled(len(shard), descent.work, steps, rng):
+    for batch in shuffled_batches(len(shard), descent.work, steps, rng):
         index = None if batch is None else torch.from_numpy(batch)
         worker.mean_gradient(*((x, y) if index is None else (x[index], y[index])))
         descent.step(worker.weights, worker.gradient)
 
 
-def blocks(clients: Sequence[int], parameters: int) -> Iterator[NDArray[np.intp]]:
+def client_blocks(clients: Sequence[int], parameters: int) -> Iterator[NDArray[np.intp]]:
     """The clients in order, in blocks whose vectors fit into BLOCK_BYTES."""
     size = max(1, BLOCK_BYTES // (4 * parameters))
     for first in range(0, len(clients), size):

@@ -11,7 +11,7 @@ AHEAD = 1 << 14
 """How many normal numbers are drawn at once, when one step needs fewer."""
 
 
-def gaussian(size: int, *, rng: np.random.Generator) -> Tensor:
+def draw_gaussian(size: int, *, rng: np.random.Generator) -> Tensor:
     """`size` independent standard normal float32 numbers.
 
     z = sqrt(-2 ln u) (cos t, sin t); u is the magnitude of a random 64-bit word, t the lower half of another pair's
@@ -45,5 +45,5 @@ def gaussian_steps(size: int, *, rng: np.random.Generator) -> Iterator[Tensor]:
     """
     ahead = max(1, AHEAD // max(size, 1))
     while True:
-        block = gaussian(ahead * size, rng=rng).view(ahead, size)
+        block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
         yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps

@@ -18,10 +18,10 @@ from sightline.training.batches import Index
 from sightline.training.clipping import Balls, Clip
 from sightline.training.descent import Descent
 from sightline.training.dispatch import worker_for
-from sightline.training.local import blocks, check_clients, train
-from sightline.training.privately import Privately
+from sightline.training.local import client_blocks, check_clients, train_local
+from sightline.training.privately import DPSGDSettings
 from sightline.training.stacked import Block
-from sightline.training.work import LocalTerms, LocalWork, rows
+from sightline.training.work import LocalTerms, LocalWork, client_rows
 from sightline.training.worker import own_dropout
 
 
@@ -44,20 +44,20 @@ def train_parts(
     terms = terms or LocalTerms()
     check_clients(splitting.whole, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of, assigned=assigned)
     sent = [splitting.alone(one, shard.x) for one, shard in zip(assigned, shards, strict=True)]
-    for sub, clients in together([sub for sub, _ in sent]):
+    for sub, clients in group_by_submodel([sub for sub, _ in sent]):
         own = [Shard(sent[client][1], shards[client].y) for client in clients]
         some = [rngs[client] for client in clients]
         epochs = None if epochs_of is None else [epochs_of[client] for client in clients]
         inside = terms_inside(terms, sub, clients)
-        small = rows(starts, clients)[..., sub.positions]
-        for found, ends in train(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
+        small = client_rows(starts, clients)[..., sub.positions]
+        for found, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
             numbers = np.array(clients)[found]
-            whole = rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()
+            whole = client_rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()
             whole[:, sub.positions] = ends
             yield numbers, whole
 
 
-def together(submodels: Sequence[Submodel]) -> Iterator[tuple[Submodel, list[int]]]:
+def group_by_submodel(submodels: Sequence[Submodel]) -> Iterator[tuple[Submodel, list[int]]]:
     """The clients of one submodel together; a client whose parameters are held in its own way stays alone."""
     groups: dict[int, list[int]] = {}
     for client, sub in enumerate(submodels):
@@ -70,7 +70,7 @@ def terms_inside(terms: LocalTerms, sub: Submodel, clients: list[int]) -> LocalT
     """The terms of the clients' objectives, cut to the submodel."""
 
     def cut(value: Tensor | None) -> Tensor | None:
-        return None if value is None else rows(value, clients)[..., sub.positions]
+        return None if value is None else client_rows(value, clients)[..., sub.positions]
 
     mask = cut(terms.mask)
     if sub.moves is not None:
@@ -79,7 +79,7 @@ def terms_inside(terms: LocalTerms, sub: Submodel, clients: list[int]) -> LocalT
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
+class SubmodelClipping:
     """Clip norms and noise of the split and the unsplit part."""
 
     clip_norm: float
@@ -88,7 +88,7 @@ class Apart:
     """(d,) standard deviation of every coordinate's noise for noise multiplier 1."""
 
 
-def balls_of(splitting: Splitting, sub: Submodel, apart: Apart) -> Clip:
+def balls_of(splitting: Splitting, sub: Submodel, apart: SubmodelClipping) -> Clip:
     """How the gradients of a submodel's examples are clipped: the unsplit tensors apart from the others."""
     if not splitting.unsplit:
         return apart.clip_norm
@@ -97,7 +97,7 @@ def balls_of(splitting: Splitting, sub: Submodel, apart: Apart) -> Clip:
 
 
 def parted_gradient_sum(
-    splitting: Splitting, weights: Tensor, x: NDArray[Any], y: NDArray[np.int64], apart: Apart, *,
+    splitting: Splitting, weights: Tensor, x: NDArray[Any], y: NDArray[np.int64], apart: SubmodelClipping, *,
     rng: np.random.Generator,
 ) -> Tensor:  # fmt: skip
     r"""Sum over examples of their clipped gradients, each of the submodel that the example is sent to by `rng`.
@@ -123,7 +123,7 @@ def dp_sgd_parts(
     shards: Sequence[Shard],
     work: LocalWork,
     *,
-    apart: Apart,
+    apart: SubmodelClipping,
     assign_rngs: Sequence[np.random.Generator],
     noise_multipliers: Sequence[float],
     sample_rates: Sequence[float],
@@ -136,10 +136,10 @@ def dp_sgd_parts(
 ) -> Iterator[Block]:
     """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates."""
     terms = terms or LocalTerms()
-    how = Privately(apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
+    how = DPSGDSettings(apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
     check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=steps)
-    for block in blocks(range(len(shards)), splitting.whole.parameters):
-        ends = torch.stack([rows(starts, int(client)) for client in block]).clone()
+    for block in client_blocks(range(len(shards)), splitting.whole.parameters):
+        ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()
         for weights, client in zip(ends, block.tolist(), strict=True):
             descent = Descent.begin(work, terms, weights, client)
             descend_in_parts(splitting, weights, descent, shards[client], how, apart, client, assign_rngs[client])
@@ -147,7 +147,7 @@ def dp_sgd_parts(
 
 
 def descend_in_parts(
-    splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: Privately, apart: Apart, client: int,
+    splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: DPSGDSettings, apart: SubmodelClipping, client: int,
     assign_rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """One client's private steps on `weights`."""

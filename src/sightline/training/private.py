@@ -16,13 +16,13 @@ from sightline.models.flat import FlatModel
 from sightline.training.batches import Index
 from sightline.training.descent import Descent
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.local import blocks, check_clients
-from sightline.training.privately import Privately
+from sightline.training.local import client_blocks, check_clients
+from sightline.training.privately import DPSGDSettings
 from sightline.training.stacked import Block
 from sightline.training.stacked_private import private_stacked
 from sightline.training.views import Views, clipped_sum_of_views
-from sightline.training.work import LocalTerms, LocalWork, rows
-from sightline.training.worker import Worker, own_dropout
+from sightline.training.work import LocalTerms, LocalWork, client_rows
+from sightline.training.worker import GradientWorker, own_dropout
 
 HEAVY = 1 << 22
 """Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
@@ -58,7 +58,7 @@ def dp_sgd(
     the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
     """
     terms = terms or LocalTerms()
-    how = Privately(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
+    how = DPSGDSettings(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
     how = replace(how, views=views, view_rngs=view_rngs)
     per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
     check_clients(model, starts, terms, len(shards), **per_client)
@@ -79,15 +79,15 @@ def private_loop(
     shards: Sequence[Shard],
     work: LocalWork,
     terms: LocalTerms,
-    how: Privately,
+    how: DPSGDSettings,
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """One client after the other on one worker."""
     worker = worker_for(model)
-    for block in blocks(clients, model.parameters):
+    for block in client_blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
         for row, client in enumerate(block.tolist()):
-            worker.weights.copy_(rows(starts, client))
+            worker.weights.copy_(client_rows(starts, client))
             descent = Descent.begin(work, terms, worker.weights, client)
             with own_dropout(worker, how.coin_rngs[client]):
                 descend_privately(worker, descent, shards[client], how, client)
@@ -95,7 +95,7 @@ def private_loop(
         yield block, ends
 
 
-def descend_privately(worker: Worker, descent: Descent, shard: Shard, how: Privately, client: int) -> None:
+def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, how: DPSGDSettings, client: int) -> None:
     """One client's private steps on the worker's weights."""
     x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
     noises = how.noise_of(client, worker.gradient.numel())

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sightline.data.federation import Shard
 from sightline.errors import invalid
-from sightline.training.batches import Index, poisson
+from sightline.training.batches import Index, poisson_batches
 from sightline.training.noise import gaussian_steps
 from sightline.training.views import Views, clipped_sum_of_views
-from sightline.training.worker import Worker
+from sightline.training.worker import GradientWorker
 
 
 @dataclass(frozen=True, eq=False)
-class Privately:
+class DPSGDSettings:
     """How each client steps in private; every sequence has one entry per client."""
 
     clip_norm: float
@@ -53,9 +53,9 @@ class Privately:
         """The batches of one client, thrown by its own coins or as they were laid down."""
         if self.batches is not None:
             return iter(self.batches[client])
-        return poisson(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])
+        return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])
 
-    def write_sum(self, worker: Worker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
+    def write_sum(self, worker: GradientWorker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
         """Write the clipped sum of a batch to the worker's gradient; `x` are the shard's inputs as the worker likes."""
         index = slice(None) if batch is None else batch
         y = torch.from_numpy(shard.y[index])

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sightline.data.federation import Shard
-from sightline.training.stacked import Pile
+from sightline.training.stacked import ExamplePile
 
 
-class Scattered(Pile):
+class ScatteredExamples(ExamplePile):
     """The same rows by the same numbers, fetched from the shards when they are asked for.
 
     For clients that look at few of their examples: nothing is copied that is not used.
@@ -34,6 +34,6 @@ class Scattered(Pile):
         return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def pile_of(shards: Sequence[Shard], looked_at: float) -> Pile:
+def pile_of(shards: Sequence[Shard], looked_at: float) -> ExamplePile:
     """One pile, unless only a part of the examples will be looked at."""
-    return Scattered(shards) if 2 * looked_at < sum(map(len, shards)) else Pile(shards)
+    return ScatteredExamples(shards) if 2 * looked_at < sum(map(len, shards)) else ExamplePile(shards)

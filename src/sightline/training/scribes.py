@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.training.books import AffineBook, patches, rounding, squares
-from sightline.training.layers import pair
-from sightline.training.unrolled import Run
+from sightline.training.books import AffineNorms, unfold_patches, gram_rounding, square_norms
+from sightline.training.layers import size_pair
+from sightline.training.unrolled import DirectionRun
 
 
-class Scribe(ABC):
+class ClippingRule(ABC):
     """Keeps one layer's books for one chunk; `gradient` maps parameter names to views of the flat gradient."""
 
     def __init__(self, layer: nn.Module, gradient: dict[str, Tensor]) -> None:
@@ -27,13 +27,13 @@ class Scribe(ABC):
         """Add sum_j s_j g_j to the gradient of each parameter."""
 
 
-class AffineScribe(Scribe):
+class AffineRule(ClippingRule):
     """Linear layers, on vectors (B, K) or sequences (B, ..., K)."""
 
-    def book(self, x: Tensor, g: Tensor) -> AffineBook:
+    def book(self, x: Tensor, g: Tensor) -> AffineNorms:
         """The affine map's inputs and output gradients as (B, P, K) and (B, P, O)."""
         batch = len(x)
-        return AffineBook(
+        return AffineNorms(
             x.reshape(batch, -1, x.shape[-1]), g.reshape(batch, -1, g.shape[-1]), bias="bias" in self.gradient
         )
 
@@ -55,23 +55,23 @@ class AffineScribe(Scribe):
         return total
 
 
-class ConvolutionScribe(AffineScribe):
+class ConvolutionRule(AffineRule):
     """Convolutions, as affine maps of their patches."""
 
     layer: nn.Conv2d
 
-    def book(self, x: Tensor, g: Tensor) -> AffineBook:
+    def book(self, x: Tensor, g: Tensor) -> AffineNorms:
         """Patches and output pixels."""
-        how = (pair(self.layer.kernel_size), pair(self.layer.stride), pair(self.layer.padding))
-        return AffineBook(patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
+        how = (size_pair(self.layer.kernel_size), size_pair(self.layer.stride), size_pair(self.layer.padding))
+        return AffineNorms(unfold_patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
 
     def as_weight(self, total: Tensor) -> Tensor:
         """(O, kh, kw, C) -> (O, C, kh, kw)."""
-        size = pair(self.layer.kernel_size)
+        size = size_pair(self.layer.kernel_size)
         return total.view(len(total), *size, -1).permute(0, 3, 1, 2)
 
 
-class NormScribe(Scribe):
+class NormRule(ClippingRule):
     """GroupNorm and LayerNorm: gradients are small, so they are instantiated."""
 
     layer: nn.GroupNorm | nn.LayerNorm
@@ -80,7 +80,7 @@ class NormScribe(Scribe):
         """Rows of scale and shift: sum over positions of g times the normalised input, and of g."""
         self.rows = {"weight": self.gather(g * self.normalised(x)), "bias": self.gather(g)}
         self.rows = {name: self.rows[name] for name in self.gradient}
-        return {name: squares(rows) for name, rows in self.rows.items()}
+        return {name: square_norms(rows) for name, rows in self.rows.items()}
 
     def normalised(self, x: Tensor) -> Tensor:
         """The input before scale and shift."""
@@ -101,7 +101,7 @@ class NormScribe(Scribe):
         del self.rows
 
 
-class EmbeddingScribe(Scribe):
+class EmbeddingRule(ClippingRule):
     """Embeddings: |G|^2 = sum over pairs of positions with the same token of g_p . g_q; the sum is a scatter."""
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class EmbeddingScribe(Scribe):
         self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
         same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
         inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
-        slack = rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
+        slack = gram_rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
         return {"weight": inner + slack}
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
@@ -119,17 +119,17 @@ class EmbeddingScribe(Scribe):
         del self.tokens, self.g
 
 
-class RecurrentScribe:
+class RecurrentRule:
     """One direction of an LSTM layer: two affine maps, of inputs and of states before, with the gates' gradient."""
 
     def __init__(self, gradient: dict[str, Tensor]) -> None:
         self.gradient = gradient
 
-    def read(self, run: Run, g: Tensor) -> Tensor:
+    def read(self, run: DirectionRun, g: Tensor) -> Tensor:
         """|gradient|^2 of every example over both weights and both biases."""
         self.pages = {
-            "ih": AffineBook(run.inputs, g, bias="bias_ih" in self.gradient),
-            "hh": AffineBook(run.before, g, bias="bias_hh" in self.gradient),
+            "ih": AffineNorms(run.inputs, g, bias="bias_ih" in self.gradient),
+            "hh": AffineNorms(run.before, g, bias="bias_hh" in self.gradient),
         }
         both = [torch.stack(list(page.norms().values())).sum(0) for page in self.pages.values()]
         return both[0] + both[1]
@@ -144,19 +144,19 @@ class RecurrentScribe:
         del self.pages
 
 
-def scribe_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], Scribe] | None:
+def rule_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], ClippingRule] | None:
     """The scribe that can write this layer's books, or None. A subclass may do something else, so types are exact."""
     kind = type(layer)
     if kind in (nn.GroupNorm, nn.LayerNorm):
-        return NormScribe
+        return NormRule
     if kind is nn.Linear:
-        return AffineScribe
+        return AffineRule
     if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
-        plain = layer.groups == 1 and pair(layer.dilation) == (1, 1) and layer.padding_mode == "zeros"
-        return ConvolutionScribe if plain and not isinstance(layer.padding, str) else None
+        plain = layer.groups == 1 and size_pair(layer.dilation) == (1, 1) and layer.padding_mode == "zeros"
+        return ConvolutionRule if plain and not isinstance(layer.padding, str) else None
     if isinstance(layer, nn.Embedding) and kind is nn.Embedding:
         plain = (
             layer.padding_idx is None and layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
         )
-        return EmbeddingScribe if plain else None
+        return EmbeddingRule if plain else None
     return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sightline.data.federation import Shard
 from sightline.models.flat import FlatModel
-from sightline.training.batches import Index, table
+from sightline.training.batches import Index, batch_table
 from sightline.training.descent import Descent
 from sightline.training.work import LocalTerms, LocalWork
 
@@ -39,7 +39,7 @@ Builder = Callable[[Tensor, Tensor], Stack]
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class StackWalk:
     """What `train` was asked to do, with each client's number of steps."""
 
     model: FlatModel
@@ -64,7 +64,7 @@ def width_of(examples: int, work: LocalWork) -> int:
     return whole if work.batch_size is None else min(work.batch_size, whole)
 
 
-def groups(
+def group_clients(
     model: FlatModel,
     shards: Sequence[Shard],
     clients: Sequence[int],
@@ -92,7 +92,7 @@ def groups(
         yield group
 
 
-class Pile:
+class ExamplePile:
     """The examples of a group on one pile, with a last row of zeros that stands for "no example"."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -117,21 +117,21 @@ class Pile:
         return self.x[index], self.y[index]
 
 
-def train_stacked(walk: Walk, clients: Sequence[int], build: Builder, most: Callable[[int], int]) -> Iterator[Block]:
+def train_stacked(walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]) -> Iterator[Block]:
     """Local SGD of these clients, `most(width)` at a time; those that have finished fall off the end of the stack."""
     work, shards = walk.work, walk.shards
     widths = {client: width_of(len(shards[client]), work) for client in clients}
     tables = {client: widths[client] * (1 if work.batch_size is None else walk.steps[client]) for client in clients}
-    for group in groups(walk.model, shards, clients, widths, walk.steps, tables, most):
+    for group in group_clients(walk.model, shards, clients, widths, walk.steps, tables, most):
         weights = own_copy(walk.starts, group)
         stack = build(weights, torch.empty_like(weights))
         descent = Descent.begin(work, walk.terms, weights, group)
-        pile, walks = Pile([shards[client] for client in group]), [walk.steps[client] for client in group]
+        pile, walks = ExamplePile([shards[client] for client in group]), [walk.steps[client] for client in group]
         if work.batch_size is None:
             rows = whole_shards(pile, widths[group[0]])
         else:
-            rows = tabulate(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
-        for x, target, share in batches(pile, rows, walks, walk.model.classes):
+            rows = tabulate_batches(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
+        for x, target, share in gather_batches(pile, rows, walks, walk.model.classes):
             if len(x) < len(stack.weights):
                 stack, descent = stack.first(len(x)), descent.first(len(x))
             stack.mean_gradients(x, target, share)
@@ -144,18 +144,18 @@ def own_copy(starts: Tensor, group: list[int]) -> Tensor:
     return starts.expand(len(group), -1).clone() if starts.dim() == 1 else starts[group].clone()
 
 
-def tabulate(
-    pile: Pile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
+def tabulate_batches(
+    pile: ExamplePile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
 ) -> Tensor:
     """(steps, n, b) rows of the pile, padded with the empty row; the same batches as `batches.shuffled` gives."""
     found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
     for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
         first, stop = pile.offsets[member], pile.offsets[member + 1]
-        found[:steps, member] = table(stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing)
+        found[:steps, member] = batch_table(stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing)
     return torch.from_numpy(found)
 
 
-def whole_shards(pile: Pile, width: int) -> Tensor:
+def whole_shards(pile: ExamplePile, width: int) -> Tensor:
     """(1, n, b) rows: every client's whole shard in its own order, padded with the empty row."""
     table = np.full((1, len(pile.offsets) - 1, width), pile.nothing, np.int64)
     for member, (start, stop) in enumerate(pairwise(pile.offsets)):
@@ -167,7 +167,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 """Inputs (n, b, features); -share onehot(y) (n, b, classes); each row's share of the mean (n, b, 1), 0 for padding."""
 
 
-def batches(pile: Pile, table: Tensor, walks: Sequence[int], classes: int) -> Iterator[Batch]:
+def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], classes: int) -> Iterator[Batch]:
     """The batches of every step for the clients still walking, several small steps gathered at once.
 
     A table of one step serves all steps.
@@ -179,12 +179,12 @@ def batches(pile: Pile, table: Tensor, walks: Sequence[int], classes: int) -> It
     for step, count in enumerate(active):
         at = step % window if len(table) > 1 else 0
         if ahead is None or (at == 0 and len(table) > 1):
-            ahead = gather(pile, table[step : step + window, :count], classes)
+            ahead = gather_rows(pile, table[step : step + window, :count], classes)
         x, target, share = ahead
         yield x[at, :count], target[at, :count], share[at, :count]
 
 
-def gather(pile: Pile, index: Tensor, classes: int) -> Batch:
+def gather_rows(pile: ExamplePile, index: Tensor, classes: int) -> Batch:
     """Inputs, targets and shares of (steps, n, b) rows."""
     there = (index != pile.nothing).float()
     share = (there / there.sum(2, keepdim=True).clamp_min(1.0)).unsqueeze(3)

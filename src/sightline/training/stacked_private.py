@@ -11,9 +11,9 @@ from sightline.models.flat import FlatModel
 from sightline.training.batches import Index
 from sightline.training.dense_stack import DenseSlots, DenseStack
 from sightline.training.descent import Descent
-from sightline.training.privately import Privately
+from sightline.training.privately import DPSGDSettings
 from sightline.training.scattered import pile_of
-from sightline.training.stacked import Block, Pile, groups, own_copy
+from sightline.training.stacked import Block, ExamplePile, group_clients, own_copy
 from sightline.training.work import LocalTerms, LocalWork
 
 PIECE_FLOATS = 1 << 20
@@ -27,12 +27,12 @@ def private_stacked(
     shards: Sequence[Shard],
     work: LocalWork,
     terms: LocalTerms,
-    how: Privately,
+    how: DPSGDSettings,
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """Private steps of some clients, group by group; those that have finished fall off the end of the stack."""
     widths = {client: piece_of(how.sample_rates[client] * len(shards[client]), model) for client in clients}
-    for group in groups(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
+    for group in group_clients(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
         weights = own_copy(starts, group)
         stack, descent = (
             DenseStack(layers, weights, torch.empty_like(weights)),
@@ -76,7 +76,7 @@ def piece_of(expected: float, model: FlatModel) -> int:
     return min(1 << int(expected).bit_length(), 1 << bound.bit_length())
 
 
-def add_up(stack: DenseStack, pile: Pile, rows: list[Index], piece: int, clip_norm: float) -> None:
+def add_up(stack: DenseStack, pile: ExamplePile, rows: list[Index], piece: int, clip_norm: float) -> None:
     """Write each client's clipped sum over its rows, piece by piece."""
     pieces = -(-max(len(own) for own in rows) // piece)
     table = np.full((len(rows), pieces * piece), pile.nothing, np.int64)

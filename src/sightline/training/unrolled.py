@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class DirectionRun:
     """One direction of one layer over one batch: inputs (B, T, K), states before (B, T, H), gates (B, T, 4 H)."""
 
     suffix: str
@@ -26,7 +26,7 @@ class UnrolledLSTM(nn.Module):
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
         self.lstm = lstm
-        self.runs: list[Run] = []
+        self.runs: list[DirectionRun] = []
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """States of every token (B, T, directions * H), and the last states of every layer and direction."""
@@ -52,7 +52,7 @@ class UnrolledLSTM(nn.Module):
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
             h = torch.sigmoid(o) * torch.tanh(c)
             states.append(h)
-        self.runs.append(Run(suffix, x.detach(), torch.stack(states[:-1], 1).detach(), gates))
+        self.runs.append(DirectionRun(suffix, x.detach(), torch.stack(states[:-1], 1).detach(), gates))
         together = torch.stack(states[1:], 1)
         return (together.flip(1) if back else together), h, c
 
@@ -69,10 +69,10 @@ def can_unroll(layer: nn.Module) -> bool:
     return type(layer) is nn.LSTM and layer.batch_first and not layer.proj_size and not layer.dropout
 
 
-def unroll(module: nn.Module) -> None:
+def unroll_lstms(module: nn.Module) -> None:
     """Put an unrolled LSTM in the place of every plain one, everywhere below `module`."""
     for name, child in module.named_children():
         if isinstance(child, nn.LSTM) and can_unroll(child):
             setattr(module, name, UnrolledLSTM(child))
         else:
-            unroll(child)
+            unroll_lstms(child)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import invalid
-from sightline.training.worker import Worker, chunks
+from sightline.training.worker import GradientWorker, equal_chunks
 
 Inputs = NDArray[np.float32] | NDArray[np.int64]
 VIEW_BYTES = 1 << 25
@@ -72,7 +72,7 @@ class Views:
 
 
 def clipped_sum_of_views(
-    worker: Worker, x: Inputs, y: Tensor, clip_norm: float, views: Views, rng: np.random.Generator
+    worker: GradientWorker, x: Inputs, y: Tensor, clip_norm: float, views: Views, rng: np.random.Generator
 ) -> None:
     r"""Write sum_j clip((1/K) sum_k g_jk, C) to the worker's gradient, g_jk being the gradient of view k of example j.
 
@@ -80,7 +80,7 @@ def clipped_sum_of_views(
     bounded whatever the batch.
     """
     total = worker.gradient.new_zeros(worker.gradient.shape)
-    for some in chunks(len(y), max(1, VIEW_BYTES // (views.count * max(1, x[:1].nbytes)))):
+    for some in equal_chunks(len(y), max(1, VIEW_BYTES // (views.count * max(1, x[:1].nbytes)))):
         seen = worker.inputs(views.of(x[some], rng=rng))
         worker.clipped_sum(seen, y[some], clip_norm, views=views.count)
         total += worker.gradient

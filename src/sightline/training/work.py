@@ -64,6 +64,6 @@ class LocalTerms:
             invalid("anchor", tuple(self.anchor.shape), "has no effect while proximal is 0", "give proximal > 0")
 
 
-def rows(value: Tensor, clients: "list[int] | int") -> Tensor:
+def client_rows(value: Tensor, clients: "list[int] | int") -> Tensor:
     """The row or rows of a per-client tensor; a shared (d,) tensor is the same for everybody."""
     return value if value.dim() == 1 else value[clients]

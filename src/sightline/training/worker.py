@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.models.flat import FlatModel, bind
+from sightline.models.flat import FlatModel, bind_parameters
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
 from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart
@@ -23,7 +23,7 @@ from sightline.training.examples import Rows, choose_rows, logits_apart, one_by_
 DROPOUT = nn.modules.dropout._DropoutNd
 
 
-class Worker:
+class GradientWorker:
     """Any torch module, differentiated by autograd.
 
     `weights` and `gradient` are (d,) vectors; the module's parameters are views into them, so that one fused operation
@@ -44,7 +44,7 @@ class Worker:
         if self.strange is not None:
             self.dropout |= warm_up(self.module, model)
             self.state = ModuleState(self.module, [slot.name for slot in model.layout])
-        bind(self.module, model.layout, self.weights, self.gradient)
+        bind_parameters(self.module, model.layout, self.weights, self.gradient)
         self.rows: Rows | None = None
         self.probing = False  # a probe wants no dropout and no way round a failure
 
@@ -100,9 +100,9 @@ class Worker:
         self.module.train(not self.probing)
         self.gradient.zero_()
         with self.watched():
-            for some in chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
+            for some in equal_chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
                 labels = y[some].repeat_interleave(views)
-                gradients = self.gradients_apart(x[stretched(some, views)], labels, views)
+                gradients = self.gradients_apart(x[stretch_views(some, views)], labels, views)
                 if isinstance(clip, Balls):
                     self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
                 else:
@@ -128,20 +128,20 @@ MOST_ROWS = 512
 """How many examples are differentiated at once: what lies between a module's layers takes memory too."""
 
 
-def chunks(length: int, size: int) -> Iterator[slice]:
+def equal_chunks(length: int, size: int) -> Iterator[slice]:
     """Consecutive slices of nearly equal length, at most `size`, that cover `length`."""
     pieces = -(-length // size)
     edges = [length * piece // pieces for piece in range(pieces + 1)] if pieces else [0]
     return (slice(start, stop) for start, stop in pairwise(edges))
 
 
-def stretched(some: slice, views: int) -> slice:
+def stretch_views(some: slice, views: int) -> slice:
     """The rows of some examples that have several views each."""
     return slice(some.start * views, some.stop * views)
 
 
 @contextmanager
-def own_dropout(worker: Worker, rng: np.random.Generator) -> Iterator[None]:
+def own_dropout(worker: GradientWorker, rng: np.random.Generator) -> Iterator[None]:
     """Draw the module's dropout masks from the client's own generator, when it has any."""
     if not worker.dropout:
         yield

@@ -5,10 +5,10 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline.data.formats.broken import broken
+from sightline.data.formats.broken import raise_broken
 from sightline.data.formats.gz import read_gzip
 
-MOST_BYTES = 2**30
+MOST_CSV_BYTES = 2**30
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
@@ -17,24 +17,24 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     Guarantees: unpacks at most 1 GiB; every row has as many fields as the header.
     """
     try:
-        text = read_gzip(path, most=MOST_BYTES).decode("utf-8")
+        text = read_gzip(path, most=MOST_CSV_BYTES).decode("utf-8")
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = next(rows, [])
-        places = [_place(path, header, column) for column in columns]
-        return [tuple(_checked(path, row, header, rows.line_num)[place] for place in places) for row in rows]
+        places = [_column_place(path, header, column) for column in columns]
+        return [tuple(_check_row(path, row, header, rows.line_num)[place] for place in places) for row in rows]
     except UnicodeDecodeError:
-        broken(path, "is not UTF-8 text")
+        raise_broken(path, "is not UTF-8 text")
     except csv.Error as error:
-        broken(path, f"is not a CSV table ({error})")
+        raise_broken(path, f"is not a CSV table ({error})")
 
 
-def _place(path: Path, header: list[str], column: str) -> int:
+def _column_place(path: Path, header: list[str], column: str) -> int:
     if column not in header:
-        broken(path, f'has no column "{column}"')
+        raise_broken(path, f'has no column "{column}"')
     return header.index(column)
 
 
-def _checked(path: Path, row: list[str], header: list[str], line: int) -> list[str]:
+def _check_row(path: Path, row: list[str], header: list[str], line: int) -> list[str]:
     if len(row) != len(header):
-        broken(path, f"line {line} has {len(row)} fields, the header {len(header)}")
+        raise_broken(path, f"line {line} has {len(row)} fields, the header {len(header)}")
     return row

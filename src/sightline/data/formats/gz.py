@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sightline.data.formats.broken import broken
+from sightline.data.formats.broken import raise_broken
 
 STEP = 2**24
 
@@ -18,9 +18,9 @@ def gzip_stream(path: Path) -> Iterator[gzip.GzipFile]:
         with gzip.open(path, "rb") as stream:
             yield stream
     except EOFError:
-        broken(path, "the gzip data end too early")
+        raise_broken(path, "the gzip data end too early")
     except (OSError, zlib.error) as error:
-        broken(path, f"cannot be unpacked ({type(error).__name__})")
+        raise_broken(path, f"cannot be unpacked ({type(error).__name__})")
 
 
 def read_up_to(stream: gzip.GzipFile, size: int) -> bytes:
@@ -37,5 +37,5 @@ def read_gzip(path: Path, *, most: int) -> bytes:
     with gzip_stream(path) as stream:
         content = read_up_to(stream, most + 1)
     if len(content) > most:
-        broken(path, f"unpacks to more than {most:,} bytes")
+        raise_broken(path, f"unpacks to more than {most:,} bytes")
     return content

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.formats.broken import broken
+from sightline.data.formats.broken import raise_broken
 from sightline.data.formats.gz import gzip_stream, read_up_to
 
 UNSIGNED_BYTE = 0x08
@@ -20,28 +20,28 @@ def read_idx(path: Path, *, item: tuple[int, ...]) -> NDArray[np.uint8]:
     and there are 1 .. 1,000,000 items; a file that is shorter or longer than its header is refused.
     """
     with gzip_stream(path) as stream:
-        items = _count(path, stream.read(4 + 4 * (1 + len(item))), item)
+        items = _read_count(path, stream.read(4 + 4 * (1 + len(item))), item)
         size = items * math.prod(item)
         content = read_up_to(stream, size)
         surplus = stream.read(1)
     if len(content) < size:
-        broken(path, f"the header promises {size:,} bytes, the file holds {len(content):,}")
+        raise_broken(path, f"the header promises {size:,} bytes, the file holds {len(content):,}")
     if surplus:
-        broken(path, f"holds more than the {size:,} bytes that its header states")
+        raise_broken(path, f"holds more than the {size:,} bytes that its header states")
     return np.frombuffer(content, dtype=np.uint8).reshape(items, *item)
 
 
-def _count(path: Path, header: bytes, item: tuple[int, ...]) -> int:
+def _read_count(path: Path, header: bytes, item: tuple[int, ...]) -> int:
     axes = 1 + len(item)
     if header[:4] != bytes((0, 0, UNSIGNED_BYTE, axes)):
-        broken(
+        raise_broken(
             path, f"magic number {header[:4].hex() or 'missing'}, expected {bytes((0, 0, UNSIGNED_BYTE, axes)).hex()}"
         )
     if len(header) < 4 + 4 * axes:
-        broken(path, "the header ends too early")
+        raise_broken(path, "the header ends too early")
     items, *shape = (int.from_bytes(header[at : at + 4], "big") for at in range(4, 4 + 4 * axes, 4))
     if tuple(shape) != item:
-        broken(path, f"items of shape {tuple(shape)}, expected {item}")
+        raise_broken(path, f"items of shape {tuple(shape)}, expected {item}")
     if not 1 <= items <= MOST_ITEMS:
-        broken(path, f"{items:,} items, expected 1 .. {MOST_ITEMS:,}")
+        raise_broken(path, f"{items:,} items, expected 1 .. {MOST_ITEMS:,}")
     return items

@@ -2,17 +2,17 @@
 
 from sightline.data.partition.by_owner import by_owner, grouped_users, one_user_each
 from sightline.data.partition.clusters import cluster_of, deal_clusters, share_by_cluster
-from sightline.data.partition.dirichlet import dirichlet
-from sightline.data.partition.iid import iid
+from sightline.data.partition.dirichlet import deal_dirichlet
+from sightline.data.partition.iid import deal_iid
 from sightline.data.partition.label_shards import label_shards
 
 __all__ = [
     "by_owner",
     "cluster_of",
     "deal_clusters",
-    "dirichlet",
+    "deal_dirichlet",
     "grouped_users",
-    "iid",
+    "deal_iid",
     "label_shards",
     "one_user_each",
     "share_by_cluster",

@@ -11,7 +11,7 @@ from sightline.errors import invalid
 
 def by_owner(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
     """Client i gets the examples whose owner is i."""
-    return _runs(owner, np.arange(clients))
+    return _owner_runs(owner, np.arange(clients))
 
 
 def one_user_each(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
@@ -20,8 +20,8 @@ def one_user_each(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
     Guarantees: each client is one person. Users beyond the first `clients` are left out.
     """
     users, counts = np.unique(owner, return_counts=True)
-    _enough(clients, len(users))
-    return _runs(owner, users[np.lexsort((users, -counts))][:clients])
+    _check_users(clients, len(users))
+    return _owner_runs(owner, users[np.lexsort((users, -counts))][:clients])
 
 
 def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Generator) -> list[Index]:
@@ -30,7 +30,7 @@ def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Gene
     Guarantees: every example is dealt exactly once; nobody's examples are at two clients.
     """
     users, counts = np.unique(owner, return_counts=True)
-    _enough(clients, len(users))
+    _check_users(clients, len(users))
     place = np.empty(len(users), dtype=np.int64)
     smallest = [(0, client) for client in range(clients)]
     for user in rng.permutation(len(users)):
@@ -40,7 +40,7 @@ def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Gene
     return by_owner(place[np.searchsorted(users, owner)], clients=clients)
 
 
-def _runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Index]:
+def _owner_runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Index]:
     order = np.argsort(owner, kind="stable")
     sorted_owner = owner[order]
     starts = np.searchsorted(sorted_owner, wanted, side="left")
@@ -48,6 +48,6 @@ def _runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Index]:
     return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _enough(clients: int, users: int) -> None:
+def _check_users(clients: int, users: int) -> None:
     if users < clients:
         invalid("data.clients", clients, f"the data have {users} users, and a client needs one", f"use at most {users}")

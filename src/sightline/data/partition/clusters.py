@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.partition.iid import iid
+from sightline.data.partition.iid import deal_iid
 from sightline.data.table import Index
 
 
@@ -27,7 +27,7 @@ def deal_clusters(examples: int, *, clusters: Sequence[int], reuse: bool, rng: n
     Guarantees: inside one cluster no example is dealt twice; without `reuse` every example is dealt exactly once.
     """
     if not reuse:
-        return iid(examples, clients=sum(clusters), rng=rng)
+        return deal_iid(examples, clients=sum(clusters), rng=rng)
     each = examples // max(clusters)
     shuffles = [rng.permutation(examples) for _ in clusters]
     return [

@@ -12,7 +12,7 @@ FEW = 10
 """No client has fewer examples than this, or than half the mean when the data are scarce."""
 
 
-def dirichlet(
+def deal_dirichlet(
     labels: NDArray[np.int64], *, clients: int, concentration: float, rng: np.random.Generator
 ) -> list[Index]:
     r"""Class c is cut among the clients in proportions p_c ~ Dirichlet(concentration, ..., concentration).
@@ -27,13 +27,13 @@ def dirichlet(
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        for client, piece in enumerate(np.split(members, _cuts(len(members), clients, concentration, rng))):
+        for client, piece in enumerate(np.split(members, _class_cuts(len(members), clients, concentration, rng))):
             pieces[client].append(piece)
     parts = [rng.permutation(np.concatenate(piece)) for piece in pieces]
     return _top_up(parts, least=max(1, min(FEW, len(labels) // (2 * clients))))
 
 
-def _cuts(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> Index:
+def _class_cuts(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> Index:
     shares = rng.dirichlet(np.full(clients, concentration))
     if not np.isfinite(shares).all():
         invalid("data.concentration", concentration, "the Dirichlet draw is not a number", "use 0.01 .. 1000")

@@ -5,7 +5,7 @@ import numpy as np
 from sightline.data.table import Index
 
 
-def iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[Index]:
+def deal_iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[Index]:
     """Shuffle and cut into `clients` parts.
 
     Guarantees: every example is dealt exactly once; sizes differ by at most one.

@@ -20,7 +20,7 @@ def label_shards(
     if labels_per_client > len(present):
         law = f"the data have {len(present)} labels"
         invalid("data.labels_per_client", labels_per_client, law, f"give at most {len(present)}")
-    holds = _assign(len(present), clients, labels_per_client, rng)
+    holds = _assign_labels(len(present), clients, labels_per_client, rng)
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for column, label in enumerate(present):
         holders = np.flatnonzero(holds[:, column])
@@ -33,7 +33,7 @@ def label_shards(
     return [rng.permutation(np.concatenate(piece)) for piece in pieces]
 
 
-def _assign(labels: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+def _assign_labels(labels: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Client by client, the `each` labels that the fewest clients hold so far; ties by lot."""
     holds = np.zeros((clients, labels), dtype=np.bool_)
     held = np.zeros(labels, dtype=np.int64)

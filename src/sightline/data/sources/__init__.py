@@ -25,7 +25,7 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def find(name: str) -> Source:
+def find_source(name: str) -> Source:
     """The source of that name."""
     if name not in SOURCES:
         law = "a source is a known name, or your own function as package.module:function"
@@ -33,4 +33,4 @@ def find(name: str) -> Source:
     return SOURCES[name]
 
 
-__all__ = ["SOURCES", "find"]
+__all__ = ["SOURCES", "find_source"]

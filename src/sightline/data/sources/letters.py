@@ -6,7 +6,7 @@ import numpy as np
 
 from sightline.data.federation import Kind
 from sightline.data.formats import Field, read_npz
-from sightline.data.formats.broken import broken
+from sightline.data.formats.broken import raise_broken
 from sightline.data.source import Option, Partition, Request, Source
 from sightline.data.sources.mnist import read_pair
 from sightline.data.table import Scale, Table
@@ -39,9 +39,9 @@ def read_emnist(request: Request) -> Table:
     ]
     upright = [dataclasses.replace(pair, x=np.swapaxes(pair.x, -1, -2)) for pair in pairs]
     train, *tests = (first_letters(table, letters) for table in upright)
-    notes = [f"emnist_letters: {spelled(letters)}, upper and lower case merged, 28 x 28 pixels scaled to [0, 1]"]
+    notes = [f"emnist_letters: {spell_letters(letters)}, upper and lower case merged, 28 x 28 pixels scaled to [0, 1]"]
     if not tests:
-        notes.append(f"emnist_letters: a sample of the published test split, {held(train)}; no test split of its own")
+        notes.append(f"emnist_letters: a sample of the published test split, {count_letters(train)}; no test split of its own")
     return dataclasses.replace(train, test=tests[0] if tests else None, notes=tuple(notes))
 
 
@@ -51,35 +51,35 @@ def read_ocr(request: Request) -> Table:
     arrays = read_npz(path, OCR_FIELDS)
     images, labels, fold = arrays["images"], arrays["labels"].astype(np.int64), arrays["fold"]
     if not len(images) == len(labels) == len(fold) > 0:
-        broken(path, f"{len(images)} images, {len(labels)} labels and {len(fold)} folds do not belong together")
+        raise_broken(path, f"{len(images)} images, {len(labels)} labels and {len(fold)} folds do not belong together")
     if labels.max() > 25 or images.max() > 1:
-        broken(path, "labels must be 0 .. 25 and pixels 0 or 1")
+        raise_broken(path, "labels must be 0 .. 25 and pixels 0 or 1")
     letters, chosen = int(request.options["letters"]), int(request.options["test_fold"])
     whole = Table(images[:, None], labels, 26, Kind.IMAGE, Scale(highest=1))
-    train, test = (first_letters(pick(whole, mask), letters) for mask in (fold != chosen, fold == chosen))
+    train, test = (first_letters(pick_examples(whole, mask), letters) for mask in (fold != chosen, fold == chosen))
     if not len(train) or not len(test):
         invalid("data.options.test_fold", chosen, "one side of the split would be empty", "use another fold")
-    note = f"ocr_letters: {spelled(letters)}, 16 x 8 pixels of 0 or 1; the words of fold {chosen} are the test set"
+    note = f"ocr_letters: {spell_letters(letters)}, 16 x 8 pixels of 0 or 1; the words of fold {chosen} are the test set"
     return dataclasses.replace(train, test=test, notes=(note,))
 
 
-def pick(table: Table, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Table:
+def pick_examples(table: Table, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Table:
     """The examples where `mask` holds."""
     return dataclasses.replace(table, x=table.x[mask], y=table.y[mask])
 
 
 def first_letters(table: Table, letters: int) -> Table:
     """Only the first `letters` letters of the alphabet."""
-    kept = table if letters == 26 else pick(table, table.y < letters)
+    kept = table if letters == 26 else pick_examples(table, table.y < letters)
     return dataclasses.replace(kept, classes=letters)
 
 
-def spelled(letters: int) -> str:
+def spell_letters(letters: int) -> str:
     """The letters in words, e.g. `letters a-j`."""
     return f"letters a-{chr(ord('a') + letters - 1)}"
 
 
-def held(table: Table) -> str:
+def count_letters(table: Table) -> str:
     """How many examples of how many letters there are."""
     return f"{len(table):,} examples of {len(np.unique(table.y))} letters"
 

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from sightline.data.federation import Kind
 from sightline.data.formats import read_csv
-from sightline.data.formats.broken import broken
+from sightline.data.formats.broken import raise_broken
 from sightline.data.source import TEXTS, Option, Request, Source
 from sightline.data.table import Table
-from sightline.data.tokens import encode
+from sightline.data.tokens import encode_texts
 from sightline.errors import invalid
 
 LARGEST = 2**62
@@ -26,7 +26,7 @@ def read_tweets(path: Path, *, classes: int) -> tuple[list[str], NDArray[np.int6
     """Texts, labels and authors of a CSV with the columns `text`, `label` and `user`."""
     rows = read_csv(path, ("text", "label", "user"))
     if not rows:
-        broken(path, "has no rows")
+        raise_broken(path, "has no rows")
     texts, labels, users = zip(*rows, strict=True)
     label = whole_numbers(path, "label", labels, below=classes)
     return list(texts), label, whole_numbers(path, "user", users, below=LARGEST)
@@ -37,9 +37,9 @@ def whole_numbers(path: Path, column: str, values: tuple[str, ...], *, below: in
     try:
         numbers = [int(value) for value in values]
     except ValueError as error:
-        broken(path, f'column "{column}": {str(error)[:60]}')
+        raise_broken(path, f'column "{column}": {str(error)[:60]}')
     if min(numbers) < 0 or max(numbers) >= below:
-        broken(path, f'column "{column}" holds {min(numbers)} .. {max(numbers)}, expected 0 .. {below - 1}')
+        raise_broken(path, f'column "{column}" holds {min(numbers)} .. {max(numbers)}, expected 0 .. {below - 1}')
     return np.array(numbers, dtype=np.int64)
 
 
@@ -48,7 +48,7 @@ def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: ND
     tokens, vocabulary = int(request.options["tokens"]), int(request.options["vocabulary"])
     if len(texts) * tokens > 2**29:
         invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit", "use 25")
-    x = encode(texts, tokens=tokens, vocabulary=vocabulary)
+    x = encode_texts(texts, tokens=tokens, vocabulary=vocabulary)
     how = f"the first {tokens} words, hashed into {vocabulary:,} numbers (no vocabulary is learned)"
     return Table(
         x, y, classes, Kind.TEXT, owner=owner, vocabulary=vocabulary, notes=(f"{request.settings.source}: {how}",)

@@ -9,46 +9,46 @@ from flwr.clientapp import ClientApp
 
 from sightline.runtimes import site_door
 from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 
 KEPT = "sightline"
 """The record of a node's state that holds what simulated clients keep between rounds."""
 SIMULATED = {"partition-id", "num-partitions"}
 
 
-def train(message: Message, context: Context) -> Message:
+def answer_message(message: Message, context: Context) -> Message:
     """Answer one question."""
-    return Message(to_record(answered(from_record(message.content), context)), reply_to=message)
+    return Message(to_record(answer_request(from_record(message.content), context)), reply_to=message)
 
 
-def answered(letter: Letter, context: Context) -> Letter:
+def answer_request(letter: WireMessage, context: Context) -> WireMessage:
     """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder).
 
     Torch is loaded where it is needed: a node starts a process for every message.
     """
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
-        return site_door.asked(Path(str(config["site-socket"])), letter)
+        return site_door.ask_site(Path(str(config["site-socket"])), letter)
     if "site" in config:
         from sightline.runtimes.site import Site
 
         return Site(Path(str(config["site"]))).answer(letter)
     if set(config) <= SIMULATED:
         return simulated_answer(letter, context)
-    return Letter({"refused": "node-config: this node names no site; give site=FOLDER or site-socket=PATH"})
+    return WireMessage({"refused": "node-config: this node names no site; give site=FOLDER or site-socket=PATH"})
 
 
-def simulated_answer(letter: Letter, context: Context) -> Letter:
+def simulated_answer(letter: WireMessage, context: Context) -> WireMessage:
     """A simulated client's answer; what it keeps goes into the node's state."""
     from sightline.runtimes import simulated_node
-    from sightline.runtimes.packing import tensor
+    from sightline.runtimes.packing import own_tensor
 
     record = context.state[KEPT] if KEPT in context.state else ArrayRecord()
-    kept = {name: tensor(array.numpy()) for name, array in record.items()}
-    answer = simulated_node.answer(letter, kept)
+    kept = {name: own_tensor(array.numpy()) for name, array in record.items()}
+    answer = simulated_node.answer_simulated(letter, kept)
     context.state[KEPT] = ArrayRecord({name: Array(value.numpy()) for name, value in kept.items()})
     return answer
 
 
 app = ClientApp()
-app.train()(train)
+app.train()(answer_message)

@@ -41,14 +41,14 @@ holds the experiment and two files that import it. Settings of a run are in `pyp
 """
 
 
-def export(experiment: Experiment, directory: Path) -> Path:
+def export_app(experiment: Experiment, directory: Path) -> Path:
     """Write the app; the folder must be new or empty."""
-    engine.build(experiment)  # what cannot run is not exported
-    _new(directory)
+    engine.build_experiment(experiment)  # what cannot run is not exported
+    _check_new(directory)
     package = directory / PACKAGE
     package.mkdir(parents=True)
     files: Mapping[Path, str] = {
-        directory / "pyproject.toml": tomli_w.dumps(_project(experiment)),
+        directory / "pyproject.toml": tomli_w.dumps(_project_file(experiment)),
         directory / "README.md": README.format(name=experiment.name),
         package / "__init__.py": f'"""{experiment.name}, exported."""\n',
         package / "server_app.py": SERVER,
@@ -60,7 +60,7 @@ def export(experiment: Experiment, directory: Path) -> Path:
     return directory
 
 
-def _project(experiment: Experiment) -> dict[str, object]:
+def _project_file(experiment: Experiment) -> dict[str, object]:
     config = {"sites": False, "timeout": 600.0, "wait": 300.0, "out": "", "resume": False,
               "accept-changes": False, "test": "", "set": ""}  # fmt: skip
     app = {
@@ -80,13 +80,13 @@ def _project_name(experiment: Experiment) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in experiment.name.lower()).split()) or "experiment"
 
 
-def shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
+def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
     """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set.
 
     Folders and files are for their owner only.
     """
-    federation = engine.build(experiment).federation
-    _new(directory)
+    federation = engine.build_experiment(experiment).federation
+    _check_new(directory)
     found = []
     for number, client in enumerate(federation.clients):
         folder = directory / f"site-{number}"
@@ -118,6 +118,6 @@ def _save(path: Path, **arrays: Any) -> None:
         np.savez(file, **arrays)
 
 
-def _new(directory: Path) -> None:
+def _check_new(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         invalid("DIR", directory, "is there already and not empty", "choose another")

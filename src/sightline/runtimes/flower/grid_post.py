@@ -9,19 +9,19 @@ from flwr.serverapp import Grid
 
 from sightline.errors import SightlineError
 from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.letter import WireMessage
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 1.0
 GRACE_SECONDS = 60.0
 """Flower drops a reply whose message has expired; the clocks of two machines may differ by this much."""
 
-Answers = dict[int, Letter | str]
+Answers = dict[int, WireMessage | str]
 NodeOf = Callable[[], Mapping[int, int]]
 """The node of every client that can be asked now."""
 
 
-class GridPost:
+class GridTransport:
     """Takes letters to the nodes of a grid and waits `timeout` seconds for their answers, never longer.
 
     An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
@@ -30,11 +30,11 @@ class GridPost:
     def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float) -> None:
         self._grid, self._node_of, self._timeout = grid, node_of, timeout
 
-    def ask(self, letters: Mapping[int, Letter], group: str) -> Answers:
+    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
         """Every client's answer, or why there is none."""
         node_of = self._node_of()
         away: Answers = {client: "its node is not connected" for client in letters if client not in node_of}
-        return away | exchanged(
+        return away | exchange_messages(
             self._grid,
             {client: (node_of[client], letter) for client, letter in letters.items() if client in node_of},
             group=group,
@@ -45,7 +45,7 @@ class GridPost:
         """The grid is Flower's to close."""
 
 
-def exchanged(grid: Grid, letters: Mapping[int, tuple[int, Letter]], *, group: str, timeout: float) -> Answers:
+def exchange_messages(grid: Grid, letters: Mapping[int, tuple[int, WireMessage]], *, group: str, timeout: float) -> Answers:
     """Key -> the answer of the node that its letter was for, or why there is none."""
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
@@ -66,14 +66,14 @@ def exchanged(grid: Grid, letters: Mapping[int, tuple[int, Letter]], *, group: s
             key = waiting.get(reply.metadata.reply_to_message_id)
             if key is not None and reply.metadata.src_node_id == letters[key][0]:
                 del waiting[reply.metadata.reply_to_message_id]
-                found[key] = _read(reply)
+                found[key] = _read_reply(reply)
         if waiting and not over:
             time.sleep(pause)
             pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
     return found
 
 
-def connected(grid: Grid, count: int, *, timeout: float) -> list[int]:
+def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
     """The nodes of a grid, in the order of their ids, as soon as there are `count` of them."""
     end = time.monotonic() + timeout
     while len(nodes := sorted(grid.get_node_ids())) < count:
@@ -83,7 +83,7 @@ def connected(grid: Grid, count: int, *, timeout: float) -> list[int]:
     return nodes
 
 
-def _read(reply: Any) -> Letter | str:
+def _read_reply(reply: Any) -> WireMessage | str:
     if reply.has_error():
         return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
     try:

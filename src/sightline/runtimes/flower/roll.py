@@ -7,8 +7,8 @@ from flwr.serverapp import Grid
 
 from sightline.data import Kind
 from sightline.errors import printable
-from sightline.runtimes.flower.grid_post import exchanged
-from sightline.runtimes.letter import Letter
+from sightline.runtimes.flower.grid_post import exchange_messages
+from sightline.runtimes.letter import WireMessage
 from sightline.runtimes.remote import LONGEST_REASON
 from sightline.runtimes.site import HELLO
 from sightline.topology import client_name
@@ -21,7 +21,7 @@ KINDRED = ("shape", "kind", "classes", "vocabulary")
 """The facts in which all sites must agree."""
 
 
-class Roll:
+class NodeRegistry:
     """The sites of a federation by their numbers. Nodes may come, go and come back under another id.
 
     Guarantees: one node per client; a second one that claims the number of a connected node is turned away.
@@ -36,8 +36,8 @@ class Roll:
     def __call__(self) -> Mapping[int, int]:
         """The node of every client that is connected now."""
         here = set(self._grid.get_node_ids())
-        new = {node: (node, Letter({"call": HELLO})) for node in here if self._tries.get(node, 0) < TRIES}
-        for node, answer in exchanged(self._grid, new, group=HELLO, timeout=HELLO_SECONDS).items():
+        new = {node: (node, WireMessage({"call": HELLO})) for node in here if self._tries.get(node, 0) < TRIES}
+        for node, answer in exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS).items():
             self._tries[node] = self._tries.get(node, 0) + 1
             if isinstance(answer, str):
                 self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
@@ -47,7 +47,7 @@ class Roll:
         return {client: node for client, node in self._node_of.items() if node in here}
 
     def _admit(self, node: int, facts: Mapping[str, Any], here: set[int]) -> None:
-        why = _wrong(facts) or self._unlike(facts)
+        why = _wrong_facts(facts) or self._unlike(facts)
         client = -1 if why else int(facts["client"])
         if not why and self._node_of.get(client, node) in here - {node}:
             why = f"says that it is {client_name(client)}, which another connected node is already"
@@ -64,16 +64,16 @@ class Roll:
         return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
 
 
-def _wrong(facts: Mapping[str, Any]) -> str:
+def _wrong_facts(facts: Mapping[str, Any]) -> str:
     if "refused" in facts:
         return f"refused: {facts['refused']}"
     counts = (facts.get(name) for name in ("client", "examples", "classes", "vocabulary"))
     shape = facts.get("shape")
     known = isinstance(shape, list) and len(shape) in (1, 3) and facts.get("kind") in list(Kind)
-    if not known or not facts.get("examples") or not all(map(_count, (*counts, *(shape or ())))):
+    if not known or not facts.get("examples") or not all(map(_read_count, (*counts, *(shape or ())))):
         return "does not say who it is"
     return ""
 
 
-def _count(number: Any) -> bool:
+def _read_count(number: Any) -> bool:
     return type(number) is int and 0 <= number <= MOST

@@ -18,13 +18,13 @@ from sightline.config import Experiment, read
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.data.folder import data_root
 from sightline.data.formats import read_arrays
-from sightline.engine import Setting
+from sightline.engine import BuiltExperiment
 from sightline.engine.directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import write_secret
-from sightline.runtimes.flower.grid_post import GridPost, connected
-from sightline.runtimes.flower.roll import Roll
-from sightline.runtimes.remote import Remote, refuse_a_known_seed
+from sightline.runtimes.flower.grid_post import GridTransport, wait_for_nodes
+from sightline.runtimes.flower.roll import NodeRegistry
+from sightline.runtimes.remote import RemoteClients, refuse_a_known_seed
 from sightline.runtimes.site_policy import blank_shard
 from sightline.topology import client_name
 
@@ -40,14 +40,14 @@ def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         words = str(config.get("set", "")).split()
-        finish(served(read(file, words), grid, config, say=partial(print, flush=True)))
+        finish(serve_experiment(read(file, words), grid, config, say=partial(print, flush=True)))
 
     app = ServerApp()
     app.main()(main)
     return app
 
 
-def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say: Say) -> Path:
+def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say: Say) -> Path:
     """Run an experiment on the nodes of a grid and return its run directory.
 
     `config`: sites (real sites with data of their own), timeout (seconds that a round waits), wait (seconds for the
@@ -59,19 +59,19 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
     directory = engine.directory_to_resume(experiment, out) if resume else None
     if config.get("sites", False):
         refuse_a_known_seed(experiment)
-    roll = Roll(grid, say) if config.get("sites", False) else None
+    roll = NodeRegistry(grid, say) if config.get("sites", False) else None
     federation = None if roll is None else gathered_sites(experiment, roll, config)
-    setting = engine.calibrated(engine.build(experiment, federation=federation), real_nodes=roll is not None)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None)
     directory = directory or engine.new_directory(experiment, out)
 
-    def worker(setting: Setting, *streams: Any) -> Remote:
+    def worker(setting: BuiltExperiment, *streams: Any) -> RemoteClients:
         if roll is None:
             return simulated_worker(setting, directory, grid)
-        post = GridPost(grid, roll, timeout=float(config.get("timeout", 600.0)))
-        tell = partial(told, directory / NODES_LOG, say)
-        return Remote(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
+        post = GridTransport(grid, roll, timeout=float(config.get("timeout", 600.0)))
+        tell = partial(tell_left_out, directory / NODES_LOG, say)
+        return RemoteClients(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
 
-    engine.run(
+    engine.run_loop(
         setting,
         directory,
         worker,
@@ -84,16 +84,16 @@ def served(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say
     return directory
 
 
-def simulated_worker(setting: Setting, directory: Path, grid: Grid) -> Remote:
+def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> RemoteClients:
     """A worker whose clients are played by the nodes of a simulation, however many there are."""
-    nodes = connected(grid, 1, timeout=SIMULATED_TIMEOUT)
+    nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
     node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
     words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
-    post = GridPost(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT)
-    return Remote(setting, post, words=words, simulated=True)
+    post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT)
+    return RemoteClients(setting, post, words=words, simulated=True)
 
 
-def gathered_sites(experiment: Experiment, roll: Roll, config: Mapping[str, Any]) -> Federation:
+def gathered_sites(experiment: Experiment, roll: NodeRegistry, config: Mapping[str, Any]) -> Federation:
     """Wait for all sites, and build the federation that the server may know: sizes and shapes, no example."""
     wait, clients = float(config.get("wait", 300.0)), experiment.data.clients
     end = time.monotonic() + wait
@@ -134,7 +134,7 @@ def run_id(directory: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def told(log: Path, say: Say, round: int, client: int, why: str) -> None:
+def tell_left_out(log: Path, say: Say, round: int, client: int, why: str) -> None:
     """Tell the operator why a client was left out; who was asked is a secret where cohorts are, so owner-only."""
     line = f"round {round}: {client_name(client)} left out: {why}"
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -147,10 +147,10 @@ def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
     """One line a round."""
     accuracy = row.get("test_accuracy")
     shown = "-" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f}%"
-    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {_spent(row)}")
+    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {_spent_epsilon(row)}")
 
 
-def _spent(row: Mapping[str, Any]) -> str:
+def _spent_epsilon(row: Mapping[str, Any]) -> str:
     if "epsilon" not in row:
         return "-"
     epsilon = max(row["epsilon"].values(), default=math.inf)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sightline.engine import Setting
+from sightline.engine import BuiltExperiment
 from sightline.engine.loop import MakeWorker
 from sightline.errors import invalid
-from sightline.runtimes.remote import Remote
+from sightline.runtimes.remote import RemoteClients
 
 
-def simulated(setting: Setting, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
+def simulate_nodes(setting: BuiltExperiment, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
     """Run the loop with every client as a node of Flower's simulation engine, `workers` of them at a time.
 
     Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here as it was.
@@ -30,7 +30,7 @@ def simulated(setting: Setting, directory: Path, loop: Callable[[MakeWorker], An
     outcome: list[BaseException] = []
 
     def main(grid: Grid, context: Context) -> None:
-        def worker(setting: Setting, *streams: Any) -> Remote:
+        def worker(setting: BuiltExperiment, *streams: Any) -> RemoteClients:
             return simulated_worker(setting, directory, grid)
 
         try:
