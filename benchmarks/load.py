@@ -74,7 +74,7 @@ def lived(rounds: int, folder: Path, say: Any = lambda words: None, limit: float
 
 def reading(directory: Path) -> dict[str, float]:
     """Processor seconds to read and check the ledger, to account for it, and to write the report."""
-    with RunRecord.look(directory) as record:
+    with RunRecord.open_to_read(directory) as record:
         begun = time.process_time()
         ledger = record.ledger()
         read = time.process_time()

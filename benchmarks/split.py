@@ -29,7 +29,7 @@ def step(parts: int) -> Any:
     model = build_model("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
     rng = np.random.default_rng(0)
     splitter = Splitter(split_model(model, Split(parts=parts), rng=rng))
-    weights, apart = model.init(rng), splitter.apart(1.0)
+    weights, apart = model.init(rng), splitter.clip_radii(1.0)
     x, y = rng.normal(size=(BATCH, *SHAPE)).astype(np.float32), np.arange(BATCH) % 10
 
     def work() -> None:
@@ -51,7 +51,7 @@ def client(parts: int) -> None:
     torch.set_num_threads(1)
     model = build_model("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)
     rng = np.random.default_rng(0)
-    sub = split_model(model, Split(parts=parts), rng=rng).alone(0, np.empty(0))[0]
+    sub = split_model(model, Split(parts=parts), rng=rng).part_of_one(0, np.empty(0))[0]
     shard = Shard(rng.normal(size=(256, *SHAPE)).astype(np.float32), np.arange(256) % 10)
     start = sub.model.init(rng)
     before = resident()

@@ -38,19 +38,19 @@ class Run:
     @property
     def metadata(self) -> dict[str, Any]:
         """What was run and how it ended: `status`, `delta`, `unit` and the rest that stands in the report."""
-        with RunRecord.look(self.directory) as record:
+        with RunRecord.open_to_read(self.directory) as record:
             return record.facts
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """The metrics of every round."""
-        with RunRecord.look(self.directory) as record:
+        with RunRecord.open_to_read(self.directory) as record:
             return record.rounds()
 
     @property
     def ledger(self) -> Ledger:
         """Every release, and the epsilon of any subject against any observer. Nothing can be appended to it."""
-        with RunRecord.look(self.directory) as record:
+        with RunRecord.open_to_read(self.directory) as record:
             return record.ledger()
 
     @property

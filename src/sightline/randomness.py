@@ -73,7 +73,7 @@ class Streams:
             raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
         return cls(b"os:" + path.read_bytes())
 
-    def anew(self, number: int) -> "Streams":
+    def fresh_streams(self, number: int) -> "Streams":
         """Other streams from the same root, for doing again what others have seen the first time of."""
         return Streams(self.root + b"again:" + str(int(number)).encode())
 

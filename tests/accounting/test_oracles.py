@@ -40,7 +40,7 @@ def test_one_release_against_quadrature(parts, noise, rate):
 def test_composition_engine_against_closed_form(noise, times, delta):
     kinds = [(Gaussian(noise), times)]
     fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
-    engine = direction_epsilon(fit.side(forward_losses), delta, fit.order, 0.0)
+    engine = direction_epsilon(fit.losses_by_law(forward_losses), delta, fit.order, 0.0)
     exact = gaussian_epsilon(math.sqrt(times) / noise, delta)
     assert exact * (1 - 1e-9) <= engine <= exact * 1.001
 

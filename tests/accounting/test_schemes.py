@@ -61,7 +61,7 @@ def test_one_budget_for_unlike_releases():
     assert 4.0 * (1 - 1e-4) <= budget.epsilon <= 4.0
     assert budget.noise_of("round one") == pytest.approx(3 * budget.noise_multiplier)
     assert accounting.epsilon(budget.composition, 1e-5) == budget.epsilon
-    alone = budget.alone()
+    alone = budget.epsilons_alone()
     assert max(alone.values()) < 4.0 < sum(alone.values())
 
 

@@ -22,7 +22,7 @@ CLIP = import_module("sightline.mechanisms.clip_update")
 def halved(monkeypatch):
     """Half of the noise that is claimed: in sums, exact or not, in private steps, and in the step of a server."""
     for kind in (FloatSum, GridSum):
-        monkeypatch.setattr(kind, "noisy", _half(kind.noisy))
+        monkeypatch.setattr(kind, "noisy_sum", _half(kind.noisy_sum))
     samplewise, steps = import_module("sightline.mechanisms.samplewise"), DPSGDSettings.noise_of
     monkeypatch.setattr(samplewise, "with_gaussian_noise", _half(samplewise.with_gaussian_noise))
     monkeypatch.setattr(DPSGDSettings, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a)))
@@ -73,7 +73,7 @@ def same_noise_for_everybody(monkeypatch):
 def everybody_is_sampled(monkeypatch):
     """Claims the amplification of coins, schedules or Poisson batches, and takes everybody, and every example."""
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
-    monkeypatch.setattr(Schedules, "used", lambda self, step, allotment, *, members, **k: np.arange(members))
+    monkeypatch.setattr(Schedules, "members_used", lambda self, step, allotment, *, members, **k: np.arange(members))
     private, sums = import_module("sightline.training.privately"), Simulator.gradient_sums
     monkeypatch.setattr(private, "poisson", lambda examples, rate, steps, rng: iter([None] * steps))
     monkeypatch.setattr(

@@ -97,14 +97,14 @@ def test_the_budget_stops_before_an_epoch_that_exceeds_it(tiny, tmp_path):
 
 
 def test_every_example_is_used_exactly_so_often(tiny, tmp_path, monkeypatch):
-    used, real = Counter(), Schedules.used
+    used, real = Counter(), Schedules.members_used
 
     def watched(self, step, allotment, **names):
         found = real(self, step, allotment, **names)
         used.update((names["participant"], step // allotment.steps, int(example)) for example in found)
         return found
 
-    monkeypatch.setattr(Schedules, "used", watched)
+    monkeypatch.setattr(Schedules, "members_used", watched)
     run = sightline.run(tiny(**SAMPLES), out=tmp_path / "run")
     sizes = engine.build_experiment(tiny(**SAMPLES)).federation.sizes.tolist()
     assert used == {

@@ -109,7 +109,7 @@ def test_a_kill_between_any_two_operations_changes_nothing(whole, tmp_path, part
 
 def with_record(out):
     """The record of a run is whole."""
-    record = RunRecord.look(out)
+    record = RunRecord.open_to_read(out)
     try:
         record.verify()
     finally:

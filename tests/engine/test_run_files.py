@@ -43,7 +43,7 @@ def broken(tiny, tmp_path, monkeypatch):
 
 
 def entries(path):
-    with closing(RunRecord.look(path)) as record:
+    with closing(RunRecord.open_to_read(path)) as record:
         return list(record.journal.entries())
 
 

@@ -15,10 +15,10 @@ class Loopback:
 
     def __init__(self):
         self.kept = {}
-        self.asked = []
+        self.request_outputs = []
 
     def ask(self, letters, group):
-        self.asked.append((group, {client: letter.words for client, letter in letters.items()}))
+        self.request_outputs.append((group, {client: letter.words for client, letter in letters.items()}))
         found = {}
         for client, letter in reversed(letters.items()):
             arrived = WireMessage.from_bytes(letter.to_bytes())

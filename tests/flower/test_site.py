@@ -304,7 +304,7 @@ def test_of_a_failed_computation_nothing_is_told(site_of, monkeypatch):
         raise ValueError("example 17 is 0.25")
 
     site = site_of(LOCAL)
-    monkeypatch.setattr(ClientSide, "compute", fails)
+    monkeypatch.setattr(ClientSide, "compute_task", fails)
     refused = site.answer(question(LOCAL)).words["refused"]
     assert "0.25" not in refused
     assert len(releases_of(site)) == 1

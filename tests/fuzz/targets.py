@@ -103,11 +103,11 @@ def rows(content: bytes) -> None:
 def database(content: bytes) -> None:
     """A run's database as it lies on the disk."""
     file(DATABASE, content)
-    with contextlib.closing(RunRecord.look(place())) as record:
+    with contextlib.closing(RunRecord.open_to_read(place())) as record:
         _ = record.facts, record.rounds(), record.last_round()
         with contextlib.suppress(sqlite3.Error, MemoryError):  # one line at the command line and on a page
             record.pages.rows(0, 10)
-        list(record.store.stream())
+        list(record.store.stream_releases())
 
 
 @target

@@ -72,9 +72,9 @@ def test_no_cut_is_below_the_exact_divergence_of_linear_systems(system, period, 
     bounds = bounds_of(groups, workers, period, epochs)
     of = bounds.pairs.class_of
     pair = int(of[subject]), int(of[observer])
-    cuts = bounds.cuts(*pair)
-    for cut in [*cuts, bounds.improved(*pair, cuts[0])]:
-        assert exact <= divergence(bounds.ingredients(of[subject], of[observer], cut), 2.0) * (1 + 1e-9) + 1e-12
+    cuts = bounds.candidate_cuts(*pair)
+    for cut in [*cuts, bounds.improve_cut(*pair, cuts[0])]:
+        assert exact <= divergence(bounds.cut_ingredients(of[subject], of[observer], cut), 2.0) * (1 + 1e-9) + 1e-12
 
 
 def test_a_set_with_holes_would_be_wrong():
@@ -129,7 +129,7 @@ def test_all_groups_seen_is_the_flow_count():
     everything = frozenset(range(4))
     for n in range(len(bounds.pairs)):
         for i in range(len(bounds.pairs)):
-            direct, bridged = bounds.ingredients(n, i, everything)
+            direct, bridged = bounds.cut_ingredients(n, i, everything)
             assert not bridged
             assert sum(times for _, times in direct) == bounds.pairs.counts(slice(None))[0, n, i]
 

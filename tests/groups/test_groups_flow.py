@@ -21,7 +21,7 @@ def table(schedule, period, epochs, *, plus=False, events=None):
     """(events, workers, workers) of releases."""
     plan = GroupPlan(schedule, period, epochs, events or (UNIT,) * schedule.count, RHYTHM[plus])
     pairs = planned_pairs(plan)
-    found = pairs.counts(slice(None))
+    found = pairs.release_counts(slice(None))
     return found[:, pairs.class_of][:, :, pairs.class_of]
 
 

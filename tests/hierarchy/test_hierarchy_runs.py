@@ -288,7 +288,7 @@ def test_schedules_of_regions_are_apart(treed, tmp_path):
     }  # fmt: skip
     setting = engine.build_experiment(treed(**changes))
     assert [channel.name for channel in setting.topology.gathers] == ["region-0", "region-1"]
-    assert len({setting.line(channel) for channel in setting.topology.gathers}) == 2
+    assert len({setting.channel_number(channel) for channel in setting.topology.gathers}) == 2
     run = sightline.run(treed(**changes), out=tmp_path / "run")
     (event,) = run.ledger.composition("client-0", "cloud")
     assert event == Allocation(12, 6, Gaussian(0.8))

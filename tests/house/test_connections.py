@@ -50,11 +50,11 @@ def test_a_database_that_cannot_be_opened_is_not_left_open(monkeypatch, tmp_path
 
     def refuse():
         for place in ("noise", "view"):
-            for reach in (RunRecord.open, RunRecord.look):
+            for reach in (RunRecord.open, RunRecord.open_to_read):
                 with pytest.raises(SightlineError):
                     reach(tmp_path / place)
         with pytest.raises(SightlineError):
-            RunRecord.look(tmp_path / "table")
+            RunRecord.open_to_read(tmp_path / "table")
 
     assert left_behind(monkeypatch, refuse) == []
 

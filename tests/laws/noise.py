@@ -72,7 +72,7 @@ class Case:
         return Combination(**self.words)
 
     @property
-    def asked(self) -> tuple[str, str, str]:
+    def request_outputs(self) -> tuple[str, str, str]:
         """The key of the registry."""
         c = self.combination
         return c.mechanism, c.unit, c.where
@@ -195,7 +195,7 @@ class Call:
         """The value that a release let go."""
         values = {client_name(n): v for n, v in {**self.outcome.values, **self.left}.items() if n != EVERYONE}
         if EVERYONE in self.outcome.values:
-            values[self.scene.channel.name] = self.outcome.values[EVERYONE]
+            values[self.release_context.channel.name] = self.outcome.values[EVERYONE]
         return values[release.source]
 
 
@@ -206,9 +206,9 @@ class NotedRound(LiveRound):
         super().__init__(*where)
         self._calls = calls
 
-    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]) -> ReleaseValues:
+    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]) -> ReleaseValues:
         left: dict[int, torch.Tensor] = {}
-        whole = Updates.left
+        whole = Updates.collect_outputs
 
         def noted(self, mechanism, scene):
             for one in whole(self, mechanism, scene):
@@ -217,7 +217,7 @@ class NotedRound(LiveRound):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Updates, "left", noted)
-            outcome = super()._computed(updates, scene, compute)
+            outcome = super()._compute_values(updates, scene, compute)
         self._calls.append(Call(updates, scene, left, outcome))
         return outcome
 
@@ -233,10 +233,10 @@ class Noted:
 
     def claims_of(self, number: int) -> list[Release]:
         """What the ledger says of one call."""
-        first = [call.scene.next_id for call in self.calls] + [len(self.ledger)]
+        first = [call.release_context.next_id for call in self.calls] + [len(self.ledger)]
         return [self.ledger[place] for place in range(first[number], first[number + 1])]
 
-    def noisy(self) -> Iterator[tuple[Call, Release]]:
+    def noisy_sum(self) -> Iterator[tuple[Call, Release]]:
         """Every release that claims noise, with its call."""
         for number, call in enumerate(self.calls):
             for release in self.claims_of(number):
@@ -281,7 +281,7 @@ def doubled(run: Noted) -> float:
 
 def expected_cohort(run: Noted, call: Call) -> float:
     """The public denominator of a mean, from the experiment file."""
-    how, channel = run.setting.experiment.sampling.clients, call.scene.channel
+    how, channel = run.setting.experiment.sampling.clients, call.release_context.channel
     share = {"poisson": channel.rate or how.rate, "fixed": how.rate}.get(how.scheme, 1.0)
     if how.scheme == "balanced":
         share = how.uses / run.setting.experiment.rounds
@@ -305,7 +305,7 @@ def scales(run: Noted, release: Release, sensitivity: float) -> torch.Tensor | f
 
 def clipped_update(run: Noted, member: int, call: Call, radius: float) -> torch.Tensor:
     """What a known client's update is once it is clipped, in two balls where the model is split."""
-    update, splitter = run.worker.update(member, call.updates.at), run.setting.splitter
+    update, splitter = run.worker.update(member, call.updates_for.at), run.setting.splitter
     if splitter is None:
         return onto_ball(update, radius)
     inside = torch.where(splitter.unsplit, 0.0, update)
@@ -314,31 +314,31 @@ def clipped_update(run: Noted, member: int, call: Call, radius: float) -> torch.
 
 def at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """(sum of clipped updates + noise) / expected cohort."""
-    radius = CLIP_NORM * call.scene.channel.clip_factor
-    total = sum(clipped_update(run, n, call, radius) for n in call.updates.cohort.members)
+    radius = CLIP_NORM * call.release_context.channel.clip_factor
+    total = sum(clipped_update(run, n, call, radius) for n in call.updates_for.cohort.members)
     residual = call.value_of(release).double() * expected_cohort(run, call) - total
     return residual / scales(run, release, doubled(run) * radius)
 
 
 def at_client(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """clipped update + noise."""
-    radius = CLIP_NORM * call.scene.channel.clip_factor
+    radius = CLIP_NORM * call.release_context.channel.clip_factor
     clipped = clipped_update(run, sender(release), call, radius)
     return (call.value_of(release).double() - clipped) / scales(run, release, doubled(run) * radius)
 
 
 def by_trust(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Either, as the channel is trusted or not."""
-    return (at_server if call.scene.channel.trusted else at_client)(run, call, release)
+    return (at_server if call.release_context.channel.trusted else at_client)(run, call, release)
 
 
 def in_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Sums of m steps of length eta, each gradient of norm <= C: one example bends them by up to 2 eta m C."""
-    terms = call.updates.terms
+    terms = call.updates_for.terms
     reach = terms["learning_rate"] * terms["steps"] * CLIP_NORM
-    who = call.updates.cohort.members if call.scene.channel.trusted else (sender(release),)
-    total = sum(onto_ball(run.worker.update(n, call.updates.at), reach) for n in who)
-    count = len(call.updates.cohort.members) if call.scene.channel.trusted else 1
+    who = call.updates_for.cohort.members if call.release_context.channel.trusted else (sender(release),)
+    total = sum(onto_ball(run.worker.update(n, call.updates_for.at), reach) for n in who)
+    count = len(call.updates_for.cohort.members) if call.release_context.channel.trusted else 1
     return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * 2 * reach)
 
 
@@ -349,8 +349,8 @@ def silent(plan: PrivateSteps) -> PrivateSteps:
 
 def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """One step: -eta (clipped gradients of the batch + noise) / expected batch, against the same step without noise."""
-    member, updates = sender(release), call.updates
-    plan = replace(run.setting.mechanism.plans[member], line=call.scene.line)  # type: ignore[attr-defined]
+    member, updates = sender(release), call.updates_for
+    plan = replace(run.setting.mechanism.plans[member], line=call.release_context.line)  # type: ignore[attr-defined]
     start = updates.starts[member].value
     ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, terms=updates.terms)
     noise = (call.value_of(release).double() - (ends[0] - start).double()) * (-plan.expected_batch / LEARNING_RATE)
@@ -359,12 +359,12 @@ def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
 
 def one_step_of_all(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """-eta (clipped gradients of all batches + noise) / expected batch of all."""
-    updates, sizes = call.updates, run.setting.federation.sizes
+    updates, sizes = call.updates_for, run.setting.federation.sizes
     plans = [run.setting.mechanism.plans[n] for n in updates.cohort.members]  # type: ignore[attr-defined]
     total = sum(some.double() for some in updates.gradient_sums(plans))
     full = run.setting.experiment.samples_scheme == "full"
-    batches = sum(float(sizes[n]) if full else 4.0 for n in call.scene.channel.members)
-    share = expected_cohort(run, call) / len(call.scene.channel.members)
+    batches = sum(float(sizes[n]) if full else 4.0 for n in call.release_context.channel.members)
+    share = expected_cohort(run, call) / len(call.release_context.channel.members)
     residual = call.value_of(release).double() * (-share * batches / LEARNING_RATE) - total
     return residual / scales(run, release, CLIP_NORM)
 
@@ -372,7 +372,7 @@ def one_step_of_all(run: Noted, call: Call, release: Release) -> torch.Tensor:
 def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """The client's result + noise, in the space where the bound holds."""
     member, name = sender(release), run.setting.experiment.privacy.sensitivity
-    start, size = call.updates.starts[member].value, float(run.setting.federation.sizes[member])
+    start, size = call.updates_for.starts[member].value, float(run.setting.federation.sizes[member])
     sent, (z,) = call.value_of(release).double(), noises_in(release.event)
     if name == "strongly_convex":
         ((_, found),) = run.worker.minimise(
@@ -383,10 +383,10 @@ def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
         return (model - found[0].double()) / (z * moved)
     if name == "per_sample_mean":
         plan = PrivateSteps(CLIP_NORM, 0.0, 1.0, 1, 1.0)
-        ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates.at)
+        ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates_for.at)
         step = -LEARNING_RATE / size * sums[0].double()
         return (sent - step) / (z * doubled(run) * LEARNING_RATE * CLIP_NORM / size)
-    ((_, ends),) = run.worker.train([member], start, at=call.updates.at, terms={})
+    ((_, ends),) = run.worker.train([member], start, at=call.updates_for.at, terms={})
     return (sent + start.double() - onto_ball(ends[0], CLIP_NORM)) / (z * 2 * CLIP_NORM)
 
 
@@ -398,7 +398,7 @@ def perturbed_objective(run: Noted, call: Call, release: Release) -> torch.Tenso
     """
     member, event = sender(release), release.event
     assert isinstance(event, Pure)
-    start, size = call.updates.starts[member].value, float(run.setting.federation.sizes[member])
+    start, size = call.updates_for.starts[member].value, float(run.setting.federation.sizes[member])
     model = to_unit((call.value_of(release) + start).double().numpy(), 3)
     shard = run.setting.federation.clients[member].train
     x, classes = unit_examples(shard.x), 3
@@ -451,7 +451,7 @@ def standard_noises(run: Noted) -> list[np.ndarray]:
     """The noise of every noisy release of a run, by the law of its mechanism, in units of its claim."""
     law = LAWS[type(run.setting.mechanism)]
     assert law is not None
-    return [law(run, call, release).numpy() for call, release in run.noisy()]
+    return [law(run, call, release).numpy() for call, release in run.noisy_sum()]
 
 
 def private_keys() -> set[tuple[str, str, str]]:

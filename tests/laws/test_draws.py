@@ -173,10 +173,10 @@ UNIT = 1e-4 * 0.5 / math.sqrt(2)
 def test_no_example_is_drawn_more_often_than_the_server_claims():
     run, holders = telling(where="server")
     expected = BATCH * len(SIZES)
-    rates = {steps_and_rate(release.event) for _, release in run.noisy()}
+    rates = {steps_and_rate(release.event) for _, release in run.noisy_sum()}
     assert rates == {(1, BATCH / min(SIZES))}
     used = {
-        n: np.array([uses_of(call.value_of(release), slots, UNIT / expected) for call, release in run.noisy()])
+        n: np.array([uses_of(call.value_of(release), slots, UNIT / expected) for call, release in run.noisy_sum()])
         for n, slots in holders.items()
     }
     for n, rows in used.items():
@@ -189,7 +189,7 @@ def test_no_example_is_drawn_more_often_than_the_server_claims():
 def test_no_example_is_drawn_more_often_than_its_client_claims():
     run, holders = telling(where="client")
     used = {n: [] for n in holders}
-    for call, release in run.noisy():
+    for call, release in run.noisy_sum():
         n = int(release.source.removeprefix("client-"))
         assert steps_and_rate(release.event) == (2, BATCH / SIZES[n])
         used[n].append(uses_of(call.value_of(release), holders[n], UNIT / BATCH))
@@ -267,15 +267,15 @@ class Chosen(LiveRound):
 
     some = None
 
-    def _drawn(self, channel):
+    def _draw_members(self, channel):
         return channel.members if self.some is None else tuple(n for n in channel.members if self.some(n, self.time))
 
-    def _computed(self, updates, scene, compute):
+    def _compute_values(self, updates, scene, compute):
         rng = np.random.default_rng([scene.time, scene.use, updates.at.part])
         who = (EVERYONE, *updates.cohort.members)
         return ReleaseValues(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self._worker.dimension)).float()))
 
-    def _choices(self, ballot, scene):
+    def _collect_choices(self, ballot, scene):
         return {n: n % len(ballot.candidates) for n in ballot.choosers.members}
 
 

@@ -56,7 +56,7 @@ def test_flow_equals_brute_force(ledger, observers):
 
 @given(ledgers(), st.sampled_from(NAMES))
 def test_many_subjects_at_once_equal_each_by_itself(ledger, observer):
-    found = ledger.glimpse(observer).compositions_of(frozenset(NAMES))
+    found = ledger.passing_view(observer).compositions_of(frozenset(NAMES))
     assert found == {name: ledger.composition(name, observer) for name in NAMES}
 
 
@@ -77,7 +77,7 @@ def test_a_preview_is_what_appending_gives(ledger, data):
     rows = list(ledger)
     before = Ledger(rows[:place], participants=NAMES)
     for observer in NAMES:
-        seen = before.view(observer).preview(rows[place:])
+        seen = before.view(observer).preview_with(rows[place:])
         assert seen.compositions().keys() == ledger.view(observer).compositions().keys()
     assert [before.composition(s, o) for s in NAMES for o in NAMES] == [
         Ledger(rows[:place], participants=NAMES).composition(s, o) for s in NAMES for o in NAMES

@@ -40,7 +40,7 @@ QUESTIONS = {
     "epsilon": lambda ledger, subject, observer: ledger.epsilon(subject, observer, DELTA),
     "composition": lambda ledger, subject, observer: ledger.composition(subject, observer),
     "view": lambda ledger, subject, observer: ledger.view(observer).composition(subject),
-    "glimpse": lambda ledger, subject, observer: ledger.glimpse(observer).compositions_of(frozenset({subject})),
+    "glimpse": lambda ledger, subject, observer: ledger.passing_view(observer).compositions_of(frozenset({subject})),
 }
 
 
@@ -61,7 +61,7 @@ def test_who_has_no_name_is_refused(question, registered):
 
 def test_worst_over_subjects_is_asked_of_somebody():
     ledger, planned = told(), [release(3, CLIENTS, {"outsider"})]
-    room = ledger.room(8.0, DELTA)
+    room = ledger.budget_room(8.0, DELTA)
     assert ledger.worst_epsilon("public", DELTA) > 0
     for ask in (
         lambda: ledger.worst_epsilon("publik", DELTA),

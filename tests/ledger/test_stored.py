@@ -33,17 +33,17 @@ def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
     try:
         with closing(connect_to_write(path)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
-            first = Ledger.stored(SqliteStore(connection), participants=NAMES)
+            first = Ledger.open_stored(SqliteStore(connection), participants=NAMES)
             for place, row in enumerate(rows[:cut]):
                 first.append([row])
                 if place in asked:
                     first.view("a")
-            again = Ledger.stored(SqliteStore(connection), participants=NAMES)
+            again = Ledger.open_stored(SqliteStore(connection), participants=NAMES)
             for grown in (first, again):
                 assert list(grown) == rows[:cut]
                 for observer in NAMES:
                     expected = whole.view(observer).compositions().keys()
-                    assert grown.view(observer).preview(rows[cut:]).compositions().keys() == expected
+                    assert grown.view(observer).preview_with(rows[cut:]).compositions().keys() == expected
             again.append(rows[cut:])
             assert [again[place] for place in range(-len(rows), len(rows))] == rows + rows
             for some in (set(range(0, len(rows), 2)), set(range(len(rows)))):
@@ -91,7 +91,7 @@ def left_by(ledger, rounds):
 def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "RECENT", 32)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
-        flat = left_by(Ledger.stored(SqliteStore(connection)), 1000)
+        flat = left_by(Ledger.open_stored(SqliteStore(connection)), 1000)
     held = left_by(Ledger(), 1000)
     assert flat < 50_000, "of 2,000 releases no more than a few dozen may be in memory"
     assert held > 300_000, "the same rounds, all in memory: what this test must be able to see"
@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
 def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "RECENT", 2)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
-        ledger = Ledger.stored(SqliteStore(connection))
+        ledger = Ledger.open_stored(SqliteStore(connection))
         for place in range(8):
             ledger.append([release(place, of="a", to="b")])
         connection.execute("UPDATE release SET body = replace(body, '1.0', '9.0') WHERE id = 1")
@@ -116,16 +116,16 @@ def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monke
 
 def test_what_the_disk_did_not_take_is_not_in_it(tmp_path):
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
-        ledger = Ledger.stored(SqliteStore(connection))
+        ledger = Ledger.open_stored(SqliteStore(connection))
         connection.execute("PRAGMA query_only = 1")
         joint = release(1, of="a", to="b", joint="epoch 1")
         with pytest.raises(Exception, match="readonly"):
             ledger.append([joint])
         assert len(ledger) == 0
-        assert not ledger.knows("epoch 1")
+        assert not ledger.knows_joint("epoch 1")
         connection.execute("PRAGMA query_only = 0")
         ledger.append([joint])
-        assert ledger.knows("epoch 1")
+        assert ledger.knows_joint("epoch 1")
 
 
 def test_the_first_releases_of_a_ledger_may_not_differ_in_kind(tmp_path):
@@ -144,8 +144,8 @@ def test_a_body_is_read_as_it_was_written(time, source, what, inputs, id):
         release(time, of="a", to="b", inputs=tuple(sorted(inputs)), what=what + ',"inputs":[7],"coins_known_to":""'),
         source=source,
     )
-    body = one.numbered(id).body()
-    assert release_of(body, id) == release_from(json.loads(body), id) == one.numbered(id)
+    body = one.with_id(id).body()
+    assert release_of(body, id) == release_from(json.loads(body), id) == one.with_id(id)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def table(allotment, members, *, epochs=1, seed=3, **names):
     schedules = Schedules(Streams.from_seed(seed))
     rows = np.zeros((epochs * allotment.steps, members), dtype=bool)
     for step in range(len(rows)):
-        rows[step, schedules.used(step, allotment, members=members, **names)] = True
+        rows[step, schedules.members_used(step, allotment, members=members, **names)] = True
     return rows
 
 
@@ -83,14 +83,14 @@ def test_check_ins_come_once_or_not_at_all():
 
 def test_asked_again_it_answers_the_same():
     schedules, allotment = Schedules(Streams.from_seed(1)), Allotment(8, 3)
-    ask = lambda step: schedules.used(step, allotment, members=50).tolist()  # noqa: E731
+    ask = lambda step: schedules.members_used(step, allotment, members=50).tolist()  # noqa: E731
     whole = [ask(step) for step in range(16)]
     assert [ask(step) for step in (5, 5, 2, 15, 9)] == [whole[step] for step in (5, 5, 2, 15, 9)]
 
 
 def test_it_keeps_one_number_a_member_and_tells_nobody():
     schedules = Schedules(Streams.from_seed(1))
-    schedules.used(700, Allotment(1000, 100), members=400)
+    schedules.members_used(700, Allotment(1000, 100), members=400)
     (walk,) = schedules._walks.values()
     assert walk.left.shape == (400,)
     assert "left" not in repr(walk)
@@ -104,8 +104,8 @@ def test_the_event_is_the_samplers_own():
     assert sampler.hidden_event(inner) == Allocation(10, 3, inner)
     assert with_known_coins(sampler.hidden_event(inner)) == Repeat(3, inner)
     assert sampler.expected == pytest.approx(2.7)
-    assert [sampler.joint(time) for time in (1, 10, 11)] == ["schedule 1", "schedule 1", "schedule 2"]
-    assert sum(sampler.planned(time) for time in range(1, 21)) == 6
+    assert [sampler.joint_name(time) for time in (1, 10, 11)] == ["schedule 1", "schedule 1", "schedule 2"]
+    assert sum(sampler.takes_part_in_plan(time) for time in range(1, 21)) == 6
     opted = ClientSampler(scheme="check_ins", rate=0.25)
     sampler = build_sampler(opted, population=8, adjacency=Adjacency.ADD_REMOVE, cohorts=Cohorts(10))
     assert sampler.hidden_event(inner) == Poisson(0.25, Allocation(10, 1, inner))

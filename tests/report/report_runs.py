@@ -120,7 +120,7 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.toml").write_text(settings, encoding="utf-8")
     record = RunRecord.create(directory)
-    record.remember(facts)
+    record.remember_metadata(facts)
     record.ledger().append(releases)
     for number, row in enumerate(rounds, 1):
         record.add_round(number, row)

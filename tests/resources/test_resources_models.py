@@ -128,15 +128,15 @@ def test_several_channels_are_gathered_side_by_side(overlap):
 
 def test_nobody_costs_nothing():
     resources = Resources(wireless())
-    assert resources.gathered([], round=1, use=0) == Cost()
-    assert resources.gathered([(channel(0, 1), PoissonCohorts(2, 1e-300))], round=1, use=0).delay_seconds < 1e-299
-    assert resources.lifted([]) == Cost()
+    assert resources.cost_of_gathering([], round=1, use=0) == Cost()
+    assert resources.cost_of_gathering([(channel(0, 1), PoissonCohorts(2, 1e-300))], round=1, use=0).delay_seconds < 1e-299
+    assert resources.cost_of_lifting([]) == Cost()
 
 
 def test_edges_send_up_side_by_side_or_one_after_the_other():
     one = wireless().wired("edge-0", round=1)
-    assert Resources(wireless(), Overlap.MAX).lifted(["edge-0", "edge-1"]).delay_seconds == one.delay_seconds
-    assert Resources(wireless(), Overlap.SUM).lifted(["edge-0", "edge-1"]) == one.times(2)
+    assert Resources(wireless(), Overlap.MAX).cost_of_lifting(["edge-0", "edge-1"]).delay_seconds == one.delay_seconds
+    assert Resources(wireless(), Overlap.SUM).cost_of_lifting(["edge-0", "edge-1"]) == one.times(2)
 
 
 CSV = """node,energy_joule,delay_seconds,round
@@ -161,7 +161,7 @@ def test_a_measured_table(tmp_path):
         assert found.prices.sending(round=1, use=0).energy_joule.tolist() == [0.5, 0.25, 0.5]
         assert found.prices.sending(round=2, use=5).delay_seconds.tolist() == [2.0, 9.0, 2.0]
         assert found.prices.typical.delay_seconds.tolist() == [2.0, 1.0, 2.0]
-        assert found.lifted(["edge-7", "edge-8"]) == Cost(3.0, 0.5)
+        assert found.cost_of_lifting(["edge-7", "edge-8"]) == Cost(3.0, 0.5)
 
 
 @pytest.mark.parametrize(

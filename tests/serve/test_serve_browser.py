@@ -55,7 +55,7 @@ def go_on(directory: Path, ends: threading.Event) -> None:
         record.ledger().append([handover(number), release(number)])
         record.add_round(number, metrics(number, ROUNDS, spent(number, ROUNDS, {"public": 5.0})))
         if number == ROUNDS:
-            record.remember({"status": "finished"})
+            record.remember_metadata({"status": "finished"})
         record.close()
 
 

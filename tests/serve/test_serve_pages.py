@@ -131,7 +131,7 @@ def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
         record = RunRecord.open(directory)
         record.ledger().append([handover(number), release(number)])
         record.add_round(number, metrics(number, 4, spent(number, 4, {"public": 5.0})))
-        record.remember({"status": f"round {number}"})
+        record.remember_metadata({"status": f"round {number}"})
         record.close()
         fresh = RunView.read(directory)
         with live.held(directory) as (run, made):

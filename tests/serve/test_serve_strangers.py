@@ -389,7 +389,7 @@ def test_names_that_cannot_be_shown_are_passed_over_and_odd_ones_are_text(tmp_pa
 def test_half_characters_in_facts_do_not_stop_the_list(tmp_path: Path) -> None:
     directory = write(tmp_path / "run", dict(FACTS) | {"name": "x"}, [], [])
     record = RunRecord.open(directory)
-    record.remember({"name": "\ud800 half", "algorithm": "\ud800"})
+    record.remember_metadata({"name": "\ud800 half", "algorithm": "\ud800"})
     record.close()
     ask = asking(site_of(tmp_path))
     for path in ("/", "/api/runs", "/run?run=run", "/report.html?run=run", "/compare?run=run"):

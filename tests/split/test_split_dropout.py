@@ -140,7 +140,7 @@ def test_the_sum_is_the_naive_loop(splitting):
     weights = torch.randn(model.parameters, generator=torch.manual_seed(1))
     x = np.random.default_rng(0).normal(size=(8, *model.input_shape)).astype(np.float32)
     y = np.arange(8) % 3
-    total = parted_gradient_sum(splitting, weights, x, y, splitter.apart(0.3), rng=np.random.default_rng(2))
+    total = parted_gradient_sum(splitting, weights, x, y, splitter.clip_radii(0.3), rng=np.random.default_rng(2))
     masks = splitting.draw(8, rng=np.random.default_rng(2))
     expected = torch.zeros(model.parameters)
     for mask, one_x, one_y in zip(masks, torch.from_numpy(x), torch.from_numpy(y), strict=True):
@@ -181,7 +181,7 @@ def test_private_steps_run(splitting):
     streams = [[np.random.default_rng(n)] for n in range(3)]
     ((_, ends),) = dp_sgd_parts(
         splitting, model.init(np.random.default_rng(0)), [Shard(x, np.arange(8) % 3)], LocalWork(learning_rate=0.1),
-        apart=Splitter(splitting).apart(0.3), assign_rngs=streams[0], noise_multipliers=[1.0], sample_rates=[0.5],
+        apart=Splitter(splitting).clip_radii(0.3), assign_rngs=streams[0], noise_multipliers=[1.0], sample_rates=[0.5],
         steps=[3], divisors=[4.0], coin_rngs=streams[1], noise_rngs=streams[2],
     )  # fmt: skip
     assert torch.isfinite(ends).all()

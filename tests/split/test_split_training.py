@@ -126,7 +126,7 @@ def test_one_part_is_plain_dp_sgd(request, name):
         return {"coin_rngs": [rng(4)], "noise_rngs": [rng(5)]}
 
     ((_, ours),) = dp_sgd_parts(
-        splitter.splitting, start, [Shard(x, y)], work, apart=splitter.apart(0.7), assign_rngs=[rng(3)],
+        splitter.splitting, start, [Shard(x, y)], work, apart=splitter.clip_radii(0.7), assign_rngs=[rng(3)],
         noise_multipliers=[1.5], **shared, **streams(),
     )  # fmt: skip
     ((_, plain),) = dp_sgd(

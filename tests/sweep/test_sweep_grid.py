@@ -81,7 +81,7 @@ def test_standing_reads_the_folder(tmp_path: Path) -> None:
     job.directory.mkdir()
     (job.directory / "config.toml").write_text("rounds = 1\n")
     record = RunRecord.create(job.directory)
-    record.remember({"status": "running"})
+    record.remember_metadata({"status": "running"})
     assert job_status(job.directory, job.experiment) is JobStatus.START
     record._connection.execute("INSERT INTO release VALUES (0, 1, '{}', 'x')")
     assert job_status(job.directory, job.experiment) is JobStatus.TAKEN
@@ -89,7 +89,7 @@ def test_standing_reads_the_folder(tmp_path: Path) -> None:
         run_sweep([job])
     (job.directory / "config.toml").write_text(to_toml(job.experiment))
     assert job_status(job.directory, job.experiment) is JobStatus.RESUME
-    record.remember({"status": "finished"})
+    record.remember_metadata({"status": "finished"})
     record.close()
     assert job_status(job.directory, job.experiment) is JobStatus.DONE
     told: list = []

@@ -44,7 +44,7 @@ class Budget:
         """The noise multiplier of one line."""
         return next(line.weight * self.noise_multiplier for line in self.lines if line.name == name)
 
-    def alone(self) -> dict[str, float]:
+    def epsilons_alone(self) -> dict[str, float]:
         """Epsilon of each line by itself at delta; they sum to more than the total."""
         return {line.name: epsilon_of({line.at(self.noise_multiplier): line.times}, self.delta) for line in self.lines}
 
@@ -53,8 +53,8 @@ def share_budget(lines: Sequence[BudgetLine], *, epsilon: float, delta: float, a
     """The least common noise at which all lines together cost at most (epsilon, delta).
 
     >>> from sightline.events import Exponential, Gaussian, Poisson
-    >>> lines = [Line("first", Gaussian(1.0), 1, 4.0), Line("later", Poisson(0.1, Gaussian(1.0)), 50)]
-    >>> round(share([*lines, Line("choose", Exponential(0.1), 3)], epsilon=2.0, delta=1e-5).epsilon, 2)
+    >>> lines = [BudgetLine("first", Gaussian(1.0), 1, 4.0), BudgetLine("later", Poisson(0.1, Gaussian(1.0)), 50)]
+    >>> round(share_budget([*lines, BudgetLine("choose", Exponential(0.1), 3)], epsilon=2.0, delta=1e-5).epsilon, 2)
     2.0
     """
     noise = calibrate(lambda z: join_lines(lines, z), epsilon=epsilon, delta=delta, accountant=accountant)

@@ -42,7 +42,7 @@ class Composed:
         """The lattice of composed losses in the window."""
         return np.asarray(self.start + self.step * np.arange(len(self.tilted)))
 
-    def curve(self, *, lower: bool = False) -> tuple[Array, Array]:
+    def tail_curve(self, *, lower: bool = False) -> tuple[Array, Array]:
         """At every point y: the mass at y and above, and E[(1 - e^(y - Y))_+]; rounded up (or down).
 
         Going down by a step h, the latter becomes e^-h times itself plus (1 - e^-h) times the former: nothing cancels.
@@ -58,19 +58,19 @@ class Composed:
         delta = lfilter([1.0], [1.0, -math.exp(-self.step)], gains)
         return np.ascontiguousarray(above[::-1]), np.ascontiguousarray(delta[::-1])
 
-    def outside(self, loss: float) -> float:
+    def outside_mass(self, loss: float) -> float:
         """Mass that can be missing below the window, or wrapped into it, and matters above `loss`."""
         return OUTSIDE * math.exp(min(self.log_scale - self.order * loss, 700.0))
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta at epsilon."""
-        mass, delta = self.curve()
+        mass, delta = self.tail_curve()
         point = max(0, math.ceil((epsilon - self.start) / self.step))
         inside = 0.0
         if point < len(mass):
             rest = max(self.start + self.step * point - epsilon, 0.0)
             inside = -math.expm1(-rest) * float(mass[point]) + math.exp(-rest) * float(delta[point])
-        below = self.outside(epsilon) if epsilon < self.start else 0.0
+        below = self.outside_mass(epsilon) if epsilon < self.start else 0.0
         return min(1.0, inside + self.above + self.infinite + below)
 
     def epsilon(self, delta: float) -> float:
@@ -78,15 +78,15 @@ class Composed:
         goal = delta - self.above - self.infinite
         if goal <= 0:
             return math.inf
-        mass, at_points = self.curve()
+        mass, at_points = self.tail_curve()
         reached = np.flatnonzero(at_points <= goal)
         if len(reached) == 0:
             return self.start + self.step * len(mass)
-        return self.within(int(reached[0]), goal, mass, at_points)
+        return self.interpolate_delta(int(reached[0]), goal, mass, at_points)
 
     def epsilon_lower(self, delta: float) -> float:
         """An epsilon at which delta is certainly exceeded, the largest found; zero when there is none."""
-        mass, at_points = self.curve(lower=True)
+        mass, at_points = self.tail_curve(lower=True)
         exponent = self.log_scale - self.order * self.start - (self.order * self.step) * np.arange(len(mass))
         missing = 2 * OUTSIDE * np.exp(np.minimum(exponent, 700.0))
         exceeded = np.flatnonzero(at_points - missing + self.infinite > delta)
@@ -95,9 +95,9 @@ class Composed:
         last = int(exceeded[-1])
         goal = delta - self.infinite + float(missing[last])
         beyond = min(last + 1, len(mass) - 1)
-        return max(self.start + self.step * last, self.within(beyond, goal, mass, at_points), 0.0)
+        return max(self.start + self.step * last, self.interpolate_delta(beyond, goal, mass, at_points), 0.0)
 
-    def within(self, point: int, goal: float, mass: Array, at_points: Array) -> float:
+    def interpolate_delta(self, point: int, goal: float, mass: Array, at_points: Array) -> float:
         """Where, going down from a lattice point, delta rises to `goal`: e^-t = (mass - goal) / (mass - delta)."""
         if point == 0:
             return self.start

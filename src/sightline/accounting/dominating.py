@@ -152,7 +152,7 @@ def _(event: Product, tail: float) -> Law:
 def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
     """The blocks of an allocation as events with counts.
 
-    >>> blocks(Allocation(10, 4, Gaussian(2.0)))[0][1], blocks(Allocation(10, 4, Gaussian(2.0)))[1][1]
+    >>> allocation_blocks(Allocation(10, 4, Gaussian(2.0)))[0][1], allocation_blocks(Allocation(10, 4, Gaussian(2.0)))[1][1]
     (2, 2)
     """
     size, longer = divmod(event.steps, event.uses)

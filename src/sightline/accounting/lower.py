@@ -233,9 +233,9 @@ def merge_atoms(atoms: Atoms, step: float) -> Law:
     below = mass[: middle + 1].copy()
     above = mass[middle + 1 :].copy()
     sink = Sink(out, lattice)
-    rest_low = sink.swallow(value[: middle + 1], below, upward=True)
-    rest_high = sink.swallow(value[middle + 1 :], above, upward=False)
-    sink.leftover(*(a + b for a, b in zip(rest_low, rest_high, strict=True)))
+    rest_low = sink.merge_inward(value[: middle + 1], below, upward=True)
+    rest_high = sink.merge_inward(value[middle + 1 :], above, upward=False)
+    sink.merge_leftover(*(a + b for a, b in zip(rest_low, rest_high, strict=True)))
     return Law(start, step, out)
 
 
@@ -252,7 +252,7 @@ class Sink:
     mass: Array
     lattice: Array
 
-    def swallow(self, value: Array, mass: Array, *, upward: bool) -> tuple[float, float]:
+    def merge_inward(self, value: Array, mass: Array, *, upward: bool) -> tuple[float, float]:
         """Merge atoms from the outer end inward; what is left over comes back as (mass, moment)."""
         sign = 1.0 if upward else -1.0
         values = (sign * value if upward else sign * value[::-1]).tolist()
@@ -274,13 +274,13 @@ class Sink:
             held = moment = 0.0
         return held, sign * moment
 
-    def leftover(self, mass: float, moment: float) -> None:
+    def merge_leftover(self, mass: float, moment: float) -> None:
         """Merge the rest with mass of neighbouring lattice points, so that its mean becomes a lattice point too."""
         if mass <= 0:
             return
         above = int(np.searchsorted(self.lattice, moment / mass))
-        upward = self.partners(above, range(above + 1, len(self.lattice)), mass, moment)
-        downward = self.partners(above - 1, range(above - 2, -1, -1), mass, moment)
+        upward = self.find_partners(above, range(above + 1, len(self.lattice)), mass, moment)
+        downward = self.find_partners(above - 1, range(above - 2, -1, -1), mass, moment)
         found = [taken for taken in (upward, downward) if taken is not None]
         if not found:
             raise NoLaw
@@ -289,7 +289,7 @@ class Sink:
             self.mass[partner] -= amount
         self.mass[goal] += mass + sum(amount for _, amount in parts)
 
-    def partners(
+    def find_partners(
         self, goal: int, order: range, mass: float, moment: float
     ) -> tuple[int, list[tuple[int, float]]] | None:
         """Masses of points beyond the goal, nearest first, that pull the mean of the rest onto the goal."""

@@ -55,9 +55,9 @@ def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
         return gaussian_epsilon(strength, delta)
     kinds = resolve_allocations(counts)
     fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
-    first = direction_epsilon(fit.side(forward_losses), delta, fit.order, 0.0)
-    order = order_for_delta(Sum(fit.side(thin_backward)), delta)
-    return direction_epsilon(fit.side(backward_losses), delta, order, first)
+    first = direction_epsilon(fit.losses_by_law(forward_losses), delta, fit.order, 0.0)
+    order = order_for_delta(Sum(fit.losses_by_law(thin_backward)), delta)
+    return direction_epsilon(fit.losses_by_law(backward_losses), delta, order, first)
 
 
 def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
@@ -67,10 +67,10 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
         return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
     kinds = resolve_allocations(counts)
     fit = fit_lattice(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
-    order = order_for_epsilon(Sum(fit.side(thin_backward)), epsilon)
+    order = order_for_epsilon(Sum(fit.losses_by_law(thin_backward)), epsilon)
     return max(
-        compose_losses(Sum(fit.side(forward_losses)), fit.order).delta(epsilon),
-        compose_losses(Sum(fit.side(backward_losses)), order).delta(epsilon),
+        compose_losses(Sum(fit.losses_by_law(forward_losses)), fit.order).delta(epsilon),
+        compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon),
     )
 
 
@@ -140,7 +140,7 @@ class Fit:
     laws: tuple[tuple[LawKey, int], ...]
     order: float
 
-    def side(self, losses_of: Callable[[Event, float, float], Losses]) -> list[tuple[Losses, int]]:
+    def losses_by_law(self, losses_of: Callable[[Event, float, float], Losses]) -> list[tuple[Losses, int]]:
         """One direction of every law, with its count."""
         return [(losses_of(*key), times) for key, times in self.laws]
 
@@ -151,7 +151,7 @@ def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> 
     for _ in range(12):
         laws = tuple(((event, step, tail), times) for event, times in kinds)
         fit = Fit(laws, order_of(Sum([(thin_forward(*key), times) for key, times in laws])))
-        total = Sum(fit.side(forward_losses))
+        total = Sum(fit.losses_by_law(forward_losses))
         centre = total.cumulants(fit.order)
         error = discretisation_error(fit, total)
         allowed = TOLERANCE * max(centre.mean, 0.1 * math.sqrt(centre.variance))
@@ -169,7 +169,7 @@ def too_many(total: Sum, spread: float, step: float) -> bool:
 
 def discretisation_error(fit: Fit, total: Sum) -> float:
     """Error of epsilon, estimated from the next coarser lattice: the change of the cumulants over three, per order."""
-    change = Sum(fit.side(coarse_losses)).log_moment(fit.order) - total.log_moment(fit.order)
+    change = Sum(fit.losses_by_law(coarse_losses)).log_moment(fit.order) - total.log_moment(fit.order)
     return max(change, 0.0) / 3 / fit.order
 
 

@@ -270,7 +270,7 @@ def least_delta(moments: Array, epsilon: float) -> float:
 def renyi_divergence(event: Event, order: int) -> float:
     """The larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
 
-    >>> divergence(Gaussian(2.0), 4)
+    >>> renyi_divergence(Gaussian(2.0), 4)
     0.5
     """
     if not 2 <= order <= MOST_ORDER:

@@ -54,7 +54,7 @@ def draw_clusters(r: Round, chances: Public) -> Public:
 
 def _one_of_each(rows: Tensor, r: Round) -> Tensor:
     ends = rows.double().cumsum(1)
-    coins = torch.from_numpy(r.coins().random(len(rows))) * ends[:, -1]
+    coins = torch.from_numpy(r.server_rng().random(len(rows))) * ends[:, -1]
     return (ends <= coins.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
 
 
@@ -63,7 +63,7 @@ def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> P
     stay where they were."""
     models = [state[cluster_name(m)] for m in range(count_of(state))]
     show_models(state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from")
-    choices = r.select(cohort, models, epsilon=epsilon)
+    choices = r.select_models(cohort, models, epsilon=epsilon)
 
     def changed(before: Tensor, *values: Tensor) -> Tensor:
         after = before.clone()
@@ -93,7 +93,7 @@ def show_models(
         if clients or also
     ]
     if shown:
-        r.show(shown)
+        r.show_values(shown)
 
 
 def train_clusters(state: State, r: Round, cohort: Cohort) -> State:

@@ -87,26 +87,26 @@ class Round(Protocol):
     def most_often(self, channel: Channel) -> float:
         """How likely a member of the channel may be to take part, at most."""
 
-    def price(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
+    def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
         """(one gathering at these rates, one way up to the top) by the experiment's resource model, beforehand."""
 
     def noise_multiplier(self, channel: Channel) -> float:
         """z of what the channel releases."""
 
-    def note(self, **numbers: float) -> None:
+    def note_metrics(self, **numbers: float) -> None:
         """Public numbers for the round's metrics."""
 
-    def shares(self, channels: Sequence[Channel]) -> list[float]:
+    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
         """The public share of each channel in a mean over all of them."""
 
     @property
     def rehearsal(self) -> bool:
         """Whether nothing is computed: where its path depends on released values, walk the one that costs most."""
 
-    def coins(self) -> np.random.Generator:
+    def server_rng(self) -> np.random.Generator:
         """The server's own coins of this round, for draws from public probabilities."""
 
-    def effort(self, cohort: Cohort) -> WorkStats:
+    def work_stats(self, cohort: Cohort) -> WorkStats:
         """How much work the cohort's mean update is the mean of."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
@@ -132,7 +132,7 @@ class Round(Protocol):
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
 
-    def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
+    def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Each member's private choice of one of the models, as the model's number, made public to the server.
 
         Who was asked and did not answer, where clients are elsewhere, is not in it.
@@ -141,7 +141,7 @@ class Round(Protocol):
     def publish(self, value: Public) -> Public:
         """Let the top show everybody a value that it worked out of what was sent up."""
 
-    def show(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> Sequence[Release]:
+    def show_values(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:

@@ -36,7 +36,7 @@ class Progress:
         """From the state; before the first round nothing is done."""
         return cls(*state[PREFIX].value.tolist()) if PREFIX in state else cls(0.0, beta)
 
-    def written(self, sources: frozenset[int]) -> Public:
+    def to_vector(self, sources: frozenset[int]) -> Public:
         """As a vector that a checkpoint can keep: in single precision from the start, so that resuming is exact."""
         return Public(torch.tensor([self.steps_done, self.beta, self.variance]), sources)
 
@@ -81,7 +81,7 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
 
 def note_decision(r: Round, choice: Choice, gamma: float) -> None:
     """Write the decision into the round's metrics: everything in it is public."""
-    r.note(
+    r.note_metrics(
         tau=choice.tau,
         devices_trusted=choice.trusted,
         devices_untrusted=choice.untrusted,
@@ -96,16 +96,16 @@ def update_control(state: State, r: Round, base: Algorithm, now: Progress, contr
     """The next state of control: steps done, the gradient that the round's releases show, and where it was taken."""
     start = base.models(state, r.clients)
     if not r.heard or not isinstance(start, Public):
-        return {PREFIX: now.written(frozenset())}
-    shares = [r.shares([heard.channel for heard in gathering]) for gathering in r.heard]
+        return {PREFIX: now.to_vector(frozenset())}
+    shares = [r.channel_shares([heard.channel for heard in gathering]) for gathering in r.heard]
     slope = of_round(r.heard, shares)
     beta = secant_smoothness(state, slope, start, now)
     zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
-    r.note(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
+    r.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
     sources = start.sources.union(*(heard.value.sources for gathering in r.heard for heard in gathering))
     return {
-        PREFIX: Progress(now.steps_done, largest, slope.variance).written(sources),
+        PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
         GRADIENT: Public(slope.value, sources),
         POINT: start,
     }

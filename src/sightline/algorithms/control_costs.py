@@ -24,7 +24,7 @@ def price_interval(r: Round, aggregations: int) -> Prospects:
     """Energy and delay of an interval: every local aggregation gathers once, and the edges send up once."""
 
     def cost(trusted: int, untrusted: int) -> tuple[float, float]:
-        gathering, lifting = r.price(participation_rates(r, trusted, untrusted))
+        gathering, lifting = r.price_rates(participation_rates(r, trusted, untrusted))
         whole = gathering.times(aggregations) + lifting
         return whole.energy_joule, whole.delay_seconds
 
@@ -35,7 +35,7 @@ def price_interval(r: Round, aggregations: int) -> Prospects:
 
 def with_noise(costs: Prospects, r: Round) -> Prospects:
     """The same with term (b) of Theorem 4.3: sum_c share_c^2 z_c^2 / s_c^2 where the edge is trusted, else / s_c."""
-    shares = dict(zip((c.name for c in r.channels), r.shares(r.channels), strict=True))
+    shares = dict(zip((c.name for c in r.channels), r.channel_shares(r.channels), strict=True))
 
     def noise(trusted: int, untrusted: int) -> tuple[float]:
         asked = participation_rates(r, trusted, untrusted)

@@ -90,7 +90,7 @@ def relative_to_full(table: Floats) -> Floats:
 def candidate_counts(most: int) -> tuple[int, ...]:
     """Participation numbers to try: 1 .. most, thinned when there are many; (0,) where there is nobody to ask.
 
-    >>> candidates(5), candidates(0), len(candidates(1000)), candidates(1000)[-1]
+    >>> candidate_counts(5), candidate_counts(0), len(candidate_counts(1000)), candidate_counts(1000)[-1]
     ((1, 2, 3, 4, 5), (0,), 22, 1000)
     """
     if most <= MOST_CANDIDATES:
@@ -104,7 +104,7 @@ def candidate_intervals(*, left: int, rounds_left: int, tau_max: int, aggregatio
 
     Never so short that the steps that are left would need more intervals than the noise was calibrated for.
 
-    >>> list(intervals(left=100, rounds_left=10, tau_max=40, aggregations=4))
+    >>> list(candidate_intervals(left=100, rounds_left=10, tau_max=40, aggregations=4))
     [12, 16, 20, 24, 28, 32, 36, 40]
     """
     most = max(aggregations, min(tau_max, -(-left // aggregations) * aggregations))

@@ -90,7 +90,7 @@ def show_to_newcomers(state: State, r: Round) -> None:
             audience = frozenset(f"client-{worker}" for worker in new)
             shown.append((model_of(state, channel.name), channel, audience, "the group's model, for new members"))
     if shown:
-        r.show(shown)
+        r.show_values(shown)
 
 
 def known_members(state: State) -> dict[str, tuple[int, ...]]:

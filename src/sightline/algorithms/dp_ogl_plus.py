@@ -54,7 +54,7 @@ def show_starts(state: State, r: Round) -> None:
         if value.sources:
             shown.append((value, channel, channel.audience, "where an interval starts, counted as seen"))
     if shown:
-        r.show(shown)
+        r.show_values(shown)
 
 
 def check_experiment(experiment: Experiment) -> None:

@@ -35,7 +35,7 @@ def run_round(state: State, r: Round, settings: FedDyn) -> State:
     cohort = r.sample()
     updates = r.train(cohort, state["model"], memory=GradientMemory(alpha).memory(), proximal=alpha)
     step = r.release_mean(updates)
-    drift = state["drift"] - (alpha * r.effort(cohort).share) * step
+    drift = state["drift"] - (alpha * r.work_stats(cohort).share) * step
     return {"model": state["model"] + step - (1 / alpha) * drift, "drift": drift}
 
 

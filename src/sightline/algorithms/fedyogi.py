@@ -45,7 +45,7 @@ def run_round(state: State, r: Round, settings: FedYogi) -> State:
 def yogi_moment(second: Tensor, step: Tensor, beta2: float) -> Tensor:
     r"""v <- v - (1 - beta_2) D^2 sign(v - D^2): moves towards D^2 by at most a fixed share of it.
 
-    >>> yogi(torch.tensor([4.0, 0.0]), torch.tensor([1.0, 1.0]), 0.9)
+    >>> yogi_moment(torch.tensor([4.0, 0.0]), torch.tensor([1.0, 1.0]), 0.9)
     tensor([3.9000, 0.1000])
     """
     square = step**2

@@ -91,7 +91,7 @@ def global_model(r: Round, work: Segment, models: list[Public], updates: Updates
     The cloud is sent every edge's part by itself; being made of the same releases, the parts tell no more.
     """
     steps = r.release_means(share_training(updates, work.of(r.gathers)))
-    return r.publish(sum_weighted(models, r.shares(r.channels)) + sum_weighted(steps, r.shares(r.gathers)))
+    return r.publish(sum_weighted(models, r.channel_shares(r.channels)) + sum_weighted(steps, r.channel_shares(r.gathers)))
 
 
 def current_models(state: State, clients: range) -> Public:

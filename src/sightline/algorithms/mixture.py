@@ -67,7 +67,7 @@ class Mixture:
 def component_overlap_at(separation: float) -> float:
     """The common mass of two equal spherical Gaussians whose centres are 2 `separation` radii apart: 2 Q(separation).
 
-    >>> [round(overlap(separation), 4) for separation in (0, 1, 2, 3)]
+    >>> [round(component_overlap_at(separation), 4) for separation in (0, 1, 2, 3)]
     [1.0, 0.3173, 0.0455, 0.0027]
     """
     return float(erfc(separation / np.sqrt(2)))

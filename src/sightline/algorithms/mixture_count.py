@@ -13,7 +13,7 @@ MOST = 10
 def candidate_counts(clients: int) -> range:
     """2, 3, ... up to ten, but two clients a cluster on average: fewer would call every client a cluster.
 
-    >>> list(candidates(21)), list(candidates(6)), list(candidates(3))
+    >>> list(candidate_counts(21)), list(candidate_counts(6)), list(candidate_counts(3))
     ([2, 3, 4, 5, 6, 7, 8, 9, 10], [2, 3], [2])
     """
     return range(2, max(2, min(MOST, clients // 2)) + 1)

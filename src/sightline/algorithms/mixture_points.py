@@ -67,7 +67,7 @@ def principal_scores(updates: NDArray[np.floating], *, components: int = 2) -> N
 
     Guarantees: updates that differ by float32 rounding have score zero.
 
-    >>> principal(np.array([[0.0, 0.0], [3.0, 4.0]]), components=1).ravel().tolist()
+    >>> principal_scores(np.array([[0.0, 0.0], [3.0, 4.0]]), components=1).ravel().tolist()
     [-2.5, 2.5]
     """
     gram, size = _gram_matrix(updates)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def cluster_purity(found: Sequence[int], truth: Sequence[int]) -> float:
     """The share of clients who are in the majority of the cluster that they were put into.
 
-    >>> purity([0, 0, 1, 1], [5, 5, 5, 7])
+    >>> cluster_purity([0, 0, 1, 1], [5, 5, 5, 7])
     0.75
     """
     pairs = Counter(zip(found, truth, strict=True))

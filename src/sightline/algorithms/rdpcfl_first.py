@@ -69,7 +69,7 @@ def unseen_mixture(clients: int, settings: Selecting) -> Mixture:
 def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
     """The mixture over the released updates, and the confidence of every count that was tried."""
     points_of = KINDS[settings.points](torch.stack([step.value for step in steps]).numpy())
-    seed, clients = int(r.coins().integers(SEEDS)), len(steps)
+    seed, clients = int(r.server_rng().integers(SEEDS)), len(steps)
     if settings.count is not None:
         return fit_mixture(points_of(settings.count), settings.count, seed=seed), []
     tried = confidence_by_count(points_of, clients=clients, seed=seed)

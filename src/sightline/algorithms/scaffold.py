@@ -28,7 +28,7 @@ def run_round(state: State, r: Round, settings: Scaffold) -> State:
     mean of the D y_i and of public numbers, and c stays the mean of the c_i. Decision 0050 says why.
     """
     control, cohort = state["control"], r.sample()  # lines 3-5
-    effort = r.effort(cohort)
+    effort = r.work_stats(cohort)
     rule = ControlVariate(control.value, effort.learning_rate, effort.steps, effort.most_steps)
     updates = r.train(cohort, state["model"], memory=rule.memory(control.sources))  # lines 6-14
     step = r.release_mean(updates)  # line 16, mean of the D y_i

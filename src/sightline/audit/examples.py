@@ -72,7 +72,7 @@ class CanaryShards(Simulator):
         No gradient in the segment is trusted: the sum is clipped again before it is noised, and only that counts.
         """
         ends = starts.expand(len(cohort), -1).clone()
-        coins = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
+        coins = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
         for place, (member, plan, rng) in enumerate(zip(cohort, plans, coins, strict=True)):
             how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))

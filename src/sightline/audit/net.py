@@ -111,7 +111,7 @@ def probe_places(splitter: Splitter, assigned: Any) -> list[int]:
 def _trained_part(splitter: Splitter, assigned: Any) -> Tensor:
     splitting = splitter.splitting
     nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
-    submodel, _ = splitting.alone(assigned, nothing)
+    submodel, _ = splitting.part_of_one(assigned, nothing)
     return submodel.positions if submodel.moves is None else submodel.positions[submodel.moves > 0]
 
 

@@ -89,10 +89,10 @@ class OwnModelClients(Simulator):
         super().__init__(setting, secret, secret)
         self.sizes = list(sizes)
 
-    def _scheduled(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
+    def _scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
         """A schedule of all examples that there could be, and of them those that there are."""
         there = len(self._shards[client])
-        return [batch[batch < there] for batch in super()._scheduled(client, plan, at)]
+        return [batch[batch < there] for batch in super()._scheduled_batches(client, plan, at)]
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """As every simulator; nobody answers for no examples."""

@@ -88,7 +88,7 @@ def relays_for(setting: BuiltExperiment, subject: int, observer: str, upper: flo
     seen = [channel for channel in place.channels if observer in channel.audience]
     if any(subject in channel.members for channel in seen):
         return None
-    sampler = setting.sampler(place.top)
+    sampler = setting.sampler_of(place.top)
     relays = Relays(
         place, subject, setting.experiment.privacy.clip_norm, max(setting.multipliers.values(), default=1.0),
         sampler.expected / sampler.population, setting.experiment.algorithm.name == "dp_ogl_plus", min(upper, 10.0) / 2,

@@ -72,17 +72,17 @@ class ObservedNodes:
         self._mechanism: Any = setting.mechanism
         self._ledger, self._watch = ledger, watch
 
-    def asked(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members send."""
         mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, NoiseByTrust) else self._mechanism
         if isinstance(mechanism, CentralMean):
-            yield from (ClientOutput(member, update) for member, update in updates.trained())
+            yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return
-        for left in mechanism.leaving(updates, scene):
+        for left in mechanism.client_outputs(updates, scene):
             self._watch.note(self._ledger, scene, updates.at.part, client_name(left.member), left.value)
             yield left
 
-    def chosen(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         """Nobody: choices are made where the data are."""
         return {}
 
@@ -94,25 +94,25 @@ class ObservedRound(LiveRound):
         super().__init__(*where)
         self._watch, self._shown = watch, 0
 
-    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
-        outcome = super()._computed(updates, scene, compute)
+    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
+        outcome = super()._compute_values(updates, scene, compute)
         for member, value in outcome.values.items():
             source = scene.channel.name if member == EVERYONE else client_name(member)
             self._watch.note(self._ledger, scene, updates.at.part, source, value)
         return outcome
 
-    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
+    def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """As every round does; the watch sees what is for it to see."""
-        made = super().show(shown)
+        made = super().show_values(shown)
         for value, channel, audience, _ in shown:
             self._watch.note_shown(self.time, self._shown, channel.name, audience, value.value)
             self._shown += 1
         return made
 
-    def _choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         worker: Any = self._worker
         witness, worker.nodes = worker.nodes, None
-        choices = super()._choices(ballot, scene)
+        choices = super()._collect_choices(ballot, scene)
         worker.nodes = witness
         for member, choice in choices.items():
             told = torch.full((worker.dimension,), float(choice == 0))

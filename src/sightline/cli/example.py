@@ -4,7 +4,7 @@
 def examples_epilog(*lines: str) -> str:
     """The epilog that shows these command lines, each given without its leading `sightline`.
 
-    >>> examples("datasets").splitlines()[1:]
+    >>> examples_epilog("datasets").splitlines()[1:]
     ['Examples:', '  sightline datasets']
     """
     as_they_stand = "\b"  # click wraps a paragraph unless it opens with this

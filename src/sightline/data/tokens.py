@@ -18,7 +18,7 @@ WORD = re.compile(r"<link>|<name>|[^\W_]+(?:'[^\W_]+)*|[!?]")
 def split_words(text: str) -> list[str]:
     """The lower-case words of a tweet; links and @names become one word each, `!` and `?` are words.
 
-    >>> words("@Anna LOVE it &amp; can't wait! http://t.co/x")
+    >>> split_words("@Anna LOVE it &amp; can't wait! http://t.co/x")
     ['<name>', 'love', 'it', "can't", 'wait', '!', '<link>']
     """
     plain = html.unescape(text).lower().replace("’", "'")
@@ -37,7 +37,7 @@ def encode_texts(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArr
     Guarantees: a function of each text alone; the first token is never padding (a text without words gets the number
     of the empty word).
 
-    >>> encode(["hello world", ""], tokens=3, vocabulary=100).shape
+    >>> encode_texts(["hello world", ""], tokens=3, vocabulary=100).shape
     (2, 3)
     """
     numbers = np.full((len(texts), tokens), PADDING, dtype=np.int64)

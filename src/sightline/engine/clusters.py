@@ -28,7 +28,7 @@ def true_clusters(federation: Federation) -> list[int] | None:
 def smallest_cluster(truth: Sequence[int]) -> int:
     """The smallest true cluster; the first of equals.
 
-    >>> minority([0, 1, 1, 2, 2])
+    >>> smallest_cluster([0, 1, 1, 2, 2])
     0
     """
     return min(sorted(set(truth)), key=truth.count)

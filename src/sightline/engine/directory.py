@@ -139,7 +139,7 @@ def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
     """The directory of a run to go on with: `out`, or the newest `runs/NAME*`; its settings must be the same."""
     path = out or _newest_run(Path("runs"), experiment.name)
     if read_settings(path) != experiment:
-        with closing(RunRecord.look(path)) as record:
+        with closing(RunRecord.open_to_read(path)) as record:
             ended = record.facts.get("status") in ENDED
         if ended:
             law = "has ended and cannot be continued, with other settings neither"
@@ -173,7 +173,7 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     if goes_on and facts.get("noise_root", streams.fingerprint) != streams.fingerprint:
         _other_root(directory, "is not the one that the run began with")
     if not goes_on:
-        record.remember({"noise_root": streams.fingerprint})
+        record.remember_metadata({"noise_root": streams.fingerprint})
     return streams
 
 

@@ -40,11 +40,11 @@ class ReleaseGate:
         """The ledger number that the next release will get."""
         return self._made_before[0].id if self._made_before else len(self._ledger)
 
-    def drew(self, channel: Channel) -> None:
+    def note_draw(self, channel: Channel) -> None:
         """A cohort of the channel was drawn: one release may hide behind its coins."""
         self._cohorts[channel.name] += 1
 
-    def covered(self, claims: tuple[Release, ...], channel: Channel) -> tuple[Release, ...]:
+    def check_draws(self, claims: tuple[Release, ...], channel: Channel) -> tuple[Release, ...]:
         """The claims, when every one that rests on the coins of a cohort has a cohort of its own."""
         if self._setting.unit is Unit.CLIENT:
             for claim in claims:
@@ -60,14 +60,14 @@ class ReleaseGate:
             )
         self._cohorts[channel.name] -= 1
 
-    def once(self, at: CallId) -> None:
+    def check_first_use(self, at: CallId) -> None:
         """The noise belongs to the training call: two releases of it at two scales would cancel out."""
         rivals = {earlier for earlier in self._released if (earlier.round, earlier.use) == (at.round, at.use)}
         if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:
             raise Refused(f"release={at}: these updates were released already; train again, or reuse the value")
         self._released.add(at)
 
-    def record(self, claims: Sequence[Release]) -> Sequence[Release]:
+    def record_releases(self, claims: Sequence[Release]) -> Sequence[Release]:
         """Within the budget, written and durable; of a round that is done again, found in the ledger."""
         if self._made_before:
             return self._found_again(claims)
@@ -94,9 +94,9 @@ class ReleaseGate:
         if privacy.stop_at_epsilon is None:
             return
         accountant = self._setting.accountant
-        room = self._ledger.room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
+        room = self._ledger.budget_room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
         for kind, lines in self._setting.topology.lines.items():
-            if not self._ledger.within(lines, room, planned=claims):
+            if not self._ledger.fits_budget(lines, room, planned=claims):
                 epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
                 raise BudgetExhausted(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "

@@ -79,7 +79,7 @@ def _of_clients(setting: BuiltExperiment, found: list[Evaluation]) -> Metrics:
 def tenth_percentile(values: list[float]) -> float:
     """The 10th percentile: the largest value below which no more than a tenth lie.
 
-    >>> decile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), decile([0.5])
+    >>> tenth_percentile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), tenth_percentile([0.5])
     (0.5, 0.5)
     """
     return sorted(values)[len(values) // 10] if values else math.nan

@@ -156,11 +156,11 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
         )
     sentences += describe_schedule(setting)
     if setting.splitter is not None:
-        sentences += setting.splitter.explained({"client": "client", "sample": "example"}[privacy.unit])
+        sentences += setting.splitter.explain_guarantee({"client": "client", "sample": "example"}[privacy.unit])
     if isinstance(setting.mechanism, Output | Objective):
         curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
         rounds = setting.experiment.rounds
-        sentences += setting.mechanism.explained(rounds=rounds, delta=privacy.delta, curvature=curvature)
+        sentences += setting.mechanism.explain_guarantee(rounds=rounds, delta=privacy.delta, curvature=curvature)
     if setting.algorithm.says:
         sentences.append(setting.algorithm.says)
     return sentences + list(setting.topology.notes)

@@ -135,7 +135,7 @@ class TrainingLoop:
         self.memories: Mapping[str, ClientState] = {}
         self.schedules = Schedules(root)
         self.found, self.change = self._go_on(accept_changes)
-        self.secret = root.anew(self.change.since) if self.change.since else root
+        self.secret = root.fresh_streams(self.change.since) if self.change.since else root
         self.worker = make_worker(setting, public, self.secret)
 
     def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
@@ -207,19 +207,19 @@ class TrainingLoop:
         """Every round that is left."""
         state, done = self._where_it_stands()
         if not self.record.facts.get("created"):
-            self.record.remember({"created": datetime.now(UTC).isoformat(timespec="seconds")})
-        self.record.remember(facts_of(self.setting) | {"status": "running", "status_reason": ""})
+            self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
+        self.record.remember_metadata(facts_of(self.setting) | {"status": "running", "status_reason": ""})
         reason, ending, rounds = None, "", self.setting.experiment.rounds
         for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):
                 ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds"
                 break
             try:
-                state = self._round(state, number)
+                state = self._run_round(state, number)
             except BudgetExhausted as stop:
                 reason = str(stop)
                 break
-        self._finish(state, reason, ending)
+        self._finish_run(state, reason, ending)
         return reason
 
     def _where_it_stands(self) -> tuple[State, int]:
@@ -241,12 +241,12 @@ class TrainingLoop:
             self._report_round(found.state, found.round, found.counts, seconds=0.0)
         return found.state, found.round
 
-    def _round(self, state: State, number: int) -> State:
+    def _run_round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
         try:
-            r, after = self._done(state, number)
+            r, after = self._commit_round(state, number)
         except SeenBefore:
-            r, after = self._done(state, number, anew=True)
+            r, after = self._commit_round(state, number, anew=True)
         state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
         self.memories = r.memories
         head = self.record.store.head()
@@ -258,7 +258,7 @@ class TrainingLoop:
     def _vouch_for(self, number: int, digest: str) -> None:
         self.record.note(EntryKind.CHECKPOINT, {"sha256": digest}, round=number)
 
-    def _done(self, state: State, number: int, *, anew: bool = False) -> tuple[LiveRound, State]:
+    def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[LiveRound, State]:
         where = (self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
         r = LiveRound(*where, anew=anew, since=self.change.since)
         return r, self.setting.algorithm.round(state, r, self.setting.settings)
@@ -270,10 +270,10 @@ class TrainingLoop:
         due = last or number % experiment.evaluate_every == 0
         metrics: dict[str, Any] = {}
         if due:
-            metrics = dict(self._evaluated(state))
+            metrics = dict(self._evaluate_state(state))
         metrics |= cluster_row(self.setting, state)
         if due or accounted_at(number):
-            metrics |= {"epsilon": self._spent()}
+            metrics |= {"epsilon": self._spent_epsilon()}
         row = metrics | dict(counts) | {"seconds": seconds}
         if not self.record.has_round(number):  # a round that is done again ends in the same numbers
             self.record.add_round(number, row)
@@ -283,9 +283,9 @@ class TrainingLoop:
         """Where everybody is now, for lines of sight and report."""
         before, self.setting = self.setting, self.setting.as_found(state)
         if self.setting is not before:
-            self.record.remember(seen_by(self.setting) | cluster_facts(self.setting, state))
+            self.record.remember_metadata(seen_by(self.setting) | cluster_facts(self.setting, state))
 
-    def _evaluated(self, state: State) -> Mapping[str, float]:
+    def _evaluate_state(self, state: State) -> Mapping[str, float]:
         """How good the algorithm's models are, or those that the clients keep for themselves."""
         models = self.setting.algorithm.models(state, self.setting.clients)
         kept = self.memories.get(self.setting.algorithm.kept)
@@ -293,14 +293,14 @@ class TrainingLoop:
             return evaluated_kept(self.setting, kept.values, models)
         return evaluate_models(self.setting, models)
 
-    def _spent(self) -> dict[str, float]:
+    def _spent_epsilon(self) -> dict[str, float]:
         delta, accountant = self.setting.experiment.privacy.delta, self.setting.accountant
         return {
             kind: self.ledger.worst_of(lines, delta, accountant=accountant)
             for kind, lines in self.setting.topology.lines.items()
         }
 
-    def _finish(self, state: State, reason: str | None, ending: str) -> None:
+    def _finish_run(self, state: State, reason: str | None, ending: str) -> None:
         path = self.directory / MODEL
         save_model(self.setting, path, state)
         found = self.setting.algorithm.found(state)

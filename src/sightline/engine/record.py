@@ -75,15 +75,15 @@ class RunRecord:
     @classmethod
     def open(cls, directory: Path | str) -> "RunRecord":
         """The database of a run that was made earlier."""
-        return cls._found(directory, connect_to_write)
+        return cls._open_existing(directory, connect_to_write)
 
     @classmethod
-    def look(cls, directory: Path | str) -> "RunRecord":
+    def open_to_read(cls, directory: Path | str) -> "RunRecord":
         """The database of a run, to read only: nothing is written, also when another process is at work in it."""
-        return cls._found(directory, connect_to_read)
+        return cls._open_existing(directory, connect_to_read)
 
     @classmethod
-    def _found(cls, directory: Path | str, connected: Callable[[Path], sqlite3.Connection]) -> "RunRecord":
+    def _open_existing(cls, directory: Path | str, connected: Callable[[Path], sqlite3.Connection]) -> "RunRecord":
         path = Path(directory) / DATABASE
         try:
             if not path.is_file():
@@ -114,7 +114,7 @@ class RunRecord:
 
     def ledger_at_work(self, participants: Parties) -> Ledger:
         """The same for a run that goes on: what is long past stays on disk, so memory does not grow with rounds."""
-        return Ledger.stored(self.store, participants=participants)
+        return Ledger.open_stored(self.store, participants=participants)
 
     @property
     def participants(self) -> Parties:
@@ -124,7 +124,7 @@ class RunRecord:
             told = facts.get("participants")
             return read_parties(told) if isinstance(told, str) else _named_in(facts)
 
-    def remember(self, facts: Mapping[str, Any]) -> None:
+    def remember_metadata(self, facts: Mapping[str, Any]) -> None:
         """Write facts about the run; a fact of the same name is replaced."""
         with transaction(self._connection):
             self._remember(facts)
@@ -252,7 +252,7 @@ class RunRecord:
             row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()
             return None if row is None else {"round": row[0]} | dict(json.loads(row[1]))
 
-    def latest(self, metric: str) -> float | None:
+    def latest_metric(self, metric: str) -> float | None:
         """The latest known value of a metric."""
         row = self.last_with(metric)
         return None if row is None else float(row[metric])

@@ -65,7 +65,7 @@ class LiveRound:
         self._setting = setting
         self._ledger = ledger
         self._worker = worker
-        self._secret = secret.anew(len(ledger)) if anew else secret
+        self._secret = secret.fresh_streams(len(ledger)) if anew else secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
         self._draws = 0
@@ -102,16 +102,16 @@ class LiveRound:
         """No: this is the real thing."""
         return False
 
-    def coins(self) -> np.random.Generator:
+    def server_rng(self) -> np.random.Generator:
         """The server's own coins of this round."""
         self._tosses += 1
         return self._secret.rng(Purpose.ASSIGNMENT, round=self.time, use=self._tosses - 1)
 
-    def effort(self, cohort: Cohort) -> WorkStats:
+    def work_stats(self, cohort: Cohort) -> WorkStats:
         """How much work the cohort's mean update is the mean of."""
-        return effort_of(self._setting, cohort, self.pace, [self._sampler(channel) for channel in self.gathers])
+        return effort_of(self._setting, cohort, self.pace, [self._sampler_of(channel) for channel in self.gathers])
 
-    def shares(self, channels: Sequence[Channel]) -> list[float]:
+    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
         """The public share of each channel in a mean over all of them."""
         return shares_of(self._setting, channels)
 
@@ -119,41 +119,41 @@ class LiveRound:
         """Draw who of the channel's members takes part; without a channel, of all that gather."""
         channels = (channel,) if channel else self.gathers
         for one in channels:
-            self._door.drew(one)
-        return Cohort(tuple(n for one in channels for n in self._drawn(one)))
+            self._door.note_draw(one)
+        return Cohort(tuple(n for one in channels for n in self._draw_members(one)))
 
-    def _drawn(self, channel: Channel) -> tuple[int, ...]:
+    def _draw_members(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        sampler = self._sampler(channel)
+        sampler = self._sampler_of(channel)
         if isinstance(sampler, ScheduledCohorts):
-            drawn = sampler.scheduled(self.time, self._schedules, line=self._setting.line(channel))
+            drawn = sampler.draw_scheduled(self.time, self._schedules, line=self._setting.channel_number(channel))
         else:
             drawn = sampler.draw(rng=rng)
         return tuple(channel.members[place] for place in drawn)
 
-    def _sampler(self, channel: Channel) -> CohortSampler:
-        whole = self._setting.sampler(channel)
+    def _sampler_of(self, channel: Channel) -> CohortSampler:
+        whole = self._setting.sampler_of(channel)
         rate = self.pace.rates.get(channel.name)
         return whole if rate is None else thin_sampler(whole, rate, channel.name)
 
     def most_often(self, channel: Channel) -> float:
         """How likely a member of the channel may be to take part, at most."""
-        whole = self._setting.sampler(channel)
+        whole = self._setting.sampler_of(channel)
         return whole.expected / whole.population
 
-    def price(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
+    def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
         """(one gathering at these rates, one way up), as they can be known beforehand."""
-        samplers = [(c, thin_sampler(self._setting.sampler(c), rates[c.name], c.name)) for c in self.channels]
-        return self._meter.price(samplers)
+        samplers = [(c, thin_sampler(self._setting.sampler_of(c), rates[c.name], c.name)) for c in self.channels]
+        return self._meter.price_samplers(samplers)
 
     def noise_multiplier(self, channel: Channel) -> float:
         """z of what the channel releases."""
         return noise_at(self._setting, channel)
 
-    def note(self, **numbers: float) -> None:
+    def note_metrics(self, **numbers: float) -> None:
         """Public numbers for the round's metrics."""
-        self._meter.note(numbers)
+        self._meter.note_metrics(numbers)
 
     def everyone(self) -> Cohort:
         """All clients, openly."""
@@ -191,14 +191,14 @@ class LiveRound:
             law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
             refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
 
-    def select(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
+    def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
         ballot = ModelChoice(cohort, tuple(candidates), epsilon)
         at = CallId(self.time, self._uses)
         self._uses += 1
         scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
-        made = self._door.record(ballot.claims(scene))
-        choices = self._choices(ballot, scene)
+        made = self._door.record_releases(ballot.claim_choices(scene))
+        choices = self._collect_choices(ballot, scene)
         self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
         return {
             member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
@@ -206,23 +206,23 @@ class LiveRound:
             if member in choices
         }
 
-    def _choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
-        return ballot.choices(self._worker, scene)
+    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+        return ballot.draw_choices(self._worker, scene)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
         mechanism, top = self._setting.mechanism, self._setting.topology.top
         if channel is None and self.gathers != (top,):
             steps = self.release_means(share_training(updates, self.gathers))
-            return self.publish(sum_weighted(steps, self.shares(self.gathers)))
-        made, outcome = self._release(updates, channel or top, mechanism.claims, mechanism.mean)
+            return self.publish(sum_weighted(steps, self.channel_shares(self.gathers)))
+        made, outcome = self._claim_and_compute(updates, channel or top, mechanism.claim_mean, mechanism.mean)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
     def publish(self, value: Public) -> Public:
         """The top shows everybody a value that it worked out of what was sent up."""
         top = self._setting.topology.top
-        (made,) = self.show([(value, top, top.audience, "mean of what was sent up")])
-        self._meter.lifted()
+        (made,) = self.show_values([(value, top, top.audience, "mean of what was sent up")])
+        self._meter.charge_lifting()
         return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
@@ -230,26 +230,26 @@ class LiveRound:
         mechanism = self._setting.mechanism
         scenes, claims = [], list[tuple[Release, ...]]()
         for updates, channel in many:
-            scene = self._scene(updates, channel)
+            scene = self._release_context(updates, channel)
             scenes.append(replace(scene, next_id=scene.next_id + sum(map(len, claims))))
-            claims.append(self._door.covered(mechanism.claims(updates, scenes[-1]), channel))
-        made = list(self._door.record([release for some in claims for release in some]))
+            claims.append(self._door.check_draws(mechanism.claim_mean(updates, scenes[-1]), channel))
+        made = list(self._door.record_releases([release for some in claims for release in some]))
         found, heard = [], []
         for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
-            outcome = self._computed(updates, scene, mechanism.mean)
-            self._remember(updates, mine)
-            self._count(outcome.rejected, mechanism.senders(updates.cohort, scene))
+            outcome = self._compute_values(updates, scene, mechanism.mean)
+            self._keep_client_state(updates, mine)
+            self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
             heard.append(ChannelMean(scene.channel, found[-1], gradient_reach(updates.terms, self.planned), outcome.noise_std))
         self.heard.append(heard)
-        self._meter.gathered(scenes)
+        self._meter.charge_gathering(scenes)
         return found
 
-    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
+    def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
         facts = (self._setting.unit, self._setting.adjacency)
-        return self._door.record(
+        return self._door.record_releases(
             [
                 Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
                         inputs=tuple(sorted(value.sources)), what=what)
@@ -261,7 +261,7 @@ class LiveRound:
         """Claim, record, compute, hand over: one release per member."""
         mechanism = self._setting.mechanism
         channel = channel or self._setting.topology.top
-        made, outcome = self._release(updates, channel, mechanism.claims_each, mechanism.each)
+        made, outcome = self._claim_and_compute(updates, channel, mechanism.claim_each, mechanism.compute_each)
         pairs = zip(updates.cohort.members, made, strict=True)
         return {
             member: Public(outcome.values[member], frozenset({release.id}))
@@ -269,24 +269,24 @@ class LiveRound:
             if member in outcome.values
         }
 
-    def _release(
+    def _claim_and_compute(
         self,
         updates: Updates,
         channel: Channel,
         claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
         compute: Callable[[Updates, ReleaseContext], ReleaseValues],
     ) -> tuple[Sequence[Release], ReleaseValues]:
-        scene = self._scene(updates, channel)
-        made = self._door.record(self._door.covered(claim(updates, scene), channel))
-        outcome = self._computed(updates, scene, compute)
-        self._remember(updates, made)
-        self._count(outcome.rejected, self._setting.mechanism.senders(updates.cohort, scene))
-        self._meter.gathered([scene])
+        scene = self._release_context(updates, channel)
+        made = self._door.record_releases(self._door.check_draws(claim(updates, scene), channel))
+        outcome = self._compute_values(updates, scene, compute)
+        self._keep_client_state(updates, made)
+        self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, scene))
+        self._meter.charge_gathering([scene])
         if channel == self._setting.topology.top:
-            self._meter.lifted()
+            self._meter.charge_lifting()
         return made, outcome
 
-    def _remember(self, updates: Updates, made: Sequence[Release]) -> None:
+    def _keep_client_state(self, updates: Updates, made: Sequence[Release]) -> None:
         """Put on the shelf what the members keep, with every release that they received or sent."""
         if updates.recall is None:
             return
@@ -297,17 +297,17 @@ class LiveRound:
         sources = self._ledger.frontier(before.sources | frozenset(updates.sources) | sent)
         self.memories[name] = ClientState({**before.values, **updates.recall.after}, sources)
 
-    def _count(self, rejected: int, senders: float) -> None:
+    def _count_traffic(self, rejected: int, senders: float) -> None:
         floats = senders * self._setting.sent_parameters
         self.counts["rejected"] += rejected
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
 
-    def _computed(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
+    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
         return compute(updates, scene)
 
-    def _scene(self, updates: Updates, channel: Channel) -> ReleaseContext:
-        self._door.once(updates.at)
+    def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:
+        self._door.check_first_use(updates.at)
         return self._scene_at(updates.at, channel, Purpose.NOISE)
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
@@ -316,7 +316,7 @@ class LiveRound:
             unit=self._setting.unit,
             adjacency=self._setting.adjacency,
             channel=channel,
-            sampler=self._sampler(channel),
+            sampler=self._sampler_of(channel),
             next_id=self._door.next_id,
             use=at.use,
             noise=lambda participant: self._secret.rng(
@@ -325,5 +325,5 @@ class LiveRound:
                 use=at.use,
                 participant=participant if participant >= 0 else participant - at.part,
             ),
-            line=self._setting.line(channel),
+            line=self._setting.channel_number(channel),
         )

@@ -107,14 +107,14 @@ class BuiltExperiment:
             return whole
         return whole * self.splitter.splitting.share
 
-    def sampler(self, channel: Channel) -> CohortSampler:
+    def sampler_of(self, channel: Channel) -> CohortSampler:
         """The sampler of a channel as it is now: members may have come and gone."""
         first = self.samplers.get(channel.name)
         if first is not None and first.population == len(channel.members):
             return first
         return sampler_of(self.experiment, channel, self.algorithm)
 
-    def line(self, channel: Channel) -> int:
+    def channel_number(self, channel: Channel) -> int:
         """The channel's number among all."""
         return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
 

@@ -215,7 +215,7 @@ def against_coalition(event: Event, members: int) -> Event:
 def scale_noise(event: Event, factor: float) -> Event:
     """The same event with every Gaussian's noise multiplied by `factor`; choices and pure releases keep theirs.
 
-    >>> scaled(Poisson(0.1, Gaussian(1.0)), 3.0)
+    >>> scale_noise(Poisson(0.1, Gaussian(1.0)), 3.0)
     Poisson(rate=0.1, event=Gaussian(noise_multiplier=3.0))
     """
     if isinstance(event, Gaussian):

@@ -66,14 +66,14 @@ class Bottleneck:
 
     def epsilon(self, subject: int, observer: int, costing: Costing) -> float:
         """The least bound over the cuts that are tried, for a subject and an observer of two classes."""
-        cuts = self.cuts(subject, observer)
-        cuts.append(self.improved(subject, observer, min(cuts, key=lambda cut: self.strength(subject, observer, cut))))
-        tried = {self.ingredients(subject, observer, seen) for seen in cuts}
-        return min(self.cost(one, costing) for one in tried)
+        cuts = self.candidate_cuts(subject, observer)
+        cuts.append(self.improve_cut(subject, observer, min(cuts, key=lambda cut: self.cut_strength(subject, observer, cut))))
+        tried = {self.cut_ingredients(subject, observer, seen) for seen in cuts}
+        return min(self.cut_epsilon(one, costing) for one in tried)
 
-    def strength(self, subject: int, observer: int, seen: frozenset[int]) -> float:
+    def cut_strength(self, subject: int, observer: int, seen: frozenset[int]) -> float:
         """Expected squared shift over noise variance, summed: what small orders charge for a cut."""
-        direct, bridged = self.ingredients(subject, observer, seen)
+        direct, bridged = self.cut_ingredients(subject, observer, seen)
         total = 0.0
         for event, times in direct:
             noise, rate = gaussian_of(event)
@@ -83,16 +83,16 @@ class Bottleneck:
             total += times * (mean**2 + spread * (one.own + 4 * one.bridges)) / one.noise_multiplier**2
         return total
 
-    def improved(self, subject: int, observer: int, seen: frozenset[int]) -> frozenset[int]:
+    def improve_cut(self, subject: int, observer: int, seen: frozenset[int]) -> frozenset[int]:
         """A cut with single groups added or removed as long as that makes it weaker; few groups only."""
         free = np.flatnonzero(~self.member[observer]).tolist()
         if len(free) > FREE:
             return seen
-        least = self.strength(subject, observer, seen)
+        least = self.cut_strength(subject, observer, seen)
         while True:
             other = min((seen ^ {group} for group in free), default=seen,
-                        key=lambda cut: self.strength(subject, observer, cut))  # fmt: skip
-            found = self.strength(subject, observer, other)
+                        key=lambda cut: self.cut_strength(subject, observer, cut))  # fmt: skip
+            found = self.cut_strength(subject, observer, other)
             if found >= least * (1 - 1e-12):
                 return seen
             seen, least = other, found
@@ -101,7 +101,7 @@ class Bottleneck:
     def _costs(self) -> dict[tuple[Ingredients, Costing], float]:
         return {}
 
-    def cost(self, ingredients: Ingredients, costing: Costing) -> float:
+    def cut_epsilon(self, ingredients: Ingredients, costing: Costing) -> float:
         """Epsilon of a cut's ingredients; equal ones are accounted once."""
         key = (ingredients, costing)
         if key not in self._costs:
@@ -109,9 +109,9 @@ class Bottleneck:
             self._costs[key] = bridged_epsilon(direct, bridged, costing.delta, accountant=costing.accountant)
         return self._costs[key]
 
-    def cuts(self, subject: int, observer: int) -> list[frozenset[int]]:
+    def candidate_cuts(self, subject: int, observer: int) -> list[frozenset[int]]:
         """Sets of seen groups: balls around the observer's groups, and all but balls around the subject's."""
-        from_subject, to_observer = self._from(subject), self._from(observer)
+        from_subject, to_observer = self._distances_from(subject), self._distances_from(observer)
         own = frozenset(np.flatnonzero(self.member[observer]).tolist())
         found = []
         for radius in range(RADII):
@@ -119,26 +119,26 @@ class Bottleneck:
             found.append(own | frozenset(np.flatnonzero(from_subject > radius).tolist()))
         return list(dict.fromkeys(found))
 
-    def _from(self, kind: int) -> NDArray[np.int64]:
+    def _distances_from(self, kind: int) -> NDArray[np.int64]:
         """Distance of every group from the nearest one of a class."""
         mine = self.distance[self.member[kind]]
         return mine.min(0) if len(mine) else np.full(self.member.shape[1], FAR)
 
-    def ingredients(self, subject: int, observer: int, seen: frozenset[int]) -> Ingredients:
+    def cut_ingredients(self, subject: int, observer: int, seen: frozenset[int]) -> Ingredients:
         """What the seen groups reveal of a subject: its own releases, and releases felt through bridging workers."""
         direct: Counter[Event] = Counter()
         bridged: Counter[Bridged] = Counter()
-        arrival, to_observer = self._from(subject), self._from(observer)
+        arrival, to_observer = self._distances_from(subject), self._distances_from(observer)
         hidden = np.ones(self.member.shape[1], dtype=bool)
         hidden[list(seen)] = False
         for group in seen:
             upto = self.pairs.plan.intervals - int(to_observer[group])
             own = int(self.member[subject, group])
             if upto >= 1 and (own or arrival[group] < FAR):
-                self._charge(direct, bridged, group, upto, own, self._thresholds(group, subject, hidden, arrival))
+                self._charge_intervals(direct, bridged, group, upto, own, self._start_thresholds(group, subject, hidden, arrival))
         return frozenset(direct.items()), frozenset(bridged.items())
 
-    def _thresholds(
+    def _start_thresholds(
         self, group: int, subject: int, hidden: NDArray[np.bool_], arrival: NDArray[np.int64]
     ) -> dict[int, int]:
         """Interval -> how many more members start, from it on, from a hidden model that the subject has reached."""
@@ -150,7 +150,7 @@ class Bottleneck:
                 found[int(arrival[others].min()) + 2] += workers
         return dict(found)
 
-    def _charge(
+    def _charge_intervals(
         self, direct: Counter[Event], bridged: Counter[Bridged], group: int, upto: int, own: int, more: dict[int, int]
     ) -> None:
         """Add what the intervals 1 .. upto of a seen group reveal."""

@@ -65,11 +65,11 @@ class View:
             return self
         for release in self._releases.since(self._read):
             if self.observers & release.audience:
-                self._reach(release)
+                self._reaches_observer(release)
         self._read = len(self._releases)
         return self
 
-    def preview(self, added: Sequence[Release]) -> "View":
+    def preview_with(self, added: Sequence[Release]) -> "View":
         """The view as it would be if `added` were appended next; this one does not change."""
         future = View(ChainedReleases(self._releases, added), self.observers, self._check_subject)
         future._read = self._read
@@ -77,28 +77,28 @@ class View:
         future._before = self
         return future.update()
 
-    def _reach(self, release: Release) -> None:
+    def _reaches_observer(self, release: Release) -> None:
         waiting = [release]
         while waiting:
             found = waiting.pop()
-            if not self._has(found.id):
+            if not self._has_seen(found.id):
                 self.reached.add(found.id)
-                self._charge(found)
+                self._charge_subjects(found)
                 waiting += [self._releases[earlier] for earlier in found.inputs]
 
-    def _has(self, id: int) -> bool:
+    def _has_seen(self, id: int) -> bool:
         return id in self.reached or (self._before is not None and id in self._before.reached)
 
-    def _knows(self, key: tuple[str, Parties, Event]) -> bool:
+    def _knows_draws(self, key: tuple[str, Parties, Event]) -> bool:
         return key in self._joint or (self._before is not None and key in self._before._joint)
 
-    def _charge(self, release: Release) -> None:
+    def _charge_subjects(self, release: Release) -> None:
         known = bool(self.observers & release.coins_known_to)
         event = with_known_coins(release.event) if known else release.event
         if len(self.observers) > 1:
             event = against_coalition(event, len(self.observers & release.subjects))
         key = (release.joint, release.subjects, event)
-        if not release.subjects or (release.joint and self._knows(key)):
+        if not release.subjects or (release.joint and self._knows_draws(key)):
             return
         if release.joint:
             self._joint.add(key)

@@ -58,26 +58,26 @@ class Ledger:
         self._rooms: dict[tuple[float, float, Accountant], Headroom] = {}
         self._parts: dict[Hashable, Hashable] = {}
         for release in releases:
-            self._take_in((self._numbered(release, len(self)),))
+            self._take_in((self._number_release(release, len(self)),))
 
     @classmethod
-    def stored(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
+    def open_stored(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
         """The ledger of a store, its hash chain checked. In memory are only the last releases, and counts of all.
 
         For runs at work, however long. It reads from the store as long as it lives.
         """
-        return cls._read(store, StoredReleases(store), participants)
+        return cls._read_store(store, StoredReleases(store), participants)
 
     @classmethod
     def whole(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
         """The ledger of a store, its hash chain checked, all in memory: it can be read when the store is closed."""
-        return cls._read(store, Releases(), participants)
+        return cls._read_store(store, Releases(), participants)
 
     @classmethod
-    def _read(cls, store: SqliteStore, releases: Releases, participants: Iterable[str]) -> "Ledger":
+    def _read_store(cls, store: SqliteStore, releases: Releases, participants: Iterable[str]) -> "Ledger":
         ledger = cls(store=store, participants=participants)
         ledger._releases = releases
-        for release in store.stream():
+        for release in store.stream_releases():
             ledger._take_in((release,))
         return ledger
 
@@ -93,13 +93,13 @@ class Ledger:
 
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
         """Record releases, durably, before their values are used; returns them with their ids."""
-        numbered = tuple(self._numbered(release, len(self) + place) for place, release in enumerate(releases))
+        numbered = tuple(self._number_release(release, len(self) + place) for place, release in enumerate(releases))
         self._take_in(numbered, self._store)
         return numbered
 
     def _take_in(self, numbered: Sequence[Release], store: Store | None = None) -> None:
         """Hold releases that fit, after the store has them."""
-        joint = self._check(numbered)
+        joint = self._check_joint_order(numbered)
         if store is not None:
             store.append(numbered)
         self._joint |= joint
@@ -110,24 +110,24 @@ class Ledger:
                 view.update()
             self._releases.let_go()
 
-    def _numbered(self, release: Release, id: int) -> Release:
+    def _number_release(self, release: Release, id: int) -> Release:
         """The release with its place; what it has in common with earlier ones is kept once, so that long runs fit."""
         return replace(
             release,
-            source=self._kept(release.source),
-            subjects=self._kept(release.subjects),
-            event=self._kept(release.event),
-            audience=self._kept(release.audience),
-            coins_known_to=self._kept(release.coins_known_to),
-            what=self._kept(release.what),
-        ).numbered(id)
+            source=self._share_part(release.source),
+            subjects=self._share_part(release.subjects),
+            event=self._share_part(release.event),
+            audience=self._share_part(release.audience),
+            coins_known_to=self._share_part(release.coins_known_to),
+            what=self._share_part(release.what),
+        ).with_id(id)
 
-    def _kept(self, part: Part) -> Part:
+    def _share_part(self, part: Part) -> Part:
         if len(self._parts) > PARTS:
             self._parts.clear()
         return self._parts.setdefault(part, part)  # type: ignore[return-value]
 
-    def _check(self, releases: Sequence[Release]) -> dict[str, Release]:
+    def _check_joint_order(self, releases: Sequence[Release]) -> dict[str, Release]:
         """The last release of every joint name among them, when all may be in this ledger."""
         joint: dict[str, Release] = {}
         for release in releases:
@@ -137,7 +137,7 @@ class Ledger:
                 joint[release.joint] = release
         return joint
 
-    def knows(self, joint: str) -> bool:
+    def knows_joint(self, joint: str) -> bool:
         """Whether a release of that joint name is in it."""
         return joint in self._joint
 
@@ -194,7 +194,7 @@ class Ledger:
             self._views[observers] = View(self._releases, observers, self._check_subject)
         return self._views[observers].update()
 
-    def glimpse(self, observer: str | Iterable[str]) -> View:
+    def passing_view(self, observer: str | Iterable[str]) -> View:
         """The view of an observer that is not kept: for asking many observers one after the other."""
         return View(self._releases, self._observers(observer), self._check_subject).update()
 
@@ -229,24 +229,24 @@ class Ledger:
 
         With `planned`, what it would be if those releases were appended next.
         """
-        found = self._with(planned, observer).compositions(exempt)
+        found = self._view_with(planned, observer).compositions(exempt)
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
 
-    def _with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
+    def _view_with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
         view = self._view(self._observers(observer, planned))
         if not planned:
             return view
-        return view.preview([release.numbered(len(self) + place) for place, release in enumerate(planned)])
+        return view.preview_with([release.with_id(len(self) + place) for place, release in enumerate(planned)])
 
-    def within(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
+    def fits_budget(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
         """Whether every subject is within the budget along every line of sight, if `planned` were appended next."""
         return all(
             room.fits(dict(items))
             for line in lines
-            for items in self._with(planned, line.observer).compositions(line.exempt)
+            for items in self._view_with(planned, line.observer).compositions(line.exempt)
         )
 
-    def room(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> Headroom:
+    def budget_room(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> Headroom:
         """What is known to be within a budget; what was worked out for earlier releases is kept."""
         key = (limit, delta, accountant)
         return self._rooms.setdefault(key, Headroom(limit, delta, accountant=accountant))
@@ -285,7 +285,7 @@ class Ledger:
     def _repr_html_(self) -> str:
         return overview_table(self._releases)
 
-    def scaled(self, factor: float) -> "Ledger":
+    def scale_noise(self, factor: float) -> "Ledger":
         """The same releases with every Gaussian noise multiplied: what calibration searches over."""
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")

@@ -7,7 +7,7 @@ PAGE = 1024
 class BitSet:
     """A set of numbers that only grows.
 
-    >>> marks = Marks()
+    >>> marks = BitSet()
     >>> marks.add(5000)
     >>> 5000 in marks, 4999 in marks
     (True, False)

@@ -29,12 +29,12 @@ class Pages:
     def rows(self, start: int, count: int) -> list[Row]:
         """`count` releases from number `start` on, each checked against the hash of the one before."""
         found = self._connection.execute(f"{COLUMNS} WHERE id >= ? ORDER BY id LIMIT ?", (start, count)).fetchall()
-        return [self._row(*row) for row in found]
+        return [self._checked_row(*row) for row in found]
 
-    def matching(self, text: str, start: int, count: int) -> list[Row]:
+    def matching_rows(self, text: str, start: int, count: int) -> list[Row]:
         """Releases from number `start` on in whose stored form the text occurs."""
         query = f"{COLUMNS} WHERE id >= ? AND instr(lower(body), lower(?)) ORDER BY id LIMIT ?"
-        return [self._row(*row) for row in self._connection.execute(query, (start, text, count)).fetchall()]
+        return [self._checked_row(*row) for row in self._connection.execute(query, (start, text, count)).fetchall()]
 
     def matching_before(self, text: str, end: int, count: int) -> int:
         """The number at which a page of `count` matches starts that ends right before number `end`."""
@@ -45,7 +45,7 @@ class Pages:
         found = self._connection.execute(query, (end, text, count)).fetchone()[0]
         return 0 if found is None else int(found)
 
-    def matches(self, text: str) -> int:
+    def count_matches(self, text: str) -> int:
         """In how many releases the text occurs."""
         query = "SELECT count(*) FROM release WHERE instr(lower(body), lower(?))"
         return int(self._connection.execute(query, (text,)).fetchone()[0])
@@ -53,14 +53,14 @@ class Pages:
     def first_of(self, time: int) -> int:
         """The number of the first release of a round or a later one; past the last where there is none."""
         found = self._connection.execute("SELECT min(id) FROM release WHERE time >= ?", (time,)).fetchone()[0]
-        return self.length() if found is None else int(found)
+        return self.count_releases() if found is None else int(found)
 
-    def length(self) -> int:
+    def count_releases(self) -> int:
         """How many releases there are: they are numbered from zero."""
         found = self._connection.execute("SELECT max(id) FROM release").fetchone()[0]
         return 0 if found is None else int(found) + 1
 
-    def since(self, time: int) -> int:
+    def count_since(self, time: int) -> int:
         """How many releases were made after a round."""
         return int(self._connection.execute("SELECT count(*) FROM release WHERE time > ?", (time,)).fetchone()[0])
 
@@ -74,7 +74,7 @@ class Pages:
         found = self._connection.execute("SELECT time FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return 0 if found is None else int(found[0])
 
-    def _row(self, id: int, time: int, body: str, hash: str) -> Row:
+    def _checked_row(self, id: int, time: int, body: str, hash: str) -> Row:
         before = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id - 1,)).fetchone()
         head = GENESIS if id == 0 else before[0] if before else ""
         plain = read_body(body, id)

@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(.*?)[-_ ]?(\d+)", re.DOTALL)
 def write_parties(parties: Parties) -> str:
     """The short form of a set: sorted, runs of numbers as ranges.
 
-    >>> written(frozenset({"client-0", "client-1", "client-2", "client-7", "server"}))
+    >>> write_parties(frozenset({"client-0", "client-1", "client-2", "client-7", "server"}))
     'client-0..2, client-7, server'
     """
     numbers: dict[str, list[int]] = defaultdict(list)

@@ -130,7 +130,7 @@ class Pairs:
             found[era] = self.plan.made[upto] - self.plan.made[low - 1]
         return found
 
-    def counts(self, rows: slice) -> Ints:
+    def release_counts(self, rows: slice) -> Ints:
         """(events, subjects, observers): how many releases of each event, for some classes of subjects."""
         eras = len(self.plan.spans)
         member = self.kinds[rows, :eras].astype(np.float32)
@@ -147,12 +147,12 @@ class Pairs:
         found = (self.kinds[subject, :eras] * self._seen[:, :, observer]).sum(0)
         return {int(group): int(found[group]) for group in np.flatnonzero(found)}
 
-    def chunks(self) -> Iterator[slice]:
+    def subject_chunks(self) -> Iterator[slice]:
         """All subject classes, some at a time."""
         for low in range(0, len(self), ROWS):
             yield slice(low, min(low + ROWS, len(self)))
 
-    def allowed(self, threat: Threat, rows: slice) -> Bools:
+    def allowed_pairs(self, threat: Threat, rows: slice) -> Bools:
         """(subjects, observers): the pairs that a threat model speaks of; nobody observes itself."""
         found = np.ones((len(range(*rows.indices(len(self)))), len(self)), dtype=bool)
         if threat is Threat.OUT_OF_GROUP:
@@ -170,9 +170,9 @@ def planned_pairs(plan: GroupPlan) -> Pairs:
     """The pairs of a planned run.
 
     >>> from sightline.events import Gaussian
-    >>> from sightline.topology import constant
-    >>> example = GroupPlan(constant(3, ((0, 1), (1, 2))), 2, 4, (Gaussian(1.0),) * 2)
-    >>> planned_pairs(example).counts(slice(None))[0].tolist()
+    >>> from sightline.topology import constant_schedule
+    >>> example = GroupPlan(constant_schedule(3, ((0, 1), (1, 2))), 2, 4, (Gaussian(1.0),) * 2)
+    >>> planned_pairs(example).release_counts(slice(None))[0].tolist()
     [[3, 3, 2], [5, 6, 5], [2, 3, 3]]
     """
     return Pairs(plan)

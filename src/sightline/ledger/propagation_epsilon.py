@@ -35,10 +35,10 @@ def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floa
     epsilon = np.full((len(pairs), len(pairs)), np.nan)
     releases = np.zeros(epsilon.shape, dtype=np.int64)
     known: dict[int, float] = {}
-    for rows in pairs.chunks():
-        counts = pairs.counts(rows)
+    for rows in pairs.subject_chunks():
+        counts = pairs.release_counts(rows)
         found = _evaluate_counts(pairs, counts, costing, known)
-        epsilon[rows] = np.where(pairs.allowed(threat, rows), found, np.nan)
+        epsilon[rows] = np.where(pairs.allowed_pairs(threat, rows), found, np.nan)
         releases[rows] = counts.sum(0)
     return epsilon, releases
 
@@ -47,8 +47,8 @@ def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
     """Per class of subjects the epsilon of its worst observer; NaN where there is none."""
     known: dict[int, float] = {}
     worst = np.full(len(pairs), np.nan)
-    for rows in pairs.chunks():
-        counts, allowed = pairs.counts(rows), pairs.allowed(threat, rows)
+    for rows in pairs.subject_chunks():
+        counts, allowed = pairs.release_counts(rows), pairs.allowed_pairs(threat, rows)
         anybody = allowed.any(1)
         if len(pairs.events) == 1:  # epsilon grows with the count: only the largest of each row is needed
             counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
@@ -74,7 +74,7 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
 def counts_of_key(key: int, base: int, places: int) -> Ints:
     """The counts behind a key.
 
-    >>> digits(5 * 10 + 7, 10, 2).tolist()
+    >>> counts_of_key(5 * 10 + 7, 10, 2).tolist()
     [5, 7]
     """
     return np.array([key // base ** (places - 1 - place) % base for place in range(places)], dtype=np.int64)

@@ -59,7 +59,7 @@ class Question:
                 invalid(f"--{name}", given, f"the membership file has {held} {name}", "leave it out")
         return found
 
-    def plan(self) -> GroupPlan:
+    def planned_run(self) -> GroupPlan:
         """The run that the question is about."""
         schedule = self.schedule
         rates = schedule.rates or (self.rate,) * schedule.count
@@ -136,8 +136,8 @@ class Answer:
         """The largest number of releases that counts between two workers."""
         threat = Threat(self.question.threat)
         return max(
-            int(np.where(self.pairs.allowed(threat, rows), self.pairs.counts(rows).sum(0), 0).max(initial=0))
-            for rows in self.pairs.chunks()
+            int(np.where(self.pairs.allowed_pairs(threat, rows), self.pairs.release_counts(rows).sum(0), 0).max(initial=0))
+            for rows in self.pairs.subject_chunks()
         )
 
     @property
@@ -165,7 +165,7 @@ def answer_question(question: Question) -> Answer:
         invalid("--rate", question.rate, "a probability lies in (0, 1]")
     if not 0 < question.delta < 1:
         invalid("--delta", question.delta, "delta lies in (0, 1)", "e.g. 1e-5")
-    answer = Answer(question, planned_pairs(question.plan()))
+    answer = Answer(question, planned_pairs(question.planned_run()))
     if question.bottleneck:
         Bottleneck(answer.pairs)
     return answer

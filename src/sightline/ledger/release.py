@@ -35,7 +35,7 @@ class Release:
     what: str = ""
     id: int = -1
 
-    def numbered(self, id: int) -> "Release":
+    def with_id(self, id: int) -> "Release":
         """The same release with its place in the ledger."""
         _check_order(self.inputs, id)
         return replace(self, id=id)
@@ -78,7 +78,7 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
             coins_known_to=read_parties(plain["coins_known_to"]),
             joint=str(plain["joint"]),
             what=str(plain["what"]),
-        ).numbered(id)
+        ).with_id(id)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput(one_line("release", id, f"not a release ({type(error).__name__}: {error})"[:300])) from None
 

@@ -50,7 +50,7 @@ class StoredReleases(Releases):
         super().__init__()
         self._store = store
         self._gone = 0
-        self._fetched = lru_cache(RECENT)(store.release)
+        self._fetched = lru_cache(RECENT)(store.read_release)
 
     def __len__(self) -> int:
         return self._gone + len(self._held)
@@ -66,7 +66,7 @@ class StoredReleases(Releases):
     def since(self, start: int) -> Iterator[Release]:
         """The releases from number `start` on; those that are not in memory one by one from the store."""
         if start < self._gone:
-            yield from self._store.stream(start, self._store.hash_of(start - 1), stop=self._gone)
+            yield from self._store.stream_releases(start, self._store.hash_of(start - 1), stop=self._gone)
         yield from self._held[max(0, start - self._gone) :]
 
     @property

@@ -114,17 +114,17 @@ class SqliteStore:
 
     def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
         """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
-        return list(self.stream(start, head))
+        return list(self.stream_releases(start, head))
 
-    def stream(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
+    def stream_releases(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
         """Releases from number `start` up to `stop`, one by one, each after its link of the chain was checked."""
-        for place, (id, body, claimed) in enumerate(self._rows(start, stop), start):
+        for place, (id, body, claimed) in enumerate(self._stored_rows(start, stop), start):
             head = chain_hash(head, str(body))
             if id != place or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
             yield release_of(body, id)
 
-    def _rows(self, start: int, stop: int) -> Iterator[tuple[int, str, str]]:
+    def _stored_rows(self, start: int, stop: int) -> Iterator[tuple[int, str, str]]:
         """The rows as they lie; damage that the database itself finds is told, trouble of the disk passes as it is."""
         query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
         try:
@@ -134,9 +134,9 @@ class SqliteStore:
                 raise
             raise LedgerDamaged(one_line("ledger", "release", f"its table is damaged ({error})")) from None
 
-    def release(self, id: int) -> Release:
+    def read_release(self, id: int) -> Release:
         """One release, after checking its link of the chain."""
-        found = next(self.stream(id, self.hash_of(id - 1), stop=id + 1), None)
+        found = next(self.stream_releases(id, self.hash_of(id - 1), stop=id + 1), None)
         if found is None:
             raise LedgerDamaged(f"ledger row={id}: it was there and is gone; rows were cut")
         return found

@@ -18,7 +18,7 @@ class RunningSum(Protocol):
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
         """Clip and add; True when the update was not finite and counts as zero."""
 
-    def noisy(
+    def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """The sum plus N(0, (z S)^2)."""
@@ -45,7 +45,7 @@ class NoisySum:
         total, rejected = self.begin(dimension), 0
         for update in updates:
             rejected += total.add(update, clip_norm=clip_norm)
-        value = total.noisy(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
+        value = total.noisy_sum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
         return value, rejected
 
 

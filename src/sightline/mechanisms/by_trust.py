@@ -25,9 +25,9 @@ class PooledMean(LocalMean):
     then add no noise.
     """
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        *sent, mean = super().claims(updates, scene)
+        *sent, mean = super().claim_mean(updates, scene)
         others = len(sent) - 1
         nodes = updates.worker.nodes
         if others < 2 or self.noisy_sum is not FLOATS or not (nodes is None or nodes.steadfast):
@@ -67,26 +67,26 @@ class NoiseByTrust:
         """The same mechanism over parts of the model."""
         return replace(self, splitter=splitter)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
-        return self.at(scene).claims(updates, scene)
+        return self.at(scene).claim_mean(updates, scene)
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
         return self.at(scene).mean(updates, scene)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
-        return self.at(scene).claims_each(updates, scene)
+        return self.at(scene).claim_each(updates, scene)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
-        return self.at(scene).each(updates, scene)
+        return self.at(scene).compute_each(updates, scene)
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """As the channel's own mechanism lets go."""
-        return self.at(scene).leaving(updates, scene)
+        return self.at(scene).client_outputs(updates, scene)
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """As the channel's own mechanism counts."""
-        return self.at(scene).senders(cohort, scene)
+        return self.at(scene).count_senders(cohort, scene)

@@ -41,9 +41,9 @@ class CentralMean:
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event, clipper=splitter.clip)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
-        published = scene.release(
+        published = scene.make_release(
             source=scene.channel.name,
             event=scene.sampler.hidden_event(self.noise_event(self.noise_multiplier * scene.channel.noise_factor)),
             audience=scene.channel.audience,
@@ -54,16 +54,16 @@ class CentralMean:
         )
         return scene.handed_over(updates), published
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's clipped update, for the trusted server."""
-        for member, update in updates.trained():
+        for member, update in updates.train_members():
             bounded = self.clipper(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
             yield ClientOutput(member, bounded.value, bounded.rejected)
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Clip, sum, noise once, divide by the expected cohort; what nodes have clipped is clipped once more."""
         noisy, rejected = self.noisy_sum(
-            updates.handed(scene),
+            updates.collect_updates(scene),
             dimension=updates.worker.dimension,
             clip_norm=self.clip_norm * scene.channel.clip_factor,
             noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,
@@ -74,16 +74,16 @@ class CentralMean:
         std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency) / scene.sampler.expected
         return ReleaseValues({EVERYONE: noisy / scene.sampler.expected}, rejected, std)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
         return ReleaseValues({})
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The expected cohort: the true one is a secret."""
         return scene.sampler.expected

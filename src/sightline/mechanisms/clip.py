@@ -39,7 +39,7 @@ def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     inside the ball the value comes back bit-identical; a non-finite update becomes zero, so that one broken client can
     neither pass nor stop a round.
 
-    >>> clip(torch.tensor([3.0, 4.0]), clip_norm=1.0).value
+    >>> clip_update(torch.tensor([3.0, 4.0]), clip_norm=1.0).value
     tensor([0.6000, 0.8000])
     """
     if not (clip_norm > 0 and math.isfinite(clip_norm)):

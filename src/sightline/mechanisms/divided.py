@@ -77,8 +77,8 @@ class SharedTraining:
             members, rows = whole.cohort.members, whole.start_rows()
             how: dict[str, Any] = {"at": whole.at, "terms": whole.terms, "recall": recall}
             how |= {} if splitter is None else {"splitter": splitter}
-            self._keep(whole.worker.train(members, rows, **how))
-        yield from self._rows(cohort)
+            self._keep_blocks(whole.worker.train(members, rows, **how))
+        yield from self._rows_of(cohort)
 
     def dp_sgd(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
@@ -92,8 +92,8 @@ class SharedTraining:
         if cohort and not self._ends:
             members, ordered = whole.cohort.members, [self._plans[member] for member in whole.cohort.members]
             rows = whole.start_rows()
-            self._keep(whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall))
-        yield from self._rows(cohort)
+            self._keep_blocks(whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall))
+        yield from self._rows_of(cohort)
 
     def expect(self, members: Sequence[int], plans: Sequence[PrivateSteps]) -> None:
         """A part announces the private steps of its members before any part is trained."""
@@ -117,10 +117,10 @@ class SharedTraining:
         """The part by itself."""
         return self._whole.worker.right_answers(cohort, models)
 
-    def _keep(self, blocks: Iterator[Block]) -> None:
+    def _keep_blocks(self, blocks: Iterator[Block]) -> None:
         for members, ends in blocks:
             self._ends.update(zip(members, ends, strict=True))
 
-    def _rows(self, cohort: Sequence[int]) -> Iterator[Block]:
+    def _rows_of(self, cohort: Sequence[int]) -> Iterator[Block]:
         if cohort:
             yield list(cohort), torch.stack([self._ends.pop(member) for member in cohort])

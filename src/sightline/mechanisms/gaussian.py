@@ -27,7 +27,7 @@ def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: n
 class FloatSum(ClippedSum):
     """A sum of clipped updates in floating point."""
 
-    def noisy(
+    def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """The sum plus N(0, (z S)^2)."""

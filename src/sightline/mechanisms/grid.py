@@ -46,7 +46,7 @@ class GridSum:
         self.total += steps
         return rejected
 
-    def noisy(
+    def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """The sum plus N(0, (z S)^2), rounded to the grid."""

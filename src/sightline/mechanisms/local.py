@@ -44,15 +44,15 @@ class LocalMean:
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noisy updates")
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The average of the members' noisy updates; zero when nobody took part."""
-        outcome = self.each(updates, scene)
+        outcome = self.compute_each(updates, scene)
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
         for value in outcome.values.values():
             total += value
@@ -61,18 +61,18 @@ class LocalMean:
         std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency)
         return ReleaseValues({EVERYONE: (total / max(1, count)).float()}, outcome.rejected, std)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's clipped and noised update."""
-        left = list(updates.left(self, scene))
+        left = list(updates.collect_outputs(self, scene))
         return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member clips and noises before it sends."""
-        for member, update in updates.trained():
+        for member, update in updates.train_members():
             noisy, rejected = self.noisy_sum(
                 [update],
                 dimension=updates.worker.dimension,
@@ -83,13 +83,13 @@ class LocalMean:
             )
             yield ClientOutput(member, noisy, bool(rejected))
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
                 event=self.noise_event(self.noise_multiplier * scene.channel.noise_factor),
                 audience=audience,

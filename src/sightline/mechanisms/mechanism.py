@@ -36,10 +36,10 @@ class ReleaseContext:
     @property
     def joint(self) -> str:
         """The name of the releases that are charged together with this one; none where it is charged alone."""
-        name = self.sampler.joint(self.time)
+        name = self.sampler.joint_name(self.time)
         return f"{self.channel.name}, {name}" if name else ""
 
-    def release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
+    def make_release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
         """A release of this round; about all members of the channel unless `subjects` says otherwise."""
         subjects = more.pop("subjects", self.channel.subjects)
         return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
@@ -48,11 +48,11 @@ class ReleaseContext:
         """The un-noised updates that the channel's trusted owner receives: in the ledger, not hidden."""
         what = f"updates handed to the trusted {self.channel.name}"
         audience = frozenset({self.channel.name}) | self.channel.through
-        return self.release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
+        return self.make_release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
         """A mean of values that are already private: the audience sees it, nobody is charged for it again."""
-        return self.release(
+        return self.make_release(
             source=self.channel.name,
             event=POST_PROCESSING,
             audience=self.channel.audience,
@@ -83,19 +83,19 @@ class Mechanism(Protocol):
     def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
         """The same mechanism with the noise multipliers that the clients need."""
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The public mean of the updates."""
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `each` is about to make: one per member, in order."""
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's own public update."""
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """How many clients send a vector; the expected number where the true one is a secret."""
 
 

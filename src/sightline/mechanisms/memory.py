@@ -90,7 +90,7 @@ class StateAccess:
         linear = self.memory.linear
         return None if linear is None else torch.stack([linear(self.old(member)) for member in members])
 
-    def keep(self, member: int, start: Tensor, end: Tensor, steps: float) -> None:
+    def keep_state(self, member: int, start: Tensor, end: Tensor, steps: float) -> None:
         """Update a member's memory after its training; nothing is kept of an update that is not finite."""
         if self.memory.update is not None and steps > 0:
             self.keep_value(member, self.memory.update(LocalResult(self.old(member), start, end, steps)))

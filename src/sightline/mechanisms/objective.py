@@ -58,52 +58,52 @@ class Objective:
         """What one round costs any one example of the client."""
         if self.noise_rate is None:
             return 1 / (self.multipliers or {}).get(client, 1.0)
-        gradient = self.noise_rate * self._moved(client)
-        return (gradient + self._determinant(client, curvature)) / (1 - REMAINDER)
+        gradient = self.noise_rate * self._gradient_shift(client)
+        return (gradient + self._determinant_cost(client, curvature)) / (1 - REMAINDER)
 
     def rate(self, client: int, curvature: float) -> float:
         """alpha: the rate of the linear term's noise."""
         if self.noise_rate is not None:
             return self.noise_rate
-        left = self.epsilon(client, curvature) * (1 - REMAINDER) - self._determinant(client, curvature)
+        left = self.epsilon(client, curvature) * (1 - REMAINDER) - self._determinant_cost(client, curvature)
         if not left > 0:
             law = f"a client of {self.sizes[client]} examples spends more on the curvature of its loss alone"
             refuse("privacy.epsilon", f"{self.epsilon(client, curvature):.4g} a round", law, "raise epsilon or mu")
-        return left / self._moved(client)
+        return left / self._gradient_shift(client)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of privately minimised models")
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
-        each = self.each(updates, scene)
+        each = self.compute_each(updates, scene)
         return ReleaseValues({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's perturbed minimiser, as an update of its start."""
-        return ReleaseValues({member: value for member, value, _ in updates.left(self, scene)})
+        return ReleaseValues({member: value for member, value, _ in updates.collect_outputs(self, scene)})
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member draws its linear term, solves and covers what the solver left."""
-        curvature, dimension = self._curvature(updates), updates.worker.dimension
+        curvature, dimension = self._curvature_of(updates), updates.worker.dimension
         rngs = {member: scene.noise(member) for member in updates.cohort.members}
         linear = {
             member: isotropic_noise(dimension, rate=self.rate(member, curvature), rng=rng)
             for member, rng in rngs.items()
         }
-        for member, end in updates.minimised(linear=linear, gradient_tolerance=self.gradient_tolerance):
-            covered = end.numpy() + self._remainder(member, curvature, dimension, rngs[member])
+        for member, end in updates.minimise_objectives(linear=linear, gradient_tolerance=self.gradient_tolerance):
+            covered = end.numpy() + self._cover_remainder(member, curvature, dimension, rngs[member])
             model = torch.from_numpy(from_unit(covered, self.classes)).float()
             yield ClientOutput(member, model - updates.starts[member].value)
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
@@ -111,7 +111,7 @@ class Objective:
         """The event at another noise multiplier: what calibration searches over."""
         return Pure(event.epsilon / noise) if isinstance(event, Pure) else event
 
-    def explained(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """The assumption behind epsilon, and what the paper's own formula would have said."""
         claims = [
             rounds * (2 * self.rate(n, curvature) * LIPSCHITZ * curvature + 2.8 * 0.5) / (size * curvature)
@@ -125,15 +125,15 @@ class Objective:
             f"{sum(claims) / len(claims):.4g} in the mean of the clients and {max(claims):.4g} for the smallest.",
         ]
 
-    def _moved(self, client: int) -> float:
+    def _gradient_shift(self, client: int) -> float:
         """How far one example moves the gradient of the mean loss."""
         return sum_sensitivity(LIPSCHITZ / self.sizes[client], self.adjacency)
 
-    def _determinant(self, client: int, curvature: float) -> float:
+    def _determinant_cost(self, client: int, curvature: float) -> float:
         """What one example can add to the log-determinant of the Jacobian."""
         return (1 - 1 / self.classes) / (self.sizes[client] * curvature)
 
-    def _remainder(
+    def _cover_remainder(
         self, client: int, curvature: float, dimension: int, rng: np.random.Generator
     ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         """Noise that hides where within gamma / mu of the minimiser the solver stopped."""
@@ -141,7 +141,7 @@ class Objective:
         rate = REMAINDER * self.epsilon(client, curvature) / distance
         return isotropic_noise(dimension, rate=rate, rng=rng)
 
-    def _curvature(self, updates: Updates) -> float:
+    def _curvature_of(self, updates: Updates) -> float:
         only_proximal(updates, "objective perturbation")
         curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
         if not (curvature > 0 and math.isfinite(curvature)):
@@ -151,12 +151,12 @@ class Objective:
             )
         return curvature
 
-    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
-        curvature = self._curvature(updates)
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+        curvature = self._curvature_of(updates)
         for member in updates.cohort.members if self.multipliers is not None else ():
             self.rate(member, curvature)  # refuses a budget that the curvature alone exceeds
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
                 event=Pure(self.epsilon(member, curvature)),
                 audience=audience,

@@ -36,11 +36,11 @@ class NoPrivacy:
         """Nothing to set."""
         return self
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release in the clear, of the members, to everyone."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         return (
-            scene.release(
+            scene.make_release(
                 source=scene.channel.name,
                 event=Clear(),
                 audience=scene.channel.audience,
@@ -53,13 +53,13 @@ class NoPrivacy:
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The mean by data size of the finite updates."""
         finite = FiniteOnly()
-        value = weighted_mean(finite(updates.trained()), updates.sizes(), updates.worker.dimension)
+        value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, finite.rejected)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release in the clear per member."""
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
                 event=Clear(),
                 audience=scene.channel.audience,
@@ -70,12 +70,12 @@ class NoPrivacy:
             for member in updates.cohort.members
         )
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's update; one that is not finite counts as zero."""
         finite = FiniteOnly()
-        values = dict(finite(updates.trained()))
+        values = dict(finite(updates.train_members()))
         return ReleaseValues(values, finite.rejected)
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))

@@ -61,32 +61,32 @@ class Output:
         curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
         return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noised models")
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' noised models averaged by their data sizes."""
-        each = self.each(updates, scene)
+        each = self.compute_each(updates, scene)
         value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, each.rejected)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's noised model, as an update of its start."""
         finite = FiniteOnly()
-        left = list(updates.left(self, scene))
+        left = list(updates.collect_outputs(self, scene))
         values = dict(finite((member, value) for member, value, _ in left))
         return ReleaseValues(values, sum(rejected for *_, rejected in left) + finite.rejected)
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises its model before it sends."""
-        for member, result, broken in self._results(updates):
+        for member, result, broken in self._local_results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)
             noisy = with_gaussian_noise(
@@ -94,11 +94,11 @@ class Output:
             )
             yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def explained(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """The assumption behind epsilon, and what the paper's own formula would have said."""
         facts = replace(self.facts, curvature=curvature)
         claims = [
@@ -115,17 +115,17 @@ class Output:
             f"{mean:.4g} in the mean of the clients and {worst:.4g} for the smallest: that is no guarantee.",
         ]
 
-    def _results(self, updates: Updates) -> Iterator[tuple[int, Tensor, bool]]:
+    def _local_results(self, updates: Updates) -> Iterator[tuple[int, Tensor, bool]]:
         """(client, what is noised, whether it was not finite) of every member, in the space of the bound."""
         if self.bound is Bound.STRONGLY_CONVEX:
-            for member, end in updates.minimised(linear={}, gradient_tolerance=self.facts.gradient_tolerance):
+            for member, end in updates.minimise_objectives(linear={}, gradient_tolerance=self.facts.gradient_tolerance):
                 yield member, end, False
         elif self.bound is Bound.PER_SAMPLE_MEAN:
             plans = [PrivateSteps(self.facts.clip_norm, 1.0, 1.0, 1, 1.0) for _ in updates.cohort.members]
             for member, total in zip(updates.cohort.members, updates.gradient_sums(plans), strict=True):
                 yield member, total * (-self.facts.learning_rate / self.sizes[member]), False
         else:
-            for member, update in updates.trained():
+            for member, update in updates.train_members():
                 bounded = clip_update(updates.starts[member].value + update, clip_norm=self.facts.clip_norm)
                 yield member, bounded.value, bounded.rejected
 
@@ -136,9 +136,9 @@ class Output:
             return torch.from_numpy(from_unit(noisy.double().numpy(), self.classes)).float() - start
         return noisy - start
 
-    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
                 event=self.event(member, updates),
                 audience=audience,

@@ -47,21 +47,21 @@ class CohortSampler(Protocol):
     def hidden_event(self, event: Event) -> Event:
         """What `event` becomes against an observer who does not see the coins; all clients are its subjects."""
 
-    def joint(self, time: int) -> str:
+    def joint_name(self, time: int) -> str:
         """The name shared by the rounds that one hidden event covers; none where every round has its own."""
 
-    def planned(self, time: int) -> bool:
+    def takes_part_in_plan(self, time: int) -> bool:
         """Whether the busiest client takes part in a round: a plan in which all do so is the worst case."""
 
 
 class Memoryless:
     """What samplers have in common whose rounds know nothing of each other."""
 
-    def joint(self, time: int) -> str:
+    def joint_name(self, time: int) -> str:
         """Every round is charged by itself."""
         return ""
 
-    def planned(self, time: int) -> bool:
+    def takes_part_in_plan(self, time: int) -> bool:
         """Anybody may be drawn every time."""
         return True
 
@@ -165,20 +165,20 @@ class ScheduledCohorts:
         law = "the cohorts of a schedule are not drawn by one round's coins"
         refuse("sampling.clients.scheme", "balanced", law, "walk the schedule: `scheduled`")
 
-    def scheduled(self, time: int, schedules: Schedules, *, line: int) -> tuple[int, ...]:
+    def draw_scheduled(self, time: int, schedules: Schedules, *, line: int) -> tuple[int, ...]:
         """The places of a round's cohort among the members of the channel `line`, in increasing order."""
-        used = schedules.used(self.step(time), self.allotment, members=self.population, line=line)
+        used = schedules.members_used(self.step(time), self.allotment, members=self.population, line=line)
         return tuple(used.tolist())
 
     def hidden_event(self, event: Event) -> Event:
         """The event of a whole epoch."""
         return self.allotment.event(event)
 
-    def joint(self, time: int) -> str:
+    def joint_name(self, time: int) -> str:
         """The epoch of the schedule that the round belongs to."""
         return f"schedule {self.step(time) // self.allotment.steps + 1}"
 
-    def planned(self, time: int) -> bool:
+    def takes_part_in_plan(self, time: int) -> bool:
         """k rounds of every epoch, the first ones: what was sent early flows furthest."""
         return self.step(time) % self.allotment.steps < self.allotment.uses
 

@@ -90,44 +90,44 @@ class SampleAtClient:
         plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
         return SampleAtClient(plans)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of privately trained models")
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
         finite = FiniteOnly()
-        models = finite((member, value) for member, value, _ in updates.left(self, scene))
+        models = finite((member, value) for member, value, _ in updates.collect_outputs(self, scene))
         return ReleaseValues({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
         finite = FiniteOnly()
-        values = dict(finite((member, value) for member, value, _ in updates.left(self, scene)))
+        values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, scene)))
         return ReleaseValues(values, finite.rejected)
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's update by private steps."""
-        for member, update in updates.trained_privately(self._plans(updates, scene)):
+        for member, update in updates.train_privately(self._private_plans(updates, scene)):
             yield ClientOutput(member, update)
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
+    def _private_plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
         plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
         return [whole_batch(plan) for plan in plans] if updates.terms.get(WHOLE_BATCH) else plans
 
-    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
                 event=event_of(plan),
                 audience=audience,
@@ -136,7 +136,7 @@ class SampleAtClient:
                 inputs=tuple(sorted(updates.starts[member].sources)),
                 joint=joint_of(plan, scene, client_name(member)),
             )
-            for member, plan in zip(updates.cohort.members, self._plans(updates, scene), strict=True)
+            for member, plan in zip(updates.cohort.members, self._private_plans(updates, scene), strict=True)
         )
 
 
@@ -163,10 +163,10 @@ class SampleAtServer:
         plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
         return SampleAtServer(plans, self.learning_rate)
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy gradient that everybody sees."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
-        published = scene.release(
+        published = scene.make_release(
             source=scene.channel.name,
             event=event_of(self.plan),
             audience=scene.channel.audience,
@@ -197,16 +197,16 @@ class SampleAtServer:
         plan = self.plan
         return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
         return ReleaseValues({})
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))

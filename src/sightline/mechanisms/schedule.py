@@ -68,7 +68,7 @@ class ScheduleWalk:
         in_at_all = rng.random(members) < allotment.chance if allotment.chance < 1 else np.ones(members, dtype=bool)
         return cls(epoch, allotment, rng, in_at_all * np.int64(allotment.uses))
 
-    def next(self) -> NDArray[np.intp]:
+    def next_step(self) -> NDArray[np.intp]:
         """Who is used in the next step, in increasing order. Whole numbers only: the probabilities are exact."""
         used = self.rng.integers(self.allotment.steps - self.step, size=len(self.left)) < self.left
         self.left -= used
@@ -88,7 +88,7 @@ class Schedules:
         self._streams = streams
         self._walks: dict[tuple[int, int], ScheduleWalk] = {}
 
-    def used(
+    def members_used(
         self, step: int, allotment: Allotment, *, members: int, participant: int = EVERYONE, line: int = 0
     ) -> NDArray[np.intp]:
         """Which of `members` members are used in a step (counted from 0 over all epochs).
@@ -101,5 +101,5 @@ class Schedules:
             rng = self._streams.rng(Purpose.SCHEDULE, round=epoch, participant=participant, use=line)
             walk = self._walks[participant, line] = ScheduleWalk.begin(epoch, allotment, members, rng)
         while walk.step < place:
-            walk.next()
-        return walk.next()
+            walk.next_step()
+        return walk.next_step()

@@ -55,16 +55,16 @@ class SegmentSums:
         """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
-    def claims(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
         if isinstance(updates.worker, SharedTraining):
-            updates.worker.expect(members, self._plans(updates))
+            updates.worker.expect(members, self._private_plans(updates))
         if scene.channel.trusted:
             rate = max(self.plans[n].rate for n in scene.channel.members)
-            published = scene.release(
+            published = scene.make_release(
                 source=scene.channel.name,
-                event=self._event(updates, rate, self._noise(scene.channel.members)),
+                event=self._segment_event(updates, rate, self._noise_of(scene.channel.members)),
                 audience=scene.channel.audience,
                 what="noisy sum of clipped steps",
                 subjects=frozenset(map(client_name, members)),
@@ -72,17 +72,17 @@ class SegmentSums:
                 coins_known_to=frozenset({scene.channel.name}),
             )
             return scene.handed_over(updates), published
-        sent = self._sent(updates, scene, frozenset({scene.channel.name}))
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
         inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
         return *sent, scene.published_mean(inputs, "mean of noisy sums of clipped steps")
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """The mean over the members, noised once by the trusted server or by each of them."""
         if scene.channel.trusted:
-            noise = self._noise(scene.channel.members)
-            total, rejected = self._noised(updates, scene, [u for _, u in self._steps(updates)], noise, EVERYONE)
+            noise = self._noise_of(scene.channel.members)
+            total, rejected = self._add_noise(updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE)
         else:
-            outcome = self.each(updates, scene)
+            outcome = self.compute_each(updates, scene)
             rejected = outcome.rejected
             total = sum(outcome.values.values(), torch.zeros(updates.worker.dimension))
         count = max(1, len(updates.cohort.members))
@@ -94,47 +94,47 @@ class SegmentSums:
             self.plans[scene.channel.members[0]].clip_norm * scene.channel.clip_factor, Adjacency.REPLACE
         )
         if scene.channel.trusted:
-            return self._noise(scene.channel.members) * bound / count
-        return bound * math.sqrt(math.fsum(self._noise((n,)) ** 2 for n in updates.cohort.members)) / count
+            return self._noise_of(scene.channel.members) * bound / count
+        return bound * math.sqrt(math.fsum(self._noise_of((n,)) ** 2 for n in updates.cohort.members)) / count
 
-    def claims_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""
         if scene.channel.trusted:
             only_sums()
-        return self._sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, scene, scene.channel.audience)
 
-    def each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Every member's noisy sum of steps."""
-        left = list(updates.left(self, scene))
+        left = list(updates.collect_outputs(self, scene))
         return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def leaving(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises the sum of its steps before it sends."""
-        for member, update in self._steps(updates):
-            value, rejected = self._noised(updates, scene, [update], self._noise((member,)), member)
+        for member, update in self._local_steps(updates):
+            value, rejected = self._add_noise(updates, scene, [update], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
 
-    def senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 
-    def _noise(self, members: tuple[int, ...]) -> float:
+    def _noise_of(self, members: tuple[int, ...]) -> float:
         return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)
 
-    def _event(self, updates: Updates, rate: float, noise: float) -> Event:
+    def _segment_event(self, updates: Updates, rate: float, noise: float) -> Event:
         """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
         whole = segment_rate(rate, _steps_of(updates)[1])
         return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
 
-    def _steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
-        return list(updates.trained_privately(self._plans(updates)))
+    def _local_steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
+        return list(updates.train_privately(self._private_plans(updates)))
 
-    def _plans(self, updates: Updates) -> list[PrivateSteps]:
+    def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
         """The members' steps of this segment: clipped, and not noised by themselves."""
         steps, _ = _steps_of(updates)
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
-    def _noised(
+    def _add_noise(
         self, updates: Updates, scene: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
     ) -> tuple[torch.Tensor, int]:
         clip_norm = next(iter(self.plans.values())).clip_norm * scene.channel.clip_factor
@@ -147,11 +147,11 @@ class SegmentSums:
             rng=scene.noise(participant),
         )
 
-    def _sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(member),
-                event=self._event(updates, self.plans[member].rate, self._noise((member,))),
+                event=self._segment_event(updates, self.plans[member].rate, self._noise_of((member,))),
                 audience=audience,
                 what="own noisy sum of clipped steps",
                 subjects=only_client(member),

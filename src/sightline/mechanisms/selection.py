@@ -57,12 +57,12 @@ class ModelChoice:
     candidates: tuple[Public, ...]
     epsilon: float
 
-    def claims(self, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_choices(self, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per chooser, in order, computed from every candidate."""
         event: Event = Clear() if scene.unit is Unit.NONE else Exponential(self.epsilon)
         inputs = tuple(sorted(frozenset[int]().union(*(model.sources for model in self.candidates))))
         return tuple(
-            scene.release(
+            scene.make_release(
                 source=client_name(chooser),
                 event=event,
                 audience=frozenset({scene.channel.name}),
@@ -73,10 +73,10 @@ class ModelChoice:
             for chooser in self.choosers.members
         )
 
-    def choices(self, worker: ClientExecutor, scene: ReleaseContext) -> dict[int, int]:
+    def draw_choices(self, worker: ClientExecutor, scene: ReleaseContext) -> dict[int, int]:
         """Client -> the number of the model that it chose; who does not answer from elsewhere is not in it."""
         if worker.nodes is not None:
-            return worker.nodes.chosen(self, scene)
+            return worker.nodes.request_choices(self, scene)
         models = torch.stack([model.value for model in self.candidates])
         found = {}
         for chooser, right in worker.right_answers(self.choosers.members, models):

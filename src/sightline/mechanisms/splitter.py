@@ -71,7 +71,7 @@ class Splitter:
             "unsplit noise / noise": self.unsplit_noise,
         }
 
-    def explained(self, who: str) -> list[str]:
+    def explain_guarantee(self, who: str) -> list[str]:
         """The promise in words."""
         if self.parts == 1:
             return []
@@ -88,7 +88,7 @@ class Splitter:
         scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise
         return scale
 
-    def apart(self, clip_norm: float) -> SubmodelClipping:
+    def clip_radii(self, clip_norm: float) -> SubmodelClipping:
         """The two balls as the training room takes them."""
         return SubmodelClipping(clip_norm, clip_norm * self.unsplit_clip, self.noise_scale(clip_norm).float())
 
@@ -135,13 +135,13 @@ class TwoSums:
             some.add(whole[positions], clip_norm=clip_norm * radius)
         return rejected
 
-    def noisy(
+    def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
         """Both sums with their own noise, in one vector."""
         value = torch.zeros(self.dimension)
         for some, positions, radius, noise in zip(self.sums, self.positions, self.clips, self.noises, strict=True):
-            value[positions] = some.noisy(
+            value[positions] = some.noisy_sum(
                 clip_norm=clip_norm * radius, noise_multiplier=noise_multiplier * noise, adjacency=adjacency, rng=rng
             )
         return value

@@ -73,7 +73,7 @@ class ClientOutput(NamedTuple):
 class ClientSideMechanism(Protocol):
     """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
 
-    def leaving(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What each member lets go of."""
 
 
@@ -84,10 +84,10 @@ class RemoteNodes(Protocol):
     def steadfast(self) -> bool:
         """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
 
-    def asked(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
 
-    def chosen(self, ballot: "ModelChoice", scene: "ReleaseContext") -> dict[int, int]:
+    def request_choices(self, ballot: "ModelChoice", scene: "ReleaseContext") -> dict[int, int]:
         """Which of the ballot's models each member chose by itself; who does not answer is left out."""
 
 
@@ -187,35 +187,35 @@ class Updates:
             return values[0] if values else torch.zeros(self.worker.dimension)
         return torch.stack(values)
 
-    def left(self, mechanism: ClientSideMechanism, scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def collect_outputs(self, mechanism: ClientSideMechanism, scene: "ReleaseContext") -> Iterator[ClientOutput]:
         """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
         nodes = self.worker.nodes
-        return mechanism.leaving(self, scene) if nodes is None else nodes.asked(self, scene)
+        return mechanism.client_outputs(self, scene) if nodes is None else nodes.request_outputs(self, scene)
 
-    def handed(self, scene: "ReleaseContext") -> Iterator[Tensor]:
+    def collect_updates(self, scene: "ReleaseContext") -> Iterator[Tensor]:
         """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
         nodes = self.worker.nodes
         if nodes is None:
-            yield from (update for _, update in self.trained())
+            yield from (update for _, update in self.train_members())
             return
-        for _, value, rejected in nodes.asked(self, scene):
+        for _, value, rejected in nodes.request_outputs(self, scene):
             yield torch.full_like(value, torch.nan) if rejected else value
 
-    def trained(self) -> Iterator[tuple[int, Tensor]]:
+    def train_members(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""
         rows = self.start_rows()
         how: dict[str, Any] = {"at": self.at, "terms": self.terms, "recall": self.recall}
         if self.splitter is not None:
             how["splitter"] = self.splitter
-        yield from self._moved(self.worker.train(self.cohort.members, rows, **how))
+        yield from self._subtract_starts(self.worker.train(self.cohort.members, rows, **how))
 
-    def trained_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
+    def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by DP-SGD at the client."""
         rows = self.start_rows()
         blocks = self.worker.dp_sgd(
             self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms, recall=self.recall
         )
-        yield from self._moved(blocks)
+        yield from self._subtract_starts(blocks)
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
         """Each member's un-noised sum of clipped gradients."""
@@ -223,7 +223,7 @@ class Updates:
         for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
             yield from sums
 
-    def minimised(
+    def minimise_objectives(
         self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
     ) -> Iterator[tuple[int, Tensor]]:
         """(client, minimiser of its objective with its own linear term), in the unit space of `objective_solver`."""
@@ -237,7 +237,7 @@ class Updates:
         for members, ends in blocks:
             yield from zip(members, ends, strict=True)
 
-    def _moved(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
+    def _subtract_starts(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
         for members, ends in blocks:
             for member, end in zip(members, ends, strict=True):
                 yield member, end - self.starts[member].value

@@ -70,7 +70,7 @@ class FlatModel:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector, as views into it; a leading axis of clients is kept."""
-        self.check(vector)
+        self.check_vector(vector)
         lead = vector.shape[:-1]
         return {slot.name: vector[..., slot.start : slot.stop].view(*lead, *slot.shape) for slot in self.layout}
 
@@ -123,7 +123,7 @@ class FlatModel:
                 invalid(name, tuple(constants[name].shape), f"this tensor of {self.name} has shape {tuple(old.shape)}")
         return replace(self, constants=constants), vector
 
-    def check(self, vector: Tensor) -> None:
+    def check_vector(self, vector: Tensor) -> None:
         """Raise unless the last axis of `vector` has length d."""
         if vector.shape[-1:] != (self.parameters,):
             invalid("vector", tuple(vector.shape), f"{self.name} has {self.parameters} parameters on the last axis")

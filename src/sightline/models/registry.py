@@ -50,7 +50,7 @@ def build_model(
     Guarantees: an unknown model or setting, a factory that cannot be imported or called, and a module whose output is
     not (batch, classes) raise `InvalidInput` in one line; torch's global random state is left alone.
 
-    >>> build("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
+    >>> build_model("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
     28938
     """
     factory = own_factory(name) if ":" in name else known_factory(name)

@@ -55,7 +55,7 @@ class DropoutSplitting:
         """The whole batch, every example with its own mask."""
         yield Submodel(self.masked, torch.arange(self.whole.parameters)), np.arange(len(x)), _append_masks(x, assigned)
 
-    def alone(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
+    def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
         """One mask for all examples; what it drops does not move."""
         rows = np.broadcast_to(assigned, (len(x), self.nodes))
         moves = self.kept(np.asarray(assigned))

@@ -43,16 +43,16 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
         self.module, self.trained = module, frozenset(trained)
-        self.before = [(place, _copy_value(value)) for place, value in self._leaves()]
+        self.before = [(place, _copy_value(value)) for place, value in self._state_leaves()]
 
-    def changed(self) -> str | None:
+    def find_change(self) -> str | None:
         """The first place whose value is not what it was, in words, or None."""
-        for before, now in zip_longest(self.before, self._leaves()):
+        for before, now in zip_longest(self.before, self._state_leaves()):
             if before is None or now is None or before[0] != now[0] or not _is_same(before[1], now[1]):
                 return str((now or before)[0])
         return None
 
-    def _leaves(self) -> Iterator[Leaf]:
+    def _state_leaves(self) -> Iterator[Leaf]:
         own = {id(parameter) for name, parameter in self.module.named_parameters() if name in self.trained}
         walk = _Walk(own)
         for name, layer in self.module.named_modules():
@@ -296,7 +296,7 @@ def refuse_memory(model: FlatModel) -> None:
         _pass_outcome(module, model, other)
         with torch.no_grad():
             module.eval()(other)
-        place = state.changed() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
+        place = state.find_change() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
         if place is not None:
             refuse_change(model, place)
     for slot in model.layout:

@@ -57,7 +57,7 @@ class Splitting(Protocol):
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:
         """The examples of a batch by submodel: (submodel, their places in the batch, their inputs)."""
 
-    def alone(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
+    def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
         """The submodel that one subject with this assignment trains on all its examples, and their inputs."""
 
 
@@ -103,7 +103,7 @@ class Partitions:
             places = np.flatnonzero(assigned == number)
             yield self.submodels[number], places, x[places]
 
-    def alone(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
+    def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
         """The subject's submodel; inputs as they are."""
         return self.submodels[int(assigned)], x
 
@@ -132,7 +132,7 @@ def unsplit_mask(whole: FlatModel, unsplit: frozenset[str]) -> Tensor:
 def deal_positions(count: int, parts: int, rng: np.random.Generator | None) -> list[list[int]]:
     """0 .. count - 1 in `parts` groups of nearly equal size: in turn, or after a shuffle.
 
-    >>> dealt(5, 2, None)
+    >>> deal_positions(5, 2, None)
     [[0, 2, 4], [1, 3]]
     """
     order = np.arange(count) if rng is None else rng.permutation(count)

@@ -52,9 +52,9 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
 def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     """Mean and spread, in one unit where they have one.
 
-    >>> around(Spread(0.9, 0.0123, 0.88, 0.92, 3), percent)
+    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), percent)
     '90.0 ± 1.2 %'
-    >>> around(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
+    >>> mean_and_spread(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
     '8.00 MB ± 0'
     """
     mean = show(some.mean)

@@ -29,7 +29,7 @@ NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 def explain_event(event: Event, who: str = "subject") -> str:
     """What an event did, in words; `who` is the unit that its coins are tossed for.
 
-    >>> explain(Poisson(0.5, Gaussian(1.2)), who="client")
+    >>> explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
     'Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5'
     """
     plain = to_json(event)

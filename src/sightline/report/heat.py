@@ -98,7 +98,7 @@ def _equal_stretches(kinds: Iterable[tuple[str, str] | None]) -> list[tuple[tupl
 def name_ticks(words: Sequence[str]) -> list[dict[str, str]]:
     """Names along a side, and where their cells have their middle, in percent.
 
-    >>> ticks(["client-0", "a very long name of somebody"])
+    >>> name_ticks(["client-0", "a very long name of somebody"])
     [{'at': '25.00', 'text': 'client-0'}, {'at': '75.00', 'text': 'a very long nam…'}]
     """
     every = -(-len(words) // TICKS) if words else 1

@@ -12,7 +12,7 @@ INFINITE = "∞"
 def format_upper(value: float | None, digits: int = 3) -> str:
     """An upper bound, rounded up: what is printed is never smaller than what was computed. None is infinite.
 
-    >>> upper(7.9932), upper(8.0), upper(0.12341), upper(389.2), upper(None)
+    >>> format_upper(7.9932), format_upper(8.0), format_upper(0.12341), format_upper(389.2), format_upper(None)
     ('8.00', '8.00', '0.124', '390', '∞')
     """
     if value is None or not math.isfinite(value):
@@ -25,7 +25,7 @@ def format_upper(value: float | None, digits: int = 3) -> str:
 def format_number(value: float | None, digits: int = 3) -> str:
     """A measured number to a few significant digits.
 
-    >>> number(0.53219), number(12.0), number(None), number(1.5e9), number(0.00001234)
+    >>> format_number(0.53219), format_number(12.0), format_number(None), format_number(1.5e9), format_number(0.00001234)
     ('0.532', '12.0', '–', '1.5e9', '1.23e-5')
     """
     if value is None or not math.isfinite(value):
@@ -47,7 +47,7 @@ def _to_digits(value: float, digits: int, rounding: str) -> str:
 def format_short(value: float, digits: int = 6) -> str:
     """A setting as a person would type it: no trailing zeros, no padded exponent.
 
-    >>> short(1e-05), short(0.5), short(1.0), short(1234567.0)
+    >>> format_short(1e-05), format_short(0.5), format_short(1.0), format_short(1234567.0)
     ('1e-5', '0.5', '1', '1.23457e6')
     """
     text = f"{value:.{digits}g}"
@@ -58,7 +58,7 @@ def format_short(value: float, digits: int = 6) -> str:
 def format_percent(share: float | None) -> str:
     """A share of one.
 
-    >>> percent(0.91234), percent(1.0), percent(None)
+    >>> format_percent(0.91234), format_percent(1.0), format_percent(None)
     ('91.2 %', '100.0 %', '–')
     """
     return NONE if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
@@ -86,7 +86,7 @@ def floats_as_bytes(floats: float) -> str:
 def format_duration(seconds: float | None) -> str:
     """A time span in the two units that matter.
 
-    >>> duration(0.5), duration(12.34), duration(754), duration(7400), duration(None)
+    >>> format_duration(0.5), format_duration(12.34), format_duration(754), format_duration(7400), format_duration(None)
     ('500 ms', '12.3 s', '12 min 34 s', '2 h 3 min', '–')
     """
     if seconds is None or not math.isfinite(seconds):
@@ -100,7 +100,7 @@ def format_duration(seconds: float | None) -> str:
 def format_plural(number_of: int, noun: str) -> str:
     """A counted noun.
 
-    >>> plural(1, "release"), plural(3000, "release")
+    >>> format_plural(1, "release"), format_plural(3000, "release")
     ('1 release', '3,000 releases')
     """
     return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")

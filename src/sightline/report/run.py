@@ -71,7 +71,7 @@ class RunView:
     @classmethod
     def read(cls, directory: Path) -> "RunView":
         """The run of a directory; a damaged ledger, and facts or rounds that its journal does not know, raise."""
-        with RunRecord.look(directory) as record:
+        with RunRecord.open_to_read(directory) as record:
             record.verify()
             settings = read_settings_text(directory)
             # Rounds before ledger: a run at work may add releases in between, and those must not go uncounted.

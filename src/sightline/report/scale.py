@@ -15,7 +15,7 @@ NOTHING = 1e-200
 def axis_ticks(low: float, high: float, *, about: int = 5, whole: bool = False) -> list[float]:
     """Round numbers between low and high, about so many.
 
-    >>> ticks(0, 1), ticks(1, 30, about=3, whole=True)
+    >>> axis_ticks(0, 1), axis_ticks(1, 30, about=3, whole=True)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0])
     """
     step = nice_step((high - low) / about, whole=whole)

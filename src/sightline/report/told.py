@@ -83,20 +83,20 @@ class _Teller:
 
     def add(self, release: Release) -> None:
         """Put a release into the row of its kind."""
-        words, form = self._words.get(release.event) or self._explained(release.event)
+        words, form = self._words.get(release.event) or self._explain_event(release.event)
         of_itself = release.subjects == {release.source}
         source = kind_of(release.source) if of_itself else release.source
-        rest, peers = self._parted(source, release) if of_itself else (release.audience, 0)
+        rest, peers = self._split_audience(source, release) if of_itself else (release.audience, 0)
         key = (source, release.what, form, rest, peers, release.coins_known_to)
         if key not in self.rows:
             self.rows[key] = _start_row(release, rest, peers, of_itself)
         self.rows[key].take(release, words)
 
-    def _explained(self, event: Event) -> tuple[str, str]:
+    def _explain_event(self, event: Event) -> tuple[str, str]:
         words = explain_event(event, self.who)
         return self._words.setdefault(event, (words, sentence_shape(words)))
 
-    def _parted(self, kind: str, release: Release) -> tuple[Parties, int]:
+    def _split_audience(self, kind: str, release: Release) -> tuple[Parties, int]:
         """An audience as its members of other kinds, and how many of the sender's own kind besides the sender."""
         key = (kind, release.audience)
         if key not in self._audiences:

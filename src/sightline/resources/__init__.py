@@ -38,20 +38,20 @@ class Resources:
     prices: Prices
     overlap: Overlap = Overlap.MAX
 
-    def gathered(self, many: Iterable[tuple[Channel, CohortSampler]], *, round: int, use: int) -> Cost:
+    def cost_of_gathering(self, many: Iterable[tuple[Channel, CohortSampler]], *, round: int, use: int) -> Cost:
         """The mean cost of one upload by the cohorts of several channels at one moment."""
         sending = self.prices.sending(round=round, use=use)
-        return self._gathered(sending, many)
+        return self._expected_cost(sending, many)
 
     def gathered_typically(self, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
         """The same, as it can be known beforehand."""
-        return self._gathered(self.prices.typical, many)
+        return self._expected_cost(self.prices.typical, many)
 
-    def lifted(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
+    def cost_of_lifting(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
         """Every node sends one model to the server above it, all at one moment."""
         return combine_costs([self.prices.wired(node, round=round) for node in nodes], self.overlap)
 
-    def _gathered(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
+    def _expected_cost(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
         return expected_gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
 
 

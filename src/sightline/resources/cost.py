@@ -42,7 +42,7 @@ class Cost:
 def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
     """Several senders of one moment; nobody costs nothing.
 
-    >>> together([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)
+    >>> combine_costs([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)
     Cost(energy_joule=2.0, delay_seconds=3.0)
     """
     found = list(costs)

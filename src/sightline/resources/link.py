@@ -9,7 +9,7 @@ Floats = NDArray[np.float64]
 def dbm_to_watt(power_dbm: float) -> float:
     """Decibels over one milliwatt in watt.
 
-    >>> watt(30.0), round(watt(24.0), 4)
+    >>> dbm_to_watt(30.0), round(dbm_to_watt(24.0), 4)
     (1.0, 0.2512)
     """
     return float(10 ** ((power_dbm - 30) / 10))

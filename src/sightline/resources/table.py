@@ -41,31 +41,31 @@ class Table:
 
     def __post_init__(self) -> None:
         for client in range(self.clients):
-            self._of(client_name(client), "client", None)
+            self._cost_of(client_name(client), "client", None)
 
     def sending(self, *, round: int, use: int) -> Sending:
         """Every client's upload in a round."""
-        return self._sending(round if round in self._rounds else None)
+        return self._sending_in(round if round in self._rounds else None)
 
     @cached_property
     def typical(self) -> Sending:
         """Every client's upload in rounds that have no rows of their own."""
-        return self._sending(None)
+        return self._sending_in(None)
 
     def wired(self, node: str, *, round: int) -> Cost:
         """One edge's upload to the server above it."""
-        return self._of(node, "edge", round)
+        return self._cost_of(node, "edge", round)
 
     @cached_property
     def _rounds(self) -> frozenset[int | None]:
         return frozenset(round for _, round in self.rows if round is not None)
 
-    def _sending(self, round: int | None) -> Sending:
-        found = [self._of(client_name(client), "client", round) for client in range(self.clients)]
+    def _sending_in(self, round: int | None) -> Sending:
+        found = [self._cost_of(client_name(client), "client", round) for client in range(self.clients)]
         energy = np.array([cost.energy_joule for cost in found])
         return Sending(energy, np.array([cost.delay_seconds for cost in found]))
 
-    def _of(self, node: str, kind: str, round: int | None) -> Cost:
+    def _cost_of(self, node: str, kind: str, round: int | None) -> Cost:
         for name in (node, kind):
             for when in dict.fromkeys((round, None)):
                 if (name, when) in self.rows:

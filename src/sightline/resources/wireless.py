@@ -88,19 +88,19 @@ class Wireless:
         if not self.settings.fading:
             return self.typical
         fade = self.streams.rng(Purpose.RESOURCES, round=round, use=use).exponential(size=self.clients)
-        return self._priced(np.maximum(fade, DEEPEST_FADE))
+        return self._price_uploads(np.maximum(fade, DEEPEST_FADE))
 
     @cached_property
     def typical(self) -> Sending:
         """Every device's upload at its mean gain: what can be known beforehand."""
-        return self._priced(np.ones(self.clients))
+        return self._price_uploads(np.ones(self.clients))
 
     def wired(self, node: str, *, round: int) -> Cost:
         """One edge's upload to the server above it."""
         seconds = self.bits / self.settings.wired_bits_per_second
         return Cost(dbm_to_watt(self.settings.wired_power_dbm) * seconds, seconds)
 
-    def _priced(self, fade: Floats) -> Sending:
+    def _price_uploads(self, fade: Floats) -> Sending:
         s = self.settings
         gain = path_gain(self.distance_metre, gain_db=s.gain_at_one_metre_db, exponent=s.path_loss_exponent)
         rate = shannon_rate(

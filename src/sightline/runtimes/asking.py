@@ -44,7 +44,7 @@ class Request:
     epsilon: float | None = None
     line: int = 0
 
-    def letter(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> WireMessage:
+    def message_for(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> WireMessage:
         """The question to the member at that place of the cohort."""
         terms, arrays = pack_value({name: _row_at(value, place) for name, value in self.terms.items()}, "terms")
         words = dict(common) | {

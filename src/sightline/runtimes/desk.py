@@ -48,17 +48,17 @@ class ClientSide:
     def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
         self.setting, self._secret = setting, secret
         self._simulator = Simulator(setting, public, secret)
-        self._with_noise = lru_cache(maxsize=8)(self._noised)
+        self._with_noise = lru_cache(maxsize=8)(self._with_noise)
 
     def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
         found = self.setting.mechanism if noise is None else self._with_noise(noise)
         return found.at(scene) if isinstance(found, NoiseByTrust) else found
 
-    def _noised(self, noise: float) -> Mechanism:
+    def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
 
-    def updates(self, task: Task, old: Tensor | None) -> Updates:
+    def updates_for(self, task: Task, old: Tensor | None) -> Updates:
         """What the client would send, not yet computed."""
         recall = None
         if task.memory is not None:
@@ -68,7 +68,7 @@ class ClientSide:
         splitter = self.setting.splitter
         return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall, splitter)
 
-    def scene(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
+    def release_context(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
         """The round as this client sees it: a channel of one member, and its own noise."""
         purpose = Purpose.SELECTION if task.call == CHOOSE else Purpose.NOISE
         return ReleaseContext(
@@ -85,20 +85,20 @@ class ClientSide:
             ),
         )
 
-    def compute(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
+    def compute_task(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
         """Do what the task asks."""
         if task.call == CHOOSE:
-            choice = read_choice(task).choices(self._simulator, scene)[task.client]
+            choice = read_choice(task).draw_choices(self._simulator, scene)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
         elif task.call == LEAVING:
             _, value, rejected = single_output(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
         else:
-            value, rejected = next(self._raw(task, updates, mechanism))[1][0], False
+            value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
         recall = updates.recall
         return Result(value, rejected, None if recall is None else recall.after.get(task.client))
 
-    def _raw(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
-        cohort, work, plans = [task.client], self._simulator, [self._plan(task, mechanism)] if task.plan else []
+    def _raw_output(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
+        cohort, work, plans = [task.client], self._simulator, [self._private_plan(task, mechanism)] if task.plan else []
         if task.call == "train":
             how: dict[str, Any] = {"at": task.at, "terms": task.terms, "recall": updates.recall}
             return work.train(cohort, task.start, **how, splitter=updates.splitter)
@@ -110,7 +110,7 @@ class ClientSide:
         tolerance = float(task.gradient_tolerance or 0.0)
         return work.minimise(cohort, task.start, terms=task.terms, linear=linear, gradient_tolerance=tolerance)
 
-    def _plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
+    def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
         """The client's own plan, with the numbers that the task asks for."""
         own: PrivateSteps = getattr(mechanism, "plans", {}).get(task.client, PrivateSteps(1.0, 1.0, 1.0, 1, 1.0))
         return replace(own, **(task.plan or {}))

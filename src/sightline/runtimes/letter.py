@@ -37,7 +37,7 @@ class WireMessage:
         mark = {"client": client} | {name: self.words.get(name) for name in MARKS if name != "client"}
         return WireMessage({**words, **mark}, arrays or {})
 
-    def unmarked(self) -> "WireMessage":
+    def without_mark(self) -> "WireMessage":
         """The letter without the number that makes it unlike all others: what is really asked."""
         return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 

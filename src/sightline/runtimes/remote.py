@@ -106,7 +106,7 @@ class RemoteClients:
         """Let go of the nodes."""
         self._post.close()
 
-    def asked(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members let go of."""
         how = (updates.start_rows(), updates.at, updates.terms, _state_words(updates.recall), scene.channel)
         ask = Request(LEAVING, *how, line=scene.line)
@@ -114,15 +114,15 @@ class RemoteClients:
         mechanism = mechanism.at(scene) if isinstance(mechanism, NoiseByTrust) else mechanism
         noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
         expected = expected_of(self._setting, mechanism, scene.channel)
-        for client, answer in self._answers(updates.cohort.members, ask, updates.recall, expected, noise):
+        for client, answer in self._usable_answers(updates.cohort.members, ask, updates.recall, expected, noise):
             yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
-    def chosen(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
         """Which model each member chose by itself."""
         models = torch.stack([model.value for model in ballot.candidates])
         at = CallId(scene.time, scene.use)
         ask = Request(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
-        answers = self._answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
+        answers = self._usable_answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
         return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
 
     def train(
@@ -136,7 +136,7 @@ class RemoteClients:
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
-        yield from self._blocks(cohort, Request("train", starts, at, terms, _state_words(recall)), recall)
+        yield from self._result_blocks(cohort, Request("train", starts, at, terms, _state_words(recall)), recall)
 
     def dp_sgd(
         self,
@@ -149,13 +149,13 @@ class RemoteClients:
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
-        yield from self._blocks(cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall)
+        yield from self._result_blocks(cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall)
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """Sums of clipped gradients, handed over in the clear."""
-        yield from self._blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
+        yield from self._result_blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
 
     def minimise(
         self,
@@ -169,53 +169,53 @@ class RemoteClients:
         """Exact minimisers, handed over in the clear."""
         at = CallId(0, 0)
         ask = Request("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
-        yield from self._blocks(cohort, ask, None)
+        yield from self._result_blocks(cohort, ask, None)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """Refused: counts that are handed over are not private; nodes choose by themselves."""
         refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
 
-    def _blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
-        for client, answer in self._answers(cohort, ask, recall, ExpectedAnswer(self.dimension)):
+    def _result_blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
+        for client, answer in self._usable_answers(cohort, ask, recall, ExpectedAnswer(self.dimension)):
             yield [client], own_tensor(answer.arrays["value"])[None]
 
-    def _answers(
+    def _usable_answers(
         self, cohort: Sequence[int], ask: Request, recall: StateAccess | None, expected: ExpectedAnswer, noise: float | None = None
     ) -> Iterator[tuple[int, WireMessage]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
             places = range(first, min(first + turn, len(cohort)))
-            letters = {cohort[place]: self._letter(ask, place, cohort[place], recall, noise) for place in places}
+            letters = {cohort[place]: self._message_for(ask, place, cohort[place], recall, noise) for place in places}
             group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
             found = self._post.ask(letters, group)
             for client, letter in letters.items():
                 answer = found.get(client, "no answer")
-                why = answer if isinstance(answer, str) else self._wrong(expected, answer, letter)
+                why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, letter)
                 if why or isinstance(answer, str):
                     self._left_out(ask.at.round, client, why)
                     continue
                 answered += 1
-                self._keep(client, answer, recall)
+                self._keep_state(client, answer, recall)
                 yield client, answer
-        self._patience(answered, len(cohort))
+        self._seconds_to_wait(answered, len(cohort))
 
-    def _wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
+    def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
         return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
 
-    def _letter(self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None) -> WireMessage:
+    def _message_for(self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None) -> WireMessage:
         common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
         common[QUESTION] = secrets.token_hex(16)
-        return ask.letter(place, client, common=common, kept=self._restored(client, recall))
+        return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
 
-    def _restored(self, client: int, recall: StateAccess | None) -> Tensor | None:
+    def _restore_state(self, client: int, recall: StateAccess | None) -> Tensor | None:
         """What a simulated client kept in a run that is resumed; afterwards its node remembers by itself."""
         if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
             return None
         self._known.add((client, recall.memory.name))
         return recall.kept(client)
 
-    def _keep(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
+    def _keep_state(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
         if self._simulated and recall is not None and "kept" in answer.arrays:
             recall.keep_value(client, own_tensor(answer.arrays["kept"]))
 
@@ -225,7 +225,7 @@ class RemoteClients:
             raise SightlineError(f"{client_name(client)}: {why}")
         self._tell(round, client, why)
 
-    def _patience(self, answered: int, asked: int) -> None:
+    def _seconds_to_wait(self, answered: int, asked: int) -> None:
         self._in_vain = self._in_vain + 1 if asked and not answered else 0
         if self._in_vain >= PATIENCE:
             raise NobodyAnswers(

@@ -29,9 +29,9 @@ def answer_simulated(letter: WireMessage, kept: MutableMapping[str, Tensor]) -> 
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
-        updates = desk.updates(task, kept.get(name))
-        scene = desk.scene(task)
-        result = desk.compute(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
+        updates = desk.updates_for(task, kept.get(name))
+        scene = desk.release_context(task)
+        result = desk.compute_task(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
     except SightlineError as error:
         return WireMessage({"refused": str(error)})
     arrays = {"value": result.value.numpy()}

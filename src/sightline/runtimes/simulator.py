@@ -85,12 +85,12 @@ class Simulator:
         """Local SGD of the cohort, or the solver of its memory."""
         if not cohort:
             return
-        rngs = self._rngs(self._public, Purpose.BATCHES, cohort, at)
+        rngs = self._client_rngs(self._public, Purpose.BATCHES, cohort, at)
         work = _requested_work(self._work, terms)
-        epochs = self._epochs(cohort, at) if work.steps is None else None
-        steps = self._steps(cohort, epochs, work)
+        epochs = self._client_epochs(cohort, at) if work.steps is None else None
+        steps = self._steps_of(cohort, epochs, work)
         if recall is not None and recall.memory.solver is not None:
-            yield from self._solved(cohort, starts, rngs, steps, recall, work)
+            yield from self._run_solver(cohort, starts, rngs, steps, recall, work)
             return
         times = int(terms.get("repeat", 1))
         each: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Simulator:
             "epochs_of": None if epochs is None else [times * some for some in epochs],
         }
         if splitter is not None:
-            each["assigned"] = self._assigned(splitter, cohort, at)
+            each["assigned"] = self._assign_parts(splitter, cohort, at)
         job = TrainingJob(
             "train" if splitter is None else "train_parts",
             starts,
@@ -106,14 +106,14 @@ class Simulator:
             each,
             shared={"work": _repeat_work(work, times)},
         )
-        yield from self._kept(cohort, starts, self._trainer.run(job, cohort), steps, recall)
+        yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), steps, recall)
 
-    def _assigned(self, splitter: Splitter, cohort: Sequence[int], at: CallId) -> list[Any]:
+    def _assign_parts(self, splitter: Splitter, cohort: Sequence[int], at: CallId) -> list[Any]:
         """Every member's part for this training call: drawn in secret, kept nowhere."""
-        rngs = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
+        rngs = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         return [splitter.splitting.draw(1, rng=rng)[0] for rng in rngs]
 
-    def _solved(
+    def _run_solver(
         self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
         recall: StateAccess, work: LocalWork,
     ) -> Iterator[Block]:  # fmt: skip
@@ -125,14 +125,14 @@ class Simulator:
             recall.keep_value(client, kept)
             yield [client], end[None]
 
-    def _kept(
+    def _update_states(
         self, cohort: Sequence[int], starts: Tensor, found: Iterator[Any], steps: Sequence[int], recall: StateAccess | None
     ) -> Iterator[Block]:
         """The blocks of a training by clients, their memories updated on the way."""
         for places, ends in found:
             for place, end in zip(places, ends, strict=True) if recall is not None else ():
                 work = effective_steps(steps[place], self._work.momentum)
-                recall.keep(cohort[place], client_rows(starts, int(place)), end, work)  # type: ignore[union-attr]
+                recall.keep_state(cohort[place], client_rows(starts, int(place)), end, work)  # type: ignore[union-attr]
             yield [cohort[place] for place in places], ends
 
     def minimise(
@@ -162,7 +162,7 @@ class Simulator:
                 )
                 yield [client], torch.from_numpy(minimise_regression(problem, gradient_tolerance=gradient_tolerance))[None]
 
-    def _steps(self, cohort: Sequence[int], epochs: Sequence[float] | None, work: LocalWork) -> list[int]:
+    def _steps_of(self, cohort: Sequence[int], epochs: Sequence[float] | None, work: LocalWork) -> list[int]:
         return [
             steps_of(self.sizes[client], work, None if epochs is None else epochs[place])
             for place, client in enumerate(cohort)
@@ -186,52 +186,52 @@ class Simulator:
             "sample_rates": [plan.rate for plan in plans],
             "steps": [plan.steps for plan in plans],
             "divisors": [plan.expected_batch for plan in plans],
-            "coin_rngs": self._rngs(self._secret, Purpose.BATCHES, cohort, at),
-            "noise_rngs": self._rngs(self._secret, Purpose.NOISE, cohort, at),
+            "coin_rngs": self._client_rngs(self._secret, Purpose.BATCHES, cohort, at),
+            "noise_rngs": self._client_rngs(self._secret, Purpose.NOISE, cohort, at),
         }
         if any(plan.allotment is not None for plan in plans):
-            each["batches"] = [self._scheduled(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
+            each["batches"] = [self._scheduled_batches(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
         shared: dict[str, Any] = {"work": _requested_work(self._work, terms)}
         if splitter is None:
             call, shared["clip_norm"] = "dp_sgd", clip_norm
             each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
         else:
-            call, shared["apart"] = "dp_sgd_parts", splitter.apart(clip_norm)
+            call, shared["apart"] = "dp_sgd_parts", splitter.clip_radii(clip_norm)
             each["noise_multipliers"] = [plan.noise_multiplier for plan in plans]
-            each["assign_rngs"] = self._rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
+            each["assign_rngs"] = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         if self._views is not None:
-            shared["views"], each["view_rngs"] = self._views, self._rngs(self._secret, Purpose.VIEWS, cohort, at)
+            shared["views"], each["view_rngs"] = self._views, self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)
         job = TrainingJob(call, starts, _with_memory(terms, cohort, recall), each, shared)
-        yield from self._kept(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
+        yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
         """One drawn batch per member, its clipped gradients summed."""
-        rngs = self._rngs(self._secret, Purpose.BATCHES, cohort, at)
-        view_rngs = self._rngs(self._secret, Purpose.VIEWS, cohort, at)
+        rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
+        view_rngs = self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)
         for place, (client, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
             shard = self._shards[client]
             if plan.allotment is None:
                 drawn = np.flatnonzero(rng.random(len(shard)) < plan.rate)
             else:
-                (drawn,) = self._scheduled(client, plan, at)
+                (drawn,) = self._scheduled_batches(client, plan, at)
             start, x, y = client_rows(starts, place), shard.x[drawn], shard.y[drawn]
             if plan.splitter is None:
                 views = None if self._views is None else (self._views, view_rngs[place])
                 how: dict[str, Any] = {"clip_norm": plan.clip_norm, "rng": rng, "views": views}
                 total = clipped_gradient_sum(self._model, start, x, y, **how)
             else:
-                own = self._rngs(self._secret, Purpose.ASSIGNMENT, [client], at)[0]
-                apart = plan.splitter.apart(plan.clip_norm)
+                own = self._client_rngs(self._secret, Purpose.ASSIGNMENT, [client], at)[0]
+                apart = plan.splitter.clip_radii(plan.clip_norm)
                 total = parted_gradient_sum(plan.splitter.splitting, start, x, y, apart, rng=own)
             yield [client], total[None]
 
-    def _scheduled(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
+    def _scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
         """The batches of a client's round by its hidden schedule."""
         first = plan.first_step(at.round)
         return [
-            self._schedules.used(
+            self._schedules.members_used(
                 step, cast(Allotment, plan.allotment), members=self.sizes[client], participant=client, line=plan.line
             )
             for step in range(first, first + plan.steps)
@@ -244,17 +244,17 @@ class Simulator:
             found = [evaluate_model(self._model, model, shard, apart=self._apart) for model in models]
             yield client, [round(one.accuracy * one.examples) for one in found]
 
-    def _rngs(
+    def _client_rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: CallId
     ) -> list[np.random.Generator]:
         return [streams.rng(purpose, round=at.round, participant=client, use=at.use) for client in cohort]
 
-    def _epochs(self, cohort: Sequence[int], at: CallId) -> list[float] | None:
+    def _client_epochs(self, cohort: Sequence[int], at: CallId) -> list[float] | None:
         """With probability `stragglers` a client does a uniform 1..E-1 of its E epochs; its partial work is kept."""
         epochs = self._work.epochs
         if not self._stragglers or epochs is None or epochs < 2:
             return None
-        rngs = self._rngs(self._public, Purpose.STRAGGLERS, cohort, at)
+        rngs = self._client_rngs(self._public, Purpose.STRAGGLERS, cohort, at)
         return [float(rng.integers(1, epochs)) if rng.random() < self._stragglers else float(epochs) for rng in rngs]
 
 

@@ -55,15 +55,15 @@ class Site:
         self._state.mkdir(mode=0o700, exist_ok=True)
         self._root = Streams.from_operating_system(self._state / "noise-root.secret")
         self._shelf = SiteStore(self._state)
-        self._built = lru_cache(maxsize=2)(self._build)
+        self._built = lru_cache(maxsize=2)(self._build_experiment)
 
     def answer(self, letter: WireMessage) -> WireMessage:
         """The answer to a question, or in one line why there is none."""
         try:
             if letter.words.get("call") == HELLO:
                 return self.hello()
-            with self._alone():
-                answer = self._answer(letter)
+            with self._hold_lock():
+                answer = self._answer_task(letter)
             return letter.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
             return WireMessage({"refused": str(error)})
@@ -80,11 +80,11 @@ class Site:
 
     def spent(self) -> float:
         """The epsilon that the site has spent so far, over all runs."""
-        with self._ledger() as (ledger, _):
-            return ledger.worst_epsilon(self._observers(), self.policy.delta)
+        with self._read_ledger() as (ledger, _):
+            return ledger.worst_epsilon(self._all_observers(), self.policy.delta)
 
-    def _answer(self, letter: WireMessage) -> WireMessage:
-        asked = hashlib.sha256(letter.unmarked().to_bytes()).digest()
+    def _answer_task(self, letter: WireMessage) -> WireMessage:
+        asked = hashlib.sha256(letter.without_mark().to_bytes()).digest()
         run = str(letter.words.get("run", ""))
         before = self._shelf.answer_to(asked, run)
         if before is not None:
@@ -97,47 +97,47 @@ class Site:
         old = self._shelf.kept(run, memory, task.at)
         coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
         desk = ClientSide(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
-        updates = desk.updates(task, old)
-        with self._ledger() as (ledger, store):
-            scene = desk.scene(task, next_id=len(ledger))
+        updates = desk.updates_for(task, old)
+        with self._read_ledger() as (ledger, store):
+            scene = desk.release_context(task, next_id=len(ledger))
             mechanism = desk.mechanism(letter.words.get("noise"), scene)
-            claims = self._claims(task, updates, scene, mechanism)
-            self._claim(ledger, claims, name=coins.hex())
+            claims = self._own_claims(task, updates, scene, mechanism)
+            self._record_claims(ledger, claims, name=coins.hex())
             charged = (len(ledger), store.head())
-        result = self._computed(desk, task, updates, scene, mechanism)
+        result = self._compute_output(desk, task, updates, scene, mechanism)
         clear = any(release.event == Clear() for release in claims)
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        self._shelf.put(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
+        self._shelf.put_answer(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
-    def _computed(self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
+    def _compute_output(self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
         """The value; of a failure nothing is told but that it happened, since its words may hold data."""
         try:
-            return desk.compute(task, updates, scene, mechanism)
+            return desk.compute_task(task, updates, scene, mechanism)
         except Exception:
             LOG.exception("an answer could not be computed")
             raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
 
-    def _claims(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
+    def _own_claims(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count."""
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:
-            return [replace(release, audience=everyone) for release in read_choice(task).claims(scene)]
+            return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(scene)]
         trusted = isinstance(mechanism, SegmentSums) and scene.channel.trusted
         if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS) and not trusted:
-            return [replace(release, audience=everyone) for release in mechanism.claims_each(updates, scene)]
+            return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, scene)]
         subject, what = only_client(self.policy.client), f"{task.call}: handed to the server without noise"
         event, audience = Clear(), frozenset({SERVER})
         source = client_name(self.policy.client)
-        return [scene.release(source=source, event=event, audience=audience, what=what, subjects=subject)]
+        return [scene.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
-    def _claim(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
+    def _record_claims(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
         """Write the claims to the site's ledger, unless they would exceed its budget or were written before a crash."""
-        if ledger.knows(name):
+        if ledger.knows_joint(name):
             return
         policy = self.policy
-        epsilon = ledger.worst_epsilon(self._observers(), policy.delta, planned=claims)
+        epsilon = ledger.worst_epsilon(self._all_observers(), policy.delta, planned=claims)
         if not epsilon <= policy.epsilon:
             clear = any(release.event == Clear() for release in claims)
             why = "has no noise and this site does not trust the server" if clear else f"would cost {epsilon:.4g}"
@@ -145,21 +145,21 @@ class Site:
             raise BudgetExhausted(f"epsilon={policy.epsilon:g} {at}: the answer {why}; the site keeps it to itself")
         ledger.append([replace(release, joint=name) for release in claims])
 
-    def _observers(self) -> frozenset[str]:
+    def _all_observers(self) -> frozenset[str]:
         return frozenset({PUBLIC}) if self.policy.trust_server else frozenset({PUBLIC, SERVER})
 
     @contextmanager
-    def _ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
+    def _read_ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
         """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
         with closing(connect_to_write(self._state / BUDGET)) as connection:
             store = SqliteStore(connection)
-            if not store.vouches_for(*self._shelf.charged()):
+            if not store.vouches_for(*self._shelf.charged_releases()):
                 raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
             participants = {client_name(self.policy.client), SERVER, PUBLIC}
-            yield Ledger.stored(store, participants=participants), store
+            yield Ledger.open_stored(store, participants=participants), store
 
-    def _build(self, text: str) -> BuiltExperiment:
-        experiment = self._admitted(text)
+    def _build_experiment(self, text: str) -> BuiltExperiment:
+        experiment = self._admit_experiment(text)
         if self.policy.client >= experiment.data.clients:
             law = f"the experiment has {experiment.data.clients} clients, numbered from 0"
             invalid("site.client", self.policy.client, law)
@@ -174,7 +174,7 @@ class Site:
             refuse("model.init", start, law, "let the factory read them from a file that every site has")
         return setting
 
-    def _admitted(self, text: str) -> Experiment:
+    def _admit_experiment(self, text: str) -> Experiment:
         try:
             experiment = parse(tomllib.loads(text))
         except tomllib.TOMLDecodeError:
@@ -199,7 +199,7 @@ class Site:
         return hashlib.sha256(train.x.tobytes() + train.y.tobytes()).digest()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """One answer at a time, whatever processes work for this site."""
         handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -29,7 +29,7 @@ class SiteStore:
 
     def answer_to(self, asked: bytes, run: str) -> WireMessage | None:
         """The answer that was given to this very question, when it was the run's last one."""
-        found, place = self._read(), _answer_name(run)
+        found, place = self._read_file(), _answer_name(run)
         last = found.words.get("answers", {}).get(place)
         if last is None or last["asked"] != asked.hex():
             return None
@@ -39,7 +39,7 @@ class SiteStore:
 
     def kept(self, run: str, memory: str, at: CallId) -> Tensor | None:
         """What the client kept when the round began; None before its first."""
-        found = self._read()
+        found = self._read_file()
         mark = found.words.get("marks", {}).get(f"{run}/{memory}")
         if mark is None:
             return None
@@ -51,17 +51,17 @@ class SiteStore:
         """Changes whenever anything on the shelf does."""
         return hashlib.sha256(self._path.read_bytes() if self._path.exists() else b"").digest()
 
-    def charged(self) -> tuple[int, str]:
+    def charged_releases(self) -> tuple[int, str]:
         """How many releases the site's ledger held when it last answered, and the hash of the last one."""
-        releases, head = self._read().words.get("charged", (0, GENESIS))
+        releases, head = self._read_file().words.get("charged", (0, GENESIS))
         return int(releases), str(head)
 
-    def put(
+    def put_answer(
         self, asked: bytes, answer: WireMessage, *, run: str, memory: str, at: CallId, kept: Tensor | None,
         charged: tuple[int, str],
     ) -> None:  # fmt: skip
         """Put away an answer, what the client keeps from now on, and what the ledger must hold from now on."""
-        found, key, place = self._read(), f"{run}/{memory}", _answer_name(run)
+        found, key, place = self._read_file(), f"{run}/{memory}", _answer_name(run)
         answers = {name: one for name, one in found.words.get("answers", {}).items() if name != place}
         answers = dict([*answers.items()][1 - RUNS :]) | {place: {"asked": asked.hex(), "words": dict(answer.words)}}
         arrays = {name: array for name, array in found.arrays.items() if _is_kept(name, answers, place)}
@@ -80,7 +80,7 @@ class SiteStore:
         arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
         write_secret(self._path, WireMessage({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes())
 
-    def _read(self) -> WireMessage:
+    def _read_file(self) -> WireMessage:
         return WireMessage.from_bytes(self._path.read_bytes()) if self._path.exists() else WireMessage()
 
 

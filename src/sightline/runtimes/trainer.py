@@ -99,7 +99,7 @@ class PoolTrainer:
         self._pipes: list[Connection] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=self._serve, args=(theirs, [*self._pipes, ours]), daemon=True)
+            process = context.Process(target=self._serve_pipe, args=(theirs, [*self._pipes, ours]), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -108,13 +108,13 @@ class PoolTrainer:
         """End vectors, in the order of the cohort."""
         for first in range(0, len(cohort), self._rows):
             places = range(first, min(first + self._rows, len(cohort)))
-            self._turn(job, cohort, places)
+            self._run_turn(job, cohort, places)
             yield np.asarray(places), self._ends[: len(places)].clone()
 
-    def _turn(self, job: TrainingJob, cohort: Sequence[int], places: range) -> None:
+    def _run_turn(self, job: TrainingJob, cohort: Sequence[int], places: range) -> None:
         asked = []
         for number, pipe in enumerate(self._pipes):
-            mine = self._share(cohort, places, number)
+            mine = self._share_clients(cohort, places, number)
             if mine:
                 clients = [cohort[place] for place in mine]
                 pipe.send((job.part(mine), clients, [place - places.start for place in mine]))
@@ -123,22 +123,22 @@ class PoolTrainer:
         if failures:
             raise failures[0]
 
-    def _share(self, cohort: Sequence[int], places: range, number: int) -> list[int]:
+    def _share_clients(self, cohort: Sequence[int], places: range, number: int) -> list[int]:
         """Largest shards first, dealt in turn: the processes finish together."""
         heavy = sorted(places, key=lambda place: (-len(self._shards[cohort[place]]), place))
         return sorted(heavy[number :: len(self._pipes)])
 
-    def _serve(self, pipe: Connection, not_mine: Sequence[Connection]) -> None:
+    def _serve_pipe(self, pipe: Connection, not_mine: Sequence[Connection]) -> None:
         for other in not_mine:
             other.close()
         torch.set_num_threads(1)
         with suppress(EOFError, KeyboardInterrupt):
             while True:
                 job, clients, rows = pipe.recv()
-                pipe.send(self._served(job, clients, rows))
+                pipe.send(self._run_served(job, clients, rows))
         os._exit(0)
 
-    def _served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
+    def _run_served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
         try:
             for places, ends in job.run(self._trained, [self._shards[client] for client in clients]):
                 for place, end in zip(places.tolist(), ends, strict=True):

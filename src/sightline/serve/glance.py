@@ -104,7 +104,7 @@ def glance_at(id: str, directory: Path) -> Glance | None:
 
 def read_glance(id: str, directory: Path) -> Glance:
     """Read a glance; whatever is wrong with the run raises."""
-    with RunRecord.look(directory) as record:
+    with RunRecord.open_to_read(directory) as record:
         return _read_record(id, directory, record)
 
 
@@ -119,10 +119,10 @@ def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
         status=str(facts.get("status") or "unknown"),
         round=number,
         planned=int(facts.get("rounds_planned") or 0),
-        accuracy=record.latest("test_accuracy"),
+        accuracy=record.latest_metric("test_accuracy"),
         epsilon=(max(spent) if spent else None) if private else math.inf,
-        since=record.pages.since(int(known.get("round") or 0)),
-        releases=record.pages.length(),
+        since=record.pages.count_since(int(known.get("round") or 0)),
+        releases=record.pages.count_releases(),
         delta=None if facts.get("delta") is None else float(facts["delta"]),
         unit=str(facts.get("unit") or "none"),
         algorithm=str(facts.get("algorithm") or ""),

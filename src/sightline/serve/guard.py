@@ -33,22 +33,22 @@ class Guard:
 
     def refusal(self, request: Request) -> Response | None:
         """Why not, or None when the request is welcome; a token in the address is exchanged for a cookie."""
-        if not self._named(request.headers.get("host", "")):
+        if not self._is_named(request.headers.get("host", "")):
             return _refuse_with(HTTPStatus.MISDIRECTED_REQUEST, "This server does not go by that name.")
-        if self._foreign(request):
+        if self._is_foreign(request):
             return _refuse_with(HTTPStatus.FORBIDDEN, "Other sites may not ask.")
         if "token" in request.query:
-            return self._entrance(request)
-        if self._known(self._cookie_of(request)) or self._known(_bearer_token(request)):
+            return self._enter_with_cookie(request)
+        if self._is_known(self._cookie_of(request)) or self._is_known(_bearer_token(request)):
             return None
         return _refuse_with(HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token.")
 
-    def _named(self, host: str) -> bool:
+    def _is_named(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]").lower().rstrip(".")
         return name in self.names or (self.any_address and is_address(name))
 
-    def _foreign(self, request: Request) -> bool:
+    def _is_foreign(self, request: Request) -> bool:
         """Whether a page of another origin asks: it may lead here, but not fetch. Another port is another origin."""
         if (
             request.headers.get("sec-fetch-mode") == "navigate"
@@ -60,7 +60,7 @@ class Guard:
             return True
         return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
-    def _known(self, given: str) -> bool:
+    def _is_known(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
     def _cookie_of(self, request: Request) -> str:
@@ -70,9 +70,9 @@ class Guard:
             return ""
         return held.value if held else ""
 
-    def _entrance(self, request: Request) -> Response:
+    def _enter_with_cookie(self, request: Request) -> Response:
         """Set the cookie and lead on to the same page without the token, so that it is in no address bar."""
-        if not self._known(request.one("token")):
+        if not self._is_known(request.one("token")):
             return _refuse_with(HTTPStatus.UNAUTHORIZED, "That token is not, or no longer, the right one.")
         rest = urlencode({name: values for name, values in request.query.items() if name != "token"}, doseq=True)
         path = "/" + request.path.lstrip("/\\")

@@ -59,7 +59,7 @@ class LiveRuns:
     @contextmanager
     def held(self, directory: Path) -> Iterator[tuple[RunView, Made]]:
         """The run as it is now, held still while it is read, and room for what is made of it until it moves on."""
-        entry = self._entry(directory)
+        entry = self._entry_of(directory)
         with entry.lock:
             now = database_signature(directory)
             if entry.run is None or entry.seen != now:
@@ -74,7 +74,7 @@ class LiveRuns:
             entry = self._entries.get(directory)
         return entry is not None and entry.run is not None
 
-    def _entry(self, directory: Path) -> _Entry:
+    def _entry_of(self, directory: Path) -> _Entry:
         with self._lock:
             entry = self._entries.setdefault(directory, _Entry())
             self._entries.move_to_end(directory)
@@ -85,7 +85,7 @@ class LiveRuns:
 
 def _refresh_entry(entry: _Entry, directory: Path) -> None:
     """Read what was added; everything, where the run was made anew."""
-    with RunRecord.look(directory) as record:
+    with RunRecord.open_to_read(directory) as record:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
         if not entry.rounds:

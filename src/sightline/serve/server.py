@@ -145,11 +145,11 @@ class Handler(BaseHTTPRequestHandler):
         if not self.server.places.begin_answer(self.connection):
             self.close_connection = True
             return
-        response = self._answered()
-        self._send(response, body=body)
+        response = self._answer_request()
+        self._send_response(response, body=body)
         self.server.places.end_answer(self.connection, known=response.status not in REFUSALS)
 
-    def _answered(self) -> Response:
+    def _answer_request(self) -> Response:
         if "content-length" in self.headers or "transfer-encoding" in self.headers:
             self.close_connection = True  # a body would be read as the next request
         try:
@@ -164,9 +164,9 @@ class Handler(BaseHTTPRequestHandler):
         """What is no request of ours gets one line with the headers of every answer, and the connection ends."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send(html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
+        self._send_response(html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
 
-    def _send(self, response: Response, *, body: bool = True) -> None:
+    def _send_response(self, response: Response, *, body: bool = True) -> None:
         self.connection.settimeout(self.send_seconds)
         self.request_version = self.protocol_version  # to a request of any version, an answer with headers
         self.send_response(response.status)

@@ -81,7 +81,7 @@ class PairClasses:
     def _work_out(self, subjects: Sequence[int], observer: int) -> None:
         seen = self.classes[observer].names[0]
         others = {n: self.classes[n].other_than(seen) for n in subjects}
-        found = self.run.ledger.glimpse(seen).compositions_of(frozenset(filter(None, others.values())))
+        found = self.run.ledger.passing_view(seen).compositions_of(frozenset(filter(None, others.values())))
         for n, other in others.items():
             self._known[n, observer] = None if other is None else epsilon_of(self.run, found[other])
 

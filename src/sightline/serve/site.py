@@ -56,20 +56,20 @@ class PageServer:
                 raise NotThere(request.path)
             return unless_known(request, self._routes[request.path](self, request))
         except NotThere:
-            return self._problem(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
+            return self._problem_page(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
         except (sqlite3.DatabaseError, MemoryError) as error:
-            return self._problem(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
+            return self._problem_page(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
         except SightlineError as error:
-            return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
+            return self._problem_page(request, HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
             if "run" in request.query:
-                return self._problem(
+                return self._problem_page(
                     request,
                     HTTPStatus.BAD_REQUEST,
                     f"Its records {UNLIKE_A_RUN} ({locate_error(error)}). Other runs are not touched by it.",
                 )
             traceback.print_exc(file=sys.stderr)
-            return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
+            return self._problem_page(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
 
     def draw(self, request: Request, template: str, title: str, **content: Any) -> Response:
         """A whole page, or with `part` in the query only the part that can change."""
@@ -100,7 +100,7 @@ class PageServer:
         directory = self.shelf.directory(id)
         return self.glances.of(id, directory) or read_glance(id, directory)
 
-    def _problem(self, request: Request, status: HTTPStatus, words: str) -> Response:
+    def _problem_page(self, request: Request, status: HTTPStatus, words: str) -> Response:
         words = words.encode(errors="replace").decode()
         if request.path.startswith("/api/"):
             return Response(status, json.dumps({"error": words}).encode(), "application/json")

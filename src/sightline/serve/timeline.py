@@ -44,20 +44,20 @@ def timeline_api(site: PageServer, request: Request) -> Response:
 
 def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
     """The rows that are asked for, where the pages before and after start, and the spans."""
-    with RunRecord.look(site.shelf.directory(request.one("run"))) as record:
+    with RunRecord.open_to_read(site.shelf.directory(request.one("run"))) as record:
         pages, q = record.pages, request.one("q").strip()[:200]
-        total = pages.length()
+        total = pages.count_releases()
         start = min(_whole_number(request.one("start")), max(0, total - 1))
         if request.one("round"):
             start = pages.first_of(_whole_number(request.one("round")))
-        rows = pages.matching(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
+        rows = pages.matching_rows(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
         return {
             "rows": rows[:PAGE],
             "start": start,
             "total": total,
             "q": q,
             "round": request.one("round"),
-            "matches": pages.matches(q) if q else total,
+            "matches": pages.count_matches(q) if q else total,
             "before": _start_before(pages, q, start),
             "after": rows[PAGE].id if len(rows) > PAGE else None,
             "spans": round_spans(pages, request.one("run")),

@@ -64,7 +64,7 @@ def _make_job(file: Path, given: Sequence[str], words: tuple[str, ...], out: Pat
 def split_choices(word: str) -> list[str]:
     """A word with several values as words with one each; commas inside brackets and quotes belong to a value.
 
-    >>> choices("model.hidden=[64],[64,32]")
+    >>> split_choices("model.hidden=[64],[64,32]")
     ['model.hidden=[64]', 'model.hidden=[64,32]']
     """
     key, equals, text = word.partition("=")

@@ -23,7 +23,7 @@ def job_status(directory: Path, experiment: Experiment) -> JobStatus:
     if not (directory / DATABASE).is_file():
         return JobStatus.START
     with RunRecord.open(directory) as record:
-        status, begun = record.facts.get("status"), record.pages.length() > 0
+        status, begun = record.facts.get("status"), record.pages.count_releases() > 0
     if not begun:
         return JobStatus.START
     if read_settings(directory) != experiment:

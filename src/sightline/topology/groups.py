@@ -76,11 +76,11 @@ class Groups:
     @cached_property
     def _of_era(self) -> dict[int, tuple[Channel, ...]]:
         return {
-            era.since: tuple(self._channel(number, group) for number, group in enumerate(era.groups) if group)
+            era.since: tuple(self._make_channel(number, group) for number, group in enumerate(era.groups) if group)
             for era in self.schedule.eras
         }
 
-    def _channel(self, number: int, members: tuple[int, ...]) -> Channel:
+    def _make_channel(self, number: int, members: tuple[int, ...]) -> Channel:
         plan = self.schedule
         name = group_name(number)
         return Channel(

@@ -51,10 +51,10 @@ class Schedule:
                 law = f"every entry lists all {len(before.groups)} groups"
                 invalid("schedule.groups", len(after.groups), law, "an empty list is a group without members")
         for era in self.eras:
-            self._check(era)
+            self._check_era(era)
         self._check_factors()
 
-    def _check(self, era: Era) -> None:
+    def _check_era(self, era: Era) -> None:
         if not any(era.groups):
             invalid("groups", "[]", "there is at least one group with a member")
         for number, group in enumerate(era.groups):

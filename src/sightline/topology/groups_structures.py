@@ -16,7 +16,7 @@ def one_for_all(workers: int) -> tuple[Group, ...]:
 def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """Disjoint groups of consecutive workers, equal up to one.
 
-    >>> clusters(6, 3)
+    >>> cluster_groups(6, 3)
     ((0, 1), (2, 3), (4, 5))
     """
     edges = _shared_edges(workers, groups, "clusters")
@@ -26,7 +26,7 @@ def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
 def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """Group m = workers {m N/M .. (m+1) N/M} mod N: neighbours share exactly one worker (two for a ring of two).
 
-    >>> ring(6, 3)
+    >>> ring_groups(6, 3)
     ((0, 1, 2), (2, 3, 4), (0, 4, 5))
     """
     edges = _shared_edges(workers, groups, "ring")
@@ -37,7 +37,7 @@ def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
 def string_groups(workers: int, groups: int) -> tuple[Group, ...]:
     """The ring without the wrap-around.
 
-    >>> string(3, 2)
+    >>> string_groups(3, 2)
     ((0, 1), (1, 2))
     """
     edges = _shared_edges(workers, groups, "string")

@@ -88,12 +88,12 @@ class Tree(Steady):
         """Every device."""
         return tuple(sorted(n for edge in self.edges for n in edge.members))
 
-    def above(self, node: Node) -> tuple[str, ...]:
+    def servers_above(self, node: Node) -> tuple[str, ...]:
         """The names of the servers above a server, the cloud last."""
         up = self.parent[node.name]
-        return (CLOUD,) if up is None else (up.name, *self.above(up))
+        return (CLOUD,) if up is None else (up.name, *self.servers_above(up))
 
-    def _clean(self, node: Node) -> bool:
+    def _receives_clear(self, node: Node) -> bool:
         """Whether a server is handed un-noised values that reach it through trusted servers only."""
         return self.noise is Noise.CLOUD or (self.noise is Noise.BY_TRUST and node.trusted)
 
@@ -107,7 +107,7 @@ class Tree(Steady):
         """The edges, each with its own devices as members and audience."""
         return tuple(
             Channel(edge.name, edge.members, frozenset((edge.name, *map(client_name, edge.members))),
-                    trusted=self._clean(edge))
+                    trusted=self._receives_clear(edge))
             for edge in self.edges
         )  # fmt: skip
 
@@ -129,32 +129,32 @@ class Tree(Steady):
         points: dict[str, list[Node]] = {}
         by_name = {node.name: node for node in self.nodes}
         for edge in self.edges:
-            point = self.noise_point(edge) if self._clean(edge) else edge
+            point = self.noise_point(edge) if self._receives_clear(edge) else edge
             points.setdefault(point.name, []).append(edge)
-        return tuple(self._gathering(by_name[name], edges) for name, edges in points.items())
+        return tuple(self._gathering_channel(by_name[name], edges) for name, edges in points.items())
 
-    def _gathering(self, point: Node, edges: list[Node]) -> Channel:
+    def _gathering_channel(self, point: Node, edges: list[Node]) -> Channel:
         passed: set[str] = set()
         for edge in edges:
-            for name in (edge.name, *self.above(edge)):
+            for name in (edge.name, *self.servers_above(edge)):
                 if name == point.name:
                     break
                 passed.add(name)
         members = tuple(sorted(n for edge in edges for n in edge.members))
-        audience = frozenset((point.name, *self.above(point)))
-        return Channel(point.name, members, audience, trusted=self._clean(point), through=frozenset(passed))
+        audience = frozenset((point.name, *self.servers_above(point)))
+        return Channel(point.name, members, audience, trusted=self._receives_clear(point), through=frozenset(passed))
 
     @cached_property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
         """The servers level by level, the lowest first: each sends on to the one above it."""
-        depth = {node.name: len(self.above(node)) for node in self.nodes}
+        depth = {node.name: len(self.servers_above(node)) for node in self.nodes}
         levels = sorted(set(depth.values()), reverse=True)
         return tuple(tuple(name for name, found in depth.items() if found == level) for level in levels)
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
         """Who is handed un-noised values, or would be."""
-        names = tuple(node.name for node in self.nodes if self._clean(node))
+        names = tuple(node.name for node in self.nodes if self._receives_clear(node))
         return (*names, CLOUD) if self.noise is Noise.CLOUD else names
 
     @property

@@ -48,7 +48,7 @@ class AffineNorms:
         self.rows: Tensor | None = None
         self.bias_rows = g.sum(1) if bias and g.shape[1] > 1 else (g[:, 0] if bias else None)
 
-    def joined(self, views: int) -> "AffineNorms":
+    def join_views(self, views: int) -> "AffineNorms":
         """Consecutive rows as one example: positions of one view after those of the other."""
         a, g = (rows.reshape(-1, views * rows.shape[1], rows.shape[2]) for rows in (self.a, self.g))
         return AffineNorms(a, g, bias=self.bias_rows is not None)

@@ -44,7 +44,7 @@ class StackStage(Layer):
             self.bias = weights[:, part.bias.start : part.bias.stop].unsqueeze(1)
             self.bias_gradient = gradient[:, part.bias.start : part.bias.stop]
 
-    def product(self, rows: Tensor, kernel: Tensor) -> Tensor:
+    def affine_product(self, rows: Tensor, kernel: Tensor) -> Tensor:
         """rows kernel^T + bias, client by client."""
         kernel = kernel.transpose(1, 2)
         return torch.bmm(rows, kernel) if self.bias is None else torch.baddbmm(self.bias, rows, kernel)
@@ -62,7 +62,7 @@ class DenseStage(StackStage):
         """x W^T + b; images are flattened first."""
         self.shape = x.shape
         self.x = x.flatten(1).view(self.clients, -1, self.weight.shape[2])
-        return self.product(self.x, self.weight)
+        return self.affine_product(self.x, self.weight)
 
     def backward(self, g: Tensor) -> Tensor | None:
         """The input gradient; weight and bias gradients are written."""
@@ -90,7 +90,7 @@ class ConvolutionStage(StackStage):
             self.u = patches_by_pixel(x, *self.how).view(self.weight[0, 0].numel(), self.clients, -1).permute(1, 2, 0)
             self.kernel = self.weight.flatten(2)
         size = output_size(x, *self.how)
-        return self.product(self.u, self.kernel).view(len(x), *size, -1).permute(0, 3, 1, 2)
+        return self.affine_product(self.u, self.kernel).view(len(x), *size, -1).permute(0, 3, 1, 2)
 
     def backward(self, g: Tensor) -> Tensor | None:
         """The input gradient; weight and bias gradients are written."""

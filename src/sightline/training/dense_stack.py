@@ -115,7 +115,7 @@ class DenseStack:
 
         Guarantees: as `Worker.clipped_sum`, for every client on its own.
         """
-        errors, squared = self.errors(x, y)
+        errors, squared = self.output_gradients(x, y)
         norms = squared.sqrt_()
         factors = (clip_factors(norms, clip_norm) * present).unsqueeze(2)
         broken = None if bool(torch.isfinite(norms).all()) else ~torch.isfinite(norms).unsqueeze(2)
@@ -125,7 +125,7 @@ class DenseStack:
             else:  # a zero factor does not make a NaN zero
                 floor.write(g.masked_fill(broken, 0.0) * factors, floor.x.masked_fill(broken, 0.0))
 
-    def errors(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+    def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
         """Every layer's output gradient for each example's own loss, and |gradient|^2 of each example."""
         p = self.probabilities(x)
         g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))

@@ -83,7 +83,7 @@ class Stacking:
         """Whether a client with batches of this width belongs on a stack: a matter of its own size only."""
         return width * self.floats <= CLIENT_FLOATS
 
-    def most(self, width: int) -> int:
+    def most_clients(self, width: int) -> int:
         """How many clients of this width stand side by side."""
         return max(2, GROUP_FLOATS // (width * self.floats)) if self.floats else 1 << 20
 

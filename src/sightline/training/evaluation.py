@@ -81,7 +81,7 @@ def example_outcomes(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Every example's cross entropy, and whether the largest logit is the label's."""
-    model.check(vector)
+    model.check_vector(vector)
     if batch < 1:
         invalid("batch", batch, "is a whole number >= 1")
     worker = worker_for(model)

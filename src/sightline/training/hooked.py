@@ -37,11 +37,11 @@ class AutogradWorker(GradientWorker):
         self.seen: dict[str, tuple[Tensor, Tensor, int]] = {}
         self.scribes: dict[str, ClippingRule] = {}
         self.recurrent: dict[tuple[str, str], RecurrentRule] = {}
-        self.attach(model.split(self.gradient))
+        self.attach_rules(model.split(self.gradient))
         self.per_chunk = 1
         self.measured = False
 
-    def attach(self, gradient: dict[str, Tensor]) -> None:
+    def attach_rules(self, gradient: dict[str, Tensor]) -> None:
         """Give every layer with parameters its scribe; raise `Unbookable` when one has none."""
         taken = 0
         for name, layer in self.twin.named_modules():
@@ -58,7 +58,7 @@ class AutogradWorker(GradientWorker):
                 if kind is None:
                     raise NoClippingRule(f"no books for {type(layer).__name__}")
                 self.scribes[name] = kind(layer, own)
-                layer.register_forward_hook(lambda _, inputs, output, name=name: self.see(name, inputs, output))
+                layer.register_forward_hook(lambda _, inputs, output, name=name: self.see_layer(name, inputs, output))
                 taken += len(own)
         if taken != len(self.model.layout):
             raise NoClippingRule("a parameter belongs to no known layer")
@@ -75,7 +75,7 @@ class AutogradWorker(GradientWorker):
             self.recurrent[name, "_" + suffix] = RecurrentRule(own)
         return len(words)
 
-    def see(self, name: str, inputs: Any, output: Tensor) -> None:
+    def see_layer(self, name: str, inputs: Any, output: Tensor) -> None:
         """Remember a layer's input and output, and make sure that the output's gradient can be read."""
         if name in self.seen or len(inputs) != 1:
             raise NoClippingRule(f"layer {name} ran twice or takes more than one input")

@@ -125,7 +125,7 @@ class Affine(Layer):
     def join_views(self, views: int) -> None:
         """Make the recorded rows of each example's views the books of one example."""
         if views > 1 and self.book is not None:
-            self.book = self.book.joined(views)
+            self.book = self.book.join_views(views)
 
     def norms(self) -> dict[str, Tensor]:
         """|gradient|^2 of every recorded example, by tensor."""
@@ -184,7 +184,7 @@ class Convolution(Affine):
         self.kernel = self.weight.contiguous(memory_format=torch.channels_last)
         return torch.conv2d(x, self.kernel, self.bias, self.stride, self.padding)
 
-    def derive(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    def derive_gradients(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         """(input, weight, bias) gradients, those of them that the mask asks for."""
         sizes = None if self.bias is None else list(self.bias.shape)
         how = (list(self.stride), list(self.padding), [1, 1], False, [0, 0], 1)
@@ -193,7 +193,7 @@ class Convolution(Affine):
 
     def backward(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the summed weight and bias gradients."""
-        before, weight, bias = self.derive(g, [self.wanted, True, self.bias is not None])
+        before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
         self.weight_gradient.copy_(weight)
         if self.bias_gradient is not None:
             self.bias_gradient.copy_(bias)
@@ -203,7 +203,7 @@ class Convolution(Affine):
         """The input gradient, and the books."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
         self.book = AffineNorms(unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None)
-        return self.derive(g, [True, False, False])[0] if self.wanted else None
+        return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out (outputs, kh * kw * channels)."""

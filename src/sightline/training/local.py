@@ -52,7 +52,7 @@ def train_local(
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
-    stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most)
+    stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most_clients)
     return chain(stacked, train_in_turn(walk, alone))
 
 

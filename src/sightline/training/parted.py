@@ -43,7 +43,7 @@ def train_parts(
     """
     terms = terms or LocalTerms()
     check_clients(splitting.whole, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of, assigned=assigned)
-    sent = [splitting.alone(one, shard.x) for one, shard in zip(assigned, shards, strict=True)]
+    sent = [splitting.part_of_one(one, shard.x) for one, shard in zip(assigned, shards, strict=True)]
     for sub, clients in group_by_submodel([sub for sub, _ in sent]):
         own = [Shard(sent[client][1], shards[client].y) for client in clients]
         some = [rngs[client] for client in clients]

@@ -121,7 +121,7 @@ def clipped_gradient_sum(
     Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
     `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.
     """
-    model.check(vector)
+    model.check_vector(vector)
     if not (np.isfinite(clip_norm) and clip_norm > 0):
         invalid("clip_norm", clip_norm, "is a positive number")
     worker = worker_for(model)

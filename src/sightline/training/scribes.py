@@ -30,7 +30,7 @@ class ClippingRule(ABC):
 class AffineRule(ClippingRule):
     """Linear layers, on vectors (B, K) or sequences (B, ..., K)."""
 
-    def book(self, x: Tensor, g: Tensor) -> AffineNorms:
+    def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
         """The affine map's inputs and output gradients as (B, P, K) and (B, P, O)."""
         batch = len(x)
         return AffineNorms(
@@ -39,7 +39,7 @@ class AffineRule(ClippingRule):
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Norms from the book."""
-        self.page = self.book(x, g)
+        self.page = self.norms_of(x, g)
         return self.page.norms()
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
@@ -60,7 +60,7 @@ class ConvolutionRule(AffineRule):
 
     layer: nn.Conv2d
 
-    def book(self, x: Tensor, g: Tensor) -> AffineNorms:
+    def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
         """Patches and output pixels."""
         how = (size_pair(self.layer.kernel_size), size_pair(self.layer.stride), size_pair(self.layer.padding))
         return AffineNorms(unfold_patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
@@ -78,17 +78,17 @@ class NormRule(ClippingRule):
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Rows of scale and shift: sum over positions of g times the normalised input, and of g."""
-        self.rows = {"weight": self.gather(g * self.normalised(x)), "bias": self.gather(g)}
+        self.rows = {"weight": self.sum_positions(g * self.normalise_input(x)), "bias": self.sum_positions(g)}
         self.rows = {name: self.rows[name] for name in self.gradient}
         return {name: square_norms(rows) for name, rows in self.rows.items()}
 
-    def normalised(self, x: Tensor) -> Tensor:
+    def normalise_input(self, x: Tensor) -> Tensor:
         """The input before scale and shift."""
         if isinstance(self.layer, nn.GroupNorm):
             return functional.group_norm(x, self.layer.num_groups, eps=self.layer.eps)
         return functional.layer_norm(x, list(self.layer.normalized_shape), eps=self.layer.eps)
 
-    def gather(self, values: Tensor) -> Tensor:
+    def sum_positions(self, values: Tensor) -> Tensor:
         """Sum over everything but the example and the parameter's own axes."""
         if isinstance(self.layer, nn.GroupNorm):
             return values.flatten(2).sum(2) if values.dim() > 2 else values

@@ -48,7 +48,7 @@ class Views:
         if x.ndim != 4:
             invalid("local.augment.kind", self.kind, "only images have views of this kind", "remove local.augment")
         n, (height, width) = len(x), x.shape[2:]
-        down, right, mirrored = self._drawn(n, rng)
+        down, right, mirrored = self._draw_shifts(n, rng)
         margin = self.pixels
         padded = np.pad(x, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
         rows = margin + np.arange(height) - down[..., None]
@@ -57,7 +57,7 @@ class Views:
         views = padded.transpose(0, 2, 3, 1)[which, rows[..., None], columns[:, :, None]]
         return np.ascontiguousarray(views.reshape(n * self.count, height, width, -1).transpose(0, 3, 1, 2))
 
-    def _drawn(self, n: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool]]:
+    def _draw_shifts(self, n: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool]]:
         """How far down, how far right and whether mirrored: one row per example, the first column untouched."""
         size = (n, self.count)
         down, right, mirrored = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool)

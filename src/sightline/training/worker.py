@@ -60,7 +60,7 @@ class GradientWorker:
             return
         before = self.weights.clone()
         yield
-        place = self.state.changed() or (None if same_numbers(before, self.weights) else "its own weights")
+        place = self.state.find_change() or (None if same_numbers(before, self.weights) else "its own weights")
         if place is not None:
             refuse_change(self.model, place)
 

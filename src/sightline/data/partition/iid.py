@@ -10,7 +10,7 @@ def deal_iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[I
 
     Guarantees: every example is dealt exactly once; sizes differ by at most one.
 
-    >>> [len(part) for part in iid(7, clients=3, rng=np.random.default_rng(0))]
+    >>> [len(part) for part in deal_iid(7, clients=3, rng=np.random.default_rng(0))]
     [3, 2, 2]
     """
     return np.array_split(rng.permutation(examples), clients)

@@ -43,11 +43,11 @@ class NodeRegistry:
                 self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
             else:
                 self._tries[node] = TRIES
-                self._admit(node, answer.words, here)
+                self._admit_node(node, answer.words, here)
         return {client: node for client, node in self._node_of.items() if node in here}
 
-    def _admit(self, node: int, facts: Mapping[str, Any], here: set[int]) -> None:
-        why = _wrong_facts(facts) or self._unlike(facts)
+    def _admit_node(self, node: int, facts: Mapping[str, Any], here: set[int]) -> None:
+        why = _wrong_facts(facts) or self._why_unlike(facts)
         client = -1 if why else int(facts["client"])
         if not why and self._node_of.get(client, node) in here - {node}:
             why = f"says that it is {client_name(client)}, which another connected node is already"
@@ -59,7 +59,7 @@ class NodeRegistry:
         self._node_of[client] = node
         self.facts.setdefault(client, dict(facts))
 
-    def _unlike(self, facts: Mapping[str, Any]) -> str:
+    def _why_unlike(self, facts: Mapping[str, Any]) -> str:
         first = next(iter(self.facts.values()), facts)
         return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
 
