@@ -118,7 +118,9 @@ def run_first(job: FirstRound) -> dict[str, Any]:
         for points in POINTS:
             known = fit_mixture(KINDS[points](updates)(4), 4, seed=job.seed)
             louder.append({"factor": factor, "points": points} | judged(known, truth))
-    plane = fit_mixture(KINDS["principal"](noised(sums, loudest * job.clip_norm, seed=job.seed, use=0))(4), 4, seed=job.seed)
+    plane = fit_mixture(
+        KINDS["principal"](noised(sums, loudest * job.clip_norm, seed=job.seed, use=0))(4), 4, seed=job.seed
+    )
     facts = {"key": job.key, "part": job.part, "source": job.source, "partition": job.partition, "seed": job.seed}
     size = {"samples": samples, "parameters": sums.shape[1], "cpu_seconds": seconds + time.process_time() - begun}
     return facts | size | {"cells": cells, "louder": louder, "points": picture(plane)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sightline.accounting.averaging import mean_of_copies
 from sightline.accounting.composed import compose_losses
 from sightline.accounting.dominating import lattice_law, native_law
-from sightline.accounting.law import Law, on_step, multiply_laws, resplit_atoms, sample_law, trim_law
+from sightline.accounting.law import Law, multiply_laws, on_step, resplit_atoms, sample_law, trim_law
 from sightline.accounting.lognormal import gaussian_law
 from sightline.accounting.losses import Sum, backward_losses_of, forward_losses_of, order_for_epsilon
 from sightline.accounting.lower import lower_law

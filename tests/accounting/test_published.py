@@ -27,7 +27,9 @@ def test_noise_of_section_4_2(moments, printed):
 
 @pytest.mark.parametrize(("parts", "printed"), [(1, 6.618e-4), (3, 5.440e-4), (8, 4.99e-4)])
 def test_noise_of_table_1(parts, printed):
-    found = published.calibrate_published(lambda z: published.split_moments(z, parts, 0.1, 1000, unsplit_noise=z), **TARGET)
+    found = published.calibrate_published(
+        lambda z: published.split_moments(z, parts, 0.1, 1000, unsplit_noise=z), **TARGET
+    )
     assert found.value / BATCH == pytest.approx(printed, abs=4e-7)
 
 

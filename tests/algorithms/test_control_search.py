@@ -88,4 +88,6 @@ def test_costs_that_are_nothing_do_not_count():
     nothing = np.zeros((1, 3))
     p = Prospects((0,), (1, 2, 3), nothing, nothing, np.array([[3.0, 1.5, 1.0]]))
     assert search_choice(p, Weights(1, 1, 1), left=10, taus=[5], planned_tau=5, planned_steps=10).untrusted == 3
-    assert math.isfinite(search_choice(p, Weights(1, 1, 0), left=10, taus=[5], planned_tau=5, planned_steps=10).objective)
+    assert math.isfinite(
+        search_choice(p, Weights(1, 1, 0), left=10, taus=[5], planned_tau=5, planned_steps=10).objective
+    )

@@ -25,7 +25,9 @@ def halved(monkeypatch):
         monkeypatch.setattr(kind, "noisy_sum", _half(kind.noisy_sum))
     samplewise, steps = import_module("sightline.mechanisms.samplewise"), DPSGDSettings.noise_of
     monkeypatch.setattr(samplewise, "with_gaussian_noise", _half(samplewise.with_gaussian_noise))
-    monkeypatch.setattr(DPSGDSettings, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a)))
+    monkeypatch.setattr(
+        DPSGDSettings, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a))
+    )
 
 
 def _half(whole):

@@ -139,7 +139,10 @@ def test_words_in_a_picture_are_text():
 
 def test_a_claim_that_is_broken_is_said_to_be_and_exits_with_1(file, monkeypatch, capsys):
     unclipped(monkeypatch)
-    assert run_arguments(["audit", str(file), "--trials", "60", "--canaries", "40", "--delta", "0.2", "--rounds", "1"]) == 1
+    assert (
+        run_arguments(["audit", str(file), "--trials", "60", "--canaries", "40", "--delta", "0.2", "--rounds", "1"])
+        == 1
+    )
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("REFUTED")
     assert "refuted" in err

@@ -170,7 +170,9 @@ class Crash(BaseException):
 @pytest.mark.parametrize("place", ["append", "save_checkpoint"])
 def test_a_resumed_run_draws_again_only_what_it_had_drawn_for_the_broken_round(place, drawn, tmp_path, monkeypatch):
     """The broken round is made again bit by bit, and no noise of an earlier round is ever used for a later one."""
-    setting = engine.calibrate_noise(engine.build_experiment(parse(plain(Combination(where="client", clients="poisson")))))
+    setting = engine.calibrate_noise(
+        engine.build_experiment(parse(plain(Combination(where="client", clients="poisson"))))
+    )
 
     def names_of(directory, *, resume=False, crash=0):
         drawn.clear()

@@ -7,9 +7,18 @@ from scipy.stats import multivariate_normal, norm
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import MinMaxScaler
 
-from sightline.algorithms.mixture import Mixture, fit_mixture, component_overlap_at, posterior_chances, switch_round
+from sightline.algorithms.mixture import Mixture, component_overlap_at, fit_mixture, posterior_chances, switch_round
 from sightline.algorithms.mixture_count import candidate_counts, confidence_by_count, surest_mixture
-from sightline.algorithms.mixture_points import COLUMNS, KINDS, in_the_plane, plane_points, principal_scores, raw_points, scale_columns, spanning_points
+from sightline.algorithms.mixture_points import (
+    COLUMNS,
+    KINDS,
+    in_the_plane,
+    plane_points,
+    principal_scores,
+    raw_points,
+    scale_columns,
+    spanning_points,
+)
 from sightline.algorithms.mixture_truth import cluster_purity, same_clusters
 from sightline.errors import InvalidInput
 

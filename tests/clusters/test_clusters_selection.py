@@ -11,7 +11,7 @@ import sightline
 from sightline.accounting import epsilon
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Exponential, Unit
-from sightline.mechanisms import draw_choice, choice_sharpness
+from sightline.mechanisms import choice_sharpness, draw_choice
 
 
 def exponents(k, eps, unit, adjacency, examples):

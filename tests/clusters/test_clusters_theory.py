@@ -10,8 +10,8 @@ from scipy.stats import norm
 from sightline.algorithms.mixture import fit_mixture
 from sightline.algorithms.theory_clustered import (
     component_overlap,
-    overlap_of_larger_batch,
     expected_separation,
+    overlap_of_larger_batch,
     update_noise,
 )
 from sightline.cli.main import run_arguments

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from sightline.algorithms.contract import ChannelMean
-from sightline.algorithms.control_estimates import Slope, estimate_diversity, mean_slope, of_round, sgd_noise, slope_of, estimate_smoothness
+from sightline.algorithms.control_estimates import (
+    Slope,
+    estimate_diversity,
+    estimate_smoothness,
+    mean_slope,
+    of_round,
+    sgd_noise,
+    slope_of,
+)
 from sightline.mechanisms import Public
 from sightline.topology import Channel
 

@@ -77,7 +77,9 @@ def test_epsilon_holds_whatever_is_chosen(tmp_path, monkeypatch, worst, unit):
     assert set(done.summary["control"]["tau"]) == {tau}
     assert 0 < done.epsilon <= 20.0
     planned = engine.plan_releases(
-        engine.calibrate_noise(engine.build_experiment(parse(changed(TREE, {"privacy.unit": unit, "privacy.where": "edge"}))))
+        engine.calibrate_noise(
+            engine.build_experiment(parse(changed(TREE, {"privacy.unit": unit, "privacy.where": "edge"})))
+        )
     )
     assert len(done.ledger) <= len(planned)
 

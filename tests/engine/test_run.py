@@ -17,7 +17,7 @@ from sightline.engine.planning import NoWorker
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
-from sightline.mechanisms import MECHANISMS, SAMPLERS, StateRule, Public, ClientState
+from sightline.mechanisms import MECHANISMS, SAMPLERS, ClientState, Public, StateRule
 from sightline.randomness import Streams
 from tests.oracle.fedavg_naive import central_fedavg
 

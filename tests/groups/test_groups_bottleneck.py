@@ -42,7 +42,9 @@ def divergence(ingredients, order):
 
 def bounds_of(groups, workers, period, epochs, rate=1.0):
     event = Gaussian(SIGMA) if rate == 1 else Poisson(rate, Gaussian(SIGMA))
-    return Bottleneck(planned_pairs(GroupPlan(constant_schedule(workers, groups), period, epochs, (event,) * len(groups))))
+    return Bottleneck(
+        planned_pairs(GroupPlan(constant_schedule(workers, groups), period, epochs, (event,) * len(groups)))
+    )
 
 
 @st.composite

@@ -124,7 +124,9 @@ def test_a_run_stopped_by_its_budget_still_equals_its_plan(grouped, tmp_path, al
     assert stopped.summary["status"] == "stopped"
     assert done < 8
     assert stopped.epsilon == spent[-2] <= limit
-    assert_equal(stopped.ledger, engine.build_experiment(experiment).topology.schedule, 2, done, plus=algorithm == "dp_ogl_plus")
+    assert_equal(
+        stopped.ledger, engine.build_experiment(experiment).topology.schedule, 2, done, plus=algorithm == "dp_ogl_plus"
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["dp_ogl", "dp_ogl_plus"])
@@ -138,7 +140,9 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(grouped, tmp_path, monkeypat
     sightline.run(experiment, out=tmp_path / "whole")
     again = sightline.run(experiment, out=tmp_path / "broken", resume=True)
     assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
-    assert_equal(again.ledger, engine.build_experiment(experiment).topology.schedule, 2, 4, plus=algorithm == "dp_ogl_plus")
+    assert_equal(
+        again.ledger, engine.build_experiment(experiment).topology.schedule, 2, 4, plus=algorithm == "dp_ogl_plus"
+    )
 
 
 def test_the_ledger_does_not_tell_who_took_part(grouped, tmp_path):

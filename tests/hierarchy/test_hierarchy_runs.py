@@ -124,7 +124,9 @@ def test_noise_moves_with_trust(treed):
     changes = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0, "topology.subnets": 3}
     hidden = {"sampling.clients": {"scheme": "poisson", "rate": 0.4}}
     for name in ("edge-0", "edge-1", "edge-2"):
-        setting = engine.calibrate_noise(engine.build_experiment(treed(**changes, **hidden, **{"topology.trusted": [name]})))
+        setting = engine.calibrate_noise(
+            engine.build_experiment(treed(**changes, **hidden, **{"topology.trusted": [name]}))
+        )
         ledger = engine.plan_releases(setting)
         number = int(name[-1])
         for edge in range(3):

@@ -138,7 +138,9 @@ def federation(clusters: bool) -> Federation:
 
 def built(c: Combination) -> BuiltExperiment:
     """The combination, ready to run; refused with the reason when it cannot."""
-    return engine.calibrate_noise(engine.build_experiment(parse(plain(c)), federation=federation(c.topology == "clusters")))
+    return engine.calibrate_noise(
+        engine.build_experiment(parse(plain(c)), federation=federation(c.topology == "clusters"))
+    )
 
 
 def planned(c: Combination) -> tuple[Ledger, set[str]]:

@@ -28,17 +28,17 @@ from sightline.events import Clear, Event, Exponential, Gaussian, Product, Pure
 from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
     MECHANISMS,
-    NoiseByTrust,
     CentralMean,
     LocalMean,
     Mechanism,
+    NoiseByTrust,
     NoPrivacy,
-    ReleaseValues,
     PooledMean,
     Public,
+    ReleaseContext,
+    ReleaseValues,
     SampleAtClient,
     SampleAtServer,
-    ReleaseContext,
     Schedules,
     SegmentSums,
     Updates,
@@ -206,7 +206,9 @@ class NotedRound(LiveRound):
         super().__init__(*where)
         self._calls = calls
 
-    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]) -> ReleaseValues:
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]
+    ) -> ReleaseValues:
         left: dict[int, torch.Tensor] = {}
         whole = Updates.collect_outputs
 

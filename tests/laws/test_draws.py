@@ -17,7 +17,7 @@ from sightline.engine.planning import NoWorker, plan_releases
 from sightline.engine.round import LiveRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat
 from sightline.ledger import Ledger, export_ledger
-from sightline.mechanisms import SAMPLERS, ReleaseValues, LocalSchedule, Public
+from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
 from sightline.training.batches import poisson_batches

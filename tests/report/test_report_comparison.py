@@ -15,7 +15,7 @@ from sightline.report import RunView
 from sightline.report.comparison import Spread, compare_runs
 from sightline.report.comparison_charts import AGAINST, comparison_charts, group_course
 from sightline.report.comparison_notes import TUNING, comparison_notes
-from sightline.report.comparison_plain import plain_comparison, comparison_table
+from sightline.report.comparison_plain import comparison_table, plain_comparison
 
 BY = {against.name: against for against in AGAINST}
 

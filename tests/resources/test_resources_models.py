@@ -20,8 +20,8 @@ from sightline.resources import (
     Wireless,
     WirelessSettings,
     build_resources,
-    expected_gathering,
     combine_costs,
+    expected_gathering,
 )
 from sightline.resources.link import path_gain, shannon_rate
 from sightline.topology import Channel
@@ -129,7 +129,9 @@ def test_several_channels_are_gathered_side_by_side(overlap):
 def test_nobody_costs_nothing():
     resources = Resources(wireless())
     assert resources.cost_of_gathering([], round=1, use=0) == Cost()
-    assert resources.cost_of_gathering([(channel(0, 1), PoissonCohorts(2, 1e-300))], round=1, use=0).delay_seconds < 1e-299
+    assert (
+        resources.cost_of_gathering([(channel(0, 1), PoissonCohorts(2, 1e-300))], round=1, use=0).delay_seconds < 1e-299
+    )
     assert resources.cost_of_lifting([]) == Cost()
 
 

@@ -13,7 +13,7 @@ from sightline.config import parse
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson, Product, Repeat, Split
 from sightline.ledger import Ledger
-from sightline.mechanisms import CentralMean, CallId
+from sightline.mechanisms import CallId, CentralMean
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
 from tests.engine.conftest import changed
@@ -102,7 +102,9 @@ def test_noise_is_calibrated_to_the_split_run(tiny, tmp_path, kind):
 def test_more_parts_cost_less(tiny):
     def spent(parts):
         experiment = tiny(**{"algorithm.split": {"parts": parts, "unsplit_noise": 50.0}})
-        return engine.plan_releases(engine.calibrate_noise(engine.build_experiment(experiment))).epsilon("client-0", "public", 1e-5)
+        return engine.plan_releases(engine.calibrate_noise(engine.build_experiment(experiment))).epsilon(
+            "client-0", "public", 1e-5
+        )
 
     assert spent(4) < spent(2) < spent(1)
 
@@ -261,7 +263,9 @@ def test_mistakes_are_one_line(tmp_path, changes, words):
 
 
 def test_rate_one_has_no_poisson_around_it(tiny):
-    setting = engine.build_experiment(tiny(**SAMPLE | {"local": {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.1}}))
+    setting = engine.build_experiment(
+        tiny(**SAMPLE | {"local": {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.1}})
+    )
     events = {release.event for release in engine.plan_releases(setting)}
     assert Product((Gaussian(1.0), Split(2, Gaussian(1.0)))) in events
     assert not any(isinstance(event, Repeat | Poisson) for event in events)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
-from sightline.training.books import unfold_patches, patches_by_pixel, fold_patches
+from sightline.training.books import fold_patches, patches_by_pixel, unfold_patches
 from sightline.training.chain import ChainWorker
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
 from sightline.training.examples import one_by_one, vectorised_gradients
@@ -184,7 +184,9 @@ def test_odd_modules_train_as_the_naive_loop(odd):
     rngs = [np.random.default_rng(i) for i in range(2)]
     ends = dict(
         pair
-        for index, block in train_local(model, start, [Shard(x, y)] * 2, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs)
+        for index, block in train_local(
+            model, start, [Shard(x, y)] * 2, LocalWork(0.1, batch_size=4, epochs=2), rngs=rngs
+        )
         for pair in zip(index.tolist(), block, strict=True)
     )
     for i in range(2):
@@ -244,4 +246,6 @@ def test_rows_by_torch_func_and_one_by_one_agree():
     module, vector = model.module(), model.init(np.random.default_rng(0))
     oracle.load(module, vector)
     x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    torch.testing.assert_close(vectorised_gradients(module, model, vector, x, y), one_by_one(module, model, vector, x, y))
+    torch.testing.assert_close(
+        vectorised_gradients(module, model, vector, x, y), one_by_one(module, model, vector, x, y)
+    )

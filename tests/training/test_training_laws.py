@@ -18,8 +18,8 @@ from sightline.training import (
     LocalWork,
     clipped_gradient_sum,
     dp_sgd,
-    evaluate_model,
     evaluate_many,
+    evaluate_model,
     local,
     train_local,
 )

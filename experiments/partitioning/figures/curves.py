@@ -24,7 +24,9 @@ def split_noises(step_counts, parts, rate, epsilon, delta):
     budget = {"epsilon": epsilon, "delta": delta}
     baseline, paper, ours = [], [], []
     for steps in step_counts:
-        baseline.append(published.calibrate_published(lambda z, t=steps: published.poisson_moments(z, rate, t), **budget).value)
+        baseline.append(
+            published.calibrate_published(lambda z, t=steps: published.poisson_moments(z, rate, t), **budget).value
+        )
         paper.append(
             published.calibrate_published(lambda z, t=steps: published.split_moments(z, parts, rate, t), **budget).value
         )

@@ -76,7 +76,9 @@ def noise_of(method: str, parts: int, rate: float, steps: int) -> float | None:
     if method == "ours":
         return None
     split = parts if method == "published" else 1
-    found = published.calibrate_published(lambda z: published.split_moments(z, split, rate, steps, unsplit_noise=z), **TARGET)
+    found = published.calibrate_published(
+        lambda z: published.split_moments(z, split, rate, steps, unsplit_noise=z), **TARGET
+    )
     return found.value
 
 

@@ -49,7 +49,9 @@ class Budget:
         return {line.name: epsilon_of({line.at(self.noise_multiplier): line.times}, self.delta) for line in self.lines}
 
 
-def share_budget(lines: Sequence[BudgetLine], *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> Budget:
+def share_budget(
+    lines: Sequence[BudgetLine], *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD
+) -> Budget:
     """The least common noise at which all lines together cost at most (epsilon, delta).
 
     >>> from sightline.events import Exponential, Gaussian, Poisson

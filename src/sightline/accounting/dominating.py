@@ -5,9 +5,9 @@ from functools import singledispatch
 
 import numpy as np
 
-from sightline.accounting.averaging import mean_of_copies, loss_deviation, spread_of
+from sightline.accounting.averaging import loss_deviation, mean_of_copies, spread_of
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
-from sightline.accounting.law import NOTHING, Law, on_step, multiply_laws, sampled_points, trim_law
+from sightline.accounting.law import NOTHING, Law, multiply_laws, on_step, sampled_points, trim_law
 from sightline.accounting.lognormal import gaussian_law
 from sightline.accounting.remember import LawCache
 from sightline.events import (

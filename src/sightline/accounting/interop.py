@@ -88,7 +88,9 @@ def _(event: Poisson) -> Any:
 
 @convert_event.register
 def _(event: WithoutReplacement) -> Any:
-    return load_dp_accounting().SampledWithoutReplacementDpEvent(event.population, event.cohort, convert_event(event.event))
+    return load_dp_accounting().SampledWithoutReplacementDpEvent(
+        event.population, event.cohort, convert_event(event.event)
+    )
 
 
 @convert_event.register

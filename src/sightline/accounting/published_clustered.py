@@ -9,7 +9,9 @@ import math
 from sightline.accounting.accountant import check_delta
 from sightline.accounting.published import AsPublished, calibrate_published, gaussian_moments, poisson_moments
 
-CLUSTERED_NOTICE = "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
+CLUSTERED_NOTICE = (
+    "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
+)
 
 
 def clustered_noise(

@@ -5,7 +5,9 @@ import math
 from sightline.accounting.published import AsPublished
 from sightline.errors import invalid
 
-H2FDP_NOTICE = "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
+H2FDP_NOTICE = (
+    "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
+)
 
 CONSTANT = 2.0
 """c2 of the proposition, which the paper does not name; 2 is what moments-accountant papers usually take."""

@@ -10,7 +10,17 @@ from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.errors import invalid
-from sightline.events import MOST_COUNTED, Allocation, Event, Exponential, Gaussian, Poisson, Product, Split, scale_noise
+from sightline.events import (
+    MOST_COUNTED,
+    Allocation,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Split,
+    scale_noise,
+)
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 """At which a notebook shows what a scheme costs."""
@@ -116,7 +126,10 @@ def clustered(
     >>> [times for _, times in scheme.events]
     [1, 180, 1]
     """
-    batch, rounds = min(check_count("batch_size", batch_size), check_count("samples", samples)), check_count("rounds", rounds)
+    batch, rounds = (
+        min(check_count("batch_size", batch_size), check_count("samples", samples)),
+        check_count("rounds", rounds),
+    )
     events: list[tuple[Event, int]] = [(Gaussian(noise), 1)]
     if rounds > 1:
         events.append((Poisson(batch / samples, Gaussian(noise)), (rounds - 1) * -(-samples // batch)))

@@ -62,7 +62,9 @@ def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> P
     """Every present client's private choice among all clusters' models, which everybody is shown for it; the absent
     stay where they were."""
     models = [state[cluster_name(m)] for m in range(count_of(state))]
-    show_models(state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from")
+    show_models(
+        state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from"
+    )
     choices = r.select_models(cohort, models, epsilon=epsilon)
 
     def changed(before: Tensor, *values: Tensor) -> Tensor:
@@ -101,7 +103,9 @@ def train_clusters(state: State, r: Round, cohort: Cohort) -> State:
     many: list[tuple[Any, Channel]] = []
     moved = []
     present = frozenset(cohort.members)
-    starts = {cluster_name(m): with_sources_of(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))}
+    starts = {
+        cluster_name(m): with_sources_of(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))
+    }
     for (name, start), members in zip(starts.items(), members_of(state), strict=True):
         here = Cohort(tuple(n for n in members if n in present))
         if here.members:

@@ -9,7 +9,7 @@ import numpy as np
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.ledger import Release
-from sightline.mechanisms import Cohort, Cohorts, StateRule, LocalSchedule, Public, Updates
+from sightline.mechanisms import Cohort, Cohorts, LocalSchedule, Public, StateRule, Updates
 from sightline.resources import Cost
 from sightline.topology import Channel
 

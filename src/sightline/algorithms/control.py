@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from sightline.algorithms.contract import Algorithm, Round, State
-from sightline.algorithms.control_costs import price_interval, participation_rates, with_noise
-from sightline.algorithms.control_estimates import Slope, estimate_diversity, of_round, sgd_noise, estimate_smoothness
+from sightline.algorithms.control_costs import participation_rates, price_interval, with_noise
+from sightline.algorithms.control_estimates import Slope, estimate_diversity, estimate_smoothness, of_round, sgd_noise
 from sightline.algorithms.control_search import Choice, Prospects, candidate_intervals, search_choice
 from sightline.algorithms.control_settings import Control, check_control
 from sightline.algorithms.theory_h2fdp import largest_gamma
@@ -57,13 +57,18 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
         known = Progress.read(state, first)
         aggregations = base.aggregations(settings, tau)
         left = max(1, total - int(known.steps_done))
-        taus = candidate_intervals(left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations)
+        taus = candidate_intervals(
+            left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations
+        )
         if not tables:
             tables.append(price_interval(r, aggregations))
         here = with_noise(tables[0], r)
         choice = search_choice(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
         gamma = min(experiment.local.learning_rate, largest_gamma(choice.tau, rounds, known.beta))
-        r.set_pace(LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)), most_steps=control.tau_max)
+        r.set_pace(
+            LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)),
+            most_steps=control.tau_max,
+        )
         after = base.round({n: v for n, v in state.items() if not n.startswith(PREFIX)}, r, settings)
         note_decision(r, choice, gamma)
         return dict(after) | update_control(

@@ -56,5 +56,7 @@ def most_devices(r: Round, *, trusted: bool) -> int:
     return max(1, math.floor(max(found) + 1e-9)) if found else 0
 
 
-def cost_table(rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]) -> Floats:
+def cost_table(
+    rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]
+) -> Floats:
     return np.array([[value(row, column) for column in columns] for row in rows])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
 from sightline.errors import invalid
-from sightline.mechanisms import StateRule, LocalResult, Public
+from sightline.mechanisms import LocalResult, Public, StateRule
 
 
 @dataclass(frozen=True)

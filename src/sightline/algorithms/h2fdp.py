@@ -91,7 +91,9 @@ def global_model(r: Round, work: Segment, models: list[Public], updates: Updates
     The cloud is sent every edge's part by itself; being made of the same releases, the parts tell no more.
     """
     steps = r.release_means(share_training(updates, work.of(r.gathers)))
-    return r.publish(sum_weighted(models, r.channel_shares(r.channels)) + sum_weighted(steps, r.channel_shares(r.gathers)))
+    return r.publish(
+        sum_weighted(models, r.channel_shares(r.channels)) + sum_weighted(steps, r.channel_shares(r.gathers))
+    )
 
 
 def current_models(state: State, clients: range) -> Public:
@@ -140,5 +142,13 @@ SAYS = (
 )
 
 ALGORITHM = Algorithm(
-    "h2fdp", H2FDP, init_state, run_round, current_models, says=SAYS, check=check_experiment, topologies=("tree",), aggregations=segments_of
+    "h2fdp",
+    H2FDP,
+    init_state,
+    run_round,
+    current_models,
+    says=SAYS,
+    check=check_experiment,
+    topologies=("tree",),
+    aggregations=segments_of,
 )

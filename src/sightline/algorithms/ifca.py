@@ -5,7 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from sightline.algorithms import clustered
-from sightline.algorithms.clustered import ASSIGNMENT, START, assign_clusters, choose_clusters, cluster_name, draw_clusters, moved_to, train_clusters
+from sightline.algorithms.clustered import (
+    ASSIGNMENT,
+    START,
+    assign_clusters,
+    choose_clusters,
+    cluster_name,
+    draw_clusters,
+    moved_to,
+    train_clusters,
+)
 from sightline.algorithms.clustered_settings import SELECTING, Selecting, complete_settings, refuse_trusted_server
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.config import Experiment

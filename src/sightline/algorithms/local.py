@@ -32,4 +32,6 @@ def current_models(state: State, clients: range) -> dict[int, Public]:
 
 SAYS = "Clients train alone; epsilon is for publishing every client's own model after each round."
 
-ALGORITHM = Algorithm("local", Local, init_state, run_round, current_models, personal=True, says=SAYS, topologies=("star",))
+ALGORITHM = Algorithm(
+    "local", Local, init_state, run_round, current_models, personal=True, says=SAYS, topologies=("star",)
+)

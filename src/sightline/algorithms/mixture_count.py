@@ -33,4 +33,6 @@ def confidence_by_count(
     points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None
 ) -> dict[int, float]:
     """Count -> MSS of its mixture: the curve whose peak is the answer (Fig. 10)."""
-    return {count: fit_mixture(points_of(count), count, seed=seed).mss for count in (counts or candidate_counts(clients))}
+    return {
+        count: fit_mixture(points_of(count), count, seed=seed).mss for count in (counts or candidate_counts(clients))
+    }

@@ -52,4 +52,6 @@ def check_experiment(experiment: Experiment) -> None:
 
 SAYS = "Clients are judged by personal models that they keep to themselves; the global model is what epsilon is for."
 
-ALGORITHM = Algorithm("pfedme", PFedMe, init_state, run_round, current_models, says=SAYS, check=check_experiment, kept="personal")
+ALGORITHM = Algorithm(
+    "pfedme", PFedMe, init_state, run_round, current_models, says=SAYS, check=check_experiment, kept="personal"
+)

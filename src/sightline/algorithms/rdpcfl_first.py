@@ -7,7 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.algorithms.clustered import START, assign_clusters, cluster_name, with_sources_of, members_of, show_models
+from sightline.algorithms.clustered import (
+    START,
+    assign_clusters,
+    cluster_name,
+    members_of,
+    show_models,
+    with_sources_of,
+)
 from sightline.algorithms.clustered_settings import Selecting
 from sightline.algorithms.contract import Round, State
 from sightline.algorithms.mixture import Mixture, fit_mixture, switch_round
@@ -30,7 +37,9 @@ def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> St
     updates = r.train(cohort, state[START], whole_batch=True)
     steps = r.release_each(updates)
     mixture, curve = (
-        (unseen_mixture(len(steps), settings), []) if r.rehearsal or not steps else fit_updates(list(steps.values()), r, settings)
+        (unseen_mixture(len(steps), settings), [])
+        if r.rehearsal or not steps
+        else fit_updates(list(steps.values()), r, settings)
     )
     sources = Public(torch.zeros(0), frozenset[int]().union(*(step.sources for step in steps.values())))
 
@@ -112,7 +121,9 @@ def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict
             means[cluster_name(m)] = state[START] + combine_public(mean, *(steps[n] for n in here))
     # who is in a cluster follows from everybody's updates, so its model does, also one that nobody is in
     state = dict(state) | {name: with_sources_of(means.get(name, state[START]), likeliest) for name in names}
-    show_models(state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC}))
+    show_models(
+        state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC})
+    )
     return state
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
-from sightline.mechanisms import StateRule, LocalResult, Public
+from sightline.mechanisms import LocalResult, Public, StateRule
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,6 @@ def current_models(state: State, clients: range) -> Public:
 
 SAYS = "Clients keep control variates to themselves; the server's is computed from released means."
 
-ALGORITHM = Algorithm("scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=keeps_state("scaffold"))
+ALGORITHM = Algorithm(
+    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=keeps_state("scaffold")
+)

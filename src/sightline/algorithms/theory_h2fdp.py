@@ -99,7 +99,9 @@ class Hierarchy:
         return self.trusted * self.at_edges**2 / devices**2 + (1 - self.trusted) * self.at_devices**2 / devices
 
 
-def _check_constant(name: str, value: float | None, *, least: float, most: float = math.inf, open_: bool = False) -> None:
+def _check_constant(
+    name: str, value: float | None, *, least: float, most: float = math.inf, open_: bool = False
+) -> None:
     if value is None:
         return
     if not (math.isfinite(value) and least <= value <= most) or (open_ and value == least):

@@ -36,7 +36,9 @@ def corrected_terms(h: Hierarchy) -> Terms:
     of 1 / sqrt(k + 1) is at most 2 / sqrt(K_g).
     """
     root = math.sqrt(h.rounds)
-    return Terms(2 * h.gap / (h.step * h.tau * root), 2 * h.smoothness * h.step / root * _drift_term(h), privacy_noise(h))
+    return Terms(
+        2 * h.gap / (h.step * h.tau * root), 2 * h.smoothness * h.step / root * _drift_term(h), privacy_noise(h)
+    )
 
 
 def privacy_noise(h: Hierarchy) -> float:

@@ -80,7 +80,8 @@ def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
         if u == 0:
             return after
         return dict(after) | {
-            name: after[name] + u * (after[name] - _model_before(state, name)) for name in _model_names(base, after, r.clients)
+            name: after[name] + u * (after[name] - _model_before(state, name))
+            for name in _model_names(base, after, r.clients)
         }
 
     return replace(base, init=init, round=round_, says=" ".join(filter(None, (base.says, SAYS))))

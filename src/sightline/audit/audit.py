@@ -10,8 +10,8 @@ from sightline import engine
 from sightline.audit.attack import MarkedValues, Runs, fit_attack
 from sightline.audit.bounds import one_run_lower, two_worlds_lower
 from sightline.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
-from sightline.audit.stage import AskedPair, Progress, CanarySetup, for_many, for_one, worst_sight
-from sightline.audit.watch import SHOWN, Key, Reading, Observer
+from sightline.audit.stage import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
+from sightline.audit.watch import SHOWN, Key, Observer, Reading
 from sightline.config import Experiment
 from sightline.engine.setting import BuiltExperiment
 from sightline.errors import invalid
@@ -135,7 +135,9 @@ def audit_built(
         in_one_run(many, confidence=each, seed=seed),
     ]
     if own is not None:
-        found = repeat_runs(own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None)
+        found = repeat_runs(
+            own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None
+        )
         details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
         findings.append(replace(found, method="own model", details=details))
     facts = {
@@ -246,7 +248,9 @@ def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
     return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
 
 
-def _canary_evidence(watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup) -> NDArray[np.float64]:
+def _canary_evidence(
+    watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup
+) -> NDArray[np.float64]:
     """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
 
     What is shown was worked out of the rest, and is listened to only where the rest is not seen.

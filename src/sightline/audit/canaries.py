@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.audit.relays import Relays
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.events import Adjacency
-from sightline.mechanisms import Block, CallId, StateAccess, Splitter
+from sightline.mechanisms import Block, CallId, Splitter, StateAccess
 from sightline.mechanisms.worker import RemoteNodes
 from sightline.randomness import Purpose, Streams
 

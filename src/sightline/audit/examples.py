@@ -8,7 +8,7 @@ from torch import Tensor
 from sightline.audit.canaries import LOUD, CanaryCoins, round_sign
 from sightline.audit.net import CanaryNet
 from sightline.engine.setting import BuiltExperiment
-from sightline.mechanisms import Block, CallId, PrivateSteps, StateAccess, SegmentSums, Splitter
+from sightline.mechanisms import Block, CallId, PrivateSteps, SegmentSums, Splitter, StateAccess
 from sightline.mechanisms.worker import RemoteNodes
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator

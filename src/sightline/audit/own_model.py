@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sightline import engine
 from sightline.audit.stage import STILL, AskedPair, CanarySetup, worst_sight
-from sightline.audit.watch import Reading, Observer, watched_run
+from sightline.audit.watch import Observer, Reading, watched_run
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.setting import BuiltExperiment
 from sightline.events import Unit

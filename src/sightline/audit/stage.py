@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sightline import accounting, engine
-from sightline.audit.canaries import CanaryClients, CanaryCoins, Where, canary_examples, silent_clients, round_sign
+from sightline.audit.canaries import CanaryClients, CanaryCoins, Where, canary_examples, round_sign, silent_clients
 from sightline.audit.examples import CanaryShards
 from sightline.audit.net import FAR, CanaryNet, hit_coordinates, part_probes, probe_places, small_experiment
 from sightline.audit.relays import Relays, relays_for
-from sightline.audit.watch import Reading, Observer, watched_run
+from sightline.audit.watch import Observer, Reading, watched_run
 from sightline.config import Experiment, Model
 from sightline.engine.setting import BuiltExperiment
 from sightline.errors import invalid, refuse
@@ -179,7 +179,9 @@ def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
     return lines
 
 
-def _asked_subjects(setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair) -> Iterable[tuple[Events, str]]:
+def _asked_subjects(
+    setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair
+) -> Iterable[tuple[Events, str]]:
     """What the observer of a line sees of the subject that is asked for, or of every one that it sees otherwise."""
     if pair.subject is None:
         return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
@@ -212,7 +214,9 @@ def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedP
     return CanarySetup(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
 
 
-def for_many(setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
+def for_many(
+    setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY
+) -> CanarySetup:
     """The stage with many canaries, all of whom the observer sees as it sees the subject."""
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
         setting = _enlarge_star(setting, canaries)

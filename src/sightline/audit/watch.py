@@ -11,7 +11,16 @@ from sightline.audit.canaries import round_sign
 from sightline.engine.round import LiveRound
 from sightline.engine.setting import BuiltExperiment
 from sightline.ledger import Ledger, Parties, Release
-from sightline.mechanisms import ModelChoice, NoiseByTrust, CentralMean, ReleaseValues, Public, ReleaseContext, Schedules, Updates
+from sightline.mechanisms import (
+    CentralMean,
+    ModelChoice,
+    NoiseByTrust,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    Schedules,
+    Updates,
+)
 from sightline.mechanisms.worker import ClientOutput
 from sightline.randomness import EVERYONE, Streams
 from sightline.topology import Channel, client_name
@@ -94,7 +103,9 @@ class ObservedRound(LiveRound):
         super().__init__(*where)
         self._watch, self._shown = watch, 0
 
-    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
+    ) -> ReleaseValues:
         outcome = super()._compute_values(updates, scene, compute)
         for member, value in outcome.values.items():
             source = scene.channel.name if member == EVERYONE else client_name(member)

@@ -91,7 +91,9 @@ def balanced(noise: float, steps: int, uses: int, epochs: int, **asked: Any) -> 
     account_scheme(accounting.balanced(noise=noise, steps=steps, uses=uses, epochs=epochs), **asked)
 
 
-@command.command("split", epilog=examples_epilog("account split --noise 1 --parts 8 --rate 0.1 --steps 1000 --delta 1e-5"))
+@command.command(
+    "split", epilog=examples_epilog("account split --noise 1 --parts 8 --rate 0.1 --steps 1000 --delta 1e-5")
+)
 @scheme_options("noise", "parts", "rate", "steps", "unsplit", *ASKED)
 def split(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Each subject trains one of D parts of the model."""
@@ -110,7 +112,9 @@ def dropout(noise: float, rate: float, steps: int, unsplit_noise: float | None, 
     account_scheme(accounting.dropout(noise=noise, rate=rate, steps=steps, unsplit_noise=unsplit_noise), **asked)
 
 
-@command.command("check-ins", epilog=examples_epilog("account check-ins --noise 1 --steps 1000 --chance 0.5 --delta 1e-5"))
+@command.command(
+    "check-ins", epilog=examples_epilog("account check-ins --noise 1 --steps 1000 --chance 0.5 --delta 1e-5")
+)
 @scheme_options("noise", "steps", "chance", *ASKED)
 def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
     """Each subject opts in with a probability, then takes part once, at a random step."""
@@ -161,7 +165,12 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     events = held.composition(subject, observer)
     epsilon = held.epsilon(subject, observer, delta, accountant=Accountant(accountant))
     named = [name.strip() for one in observer for name in one.split(",") if name.strip()]
-    answer: dict[str, Any] = {"epsilon": finite_or_none(epsilon), "delta": delta, "accountant": accountant, "scheme": "ledger"}
+    answer: dict[str, Any] = {
+        "epsilon": finite_or_none(epsilon),
+        "delta": delta,
+        "accountant": accountant,
+        "scheme": "ledger",
+    }
     answer |= {"subject": subject, "observer": named, "releases": sum(events.values()), "ledger": file}
     print_answer(answer, as_json)
 

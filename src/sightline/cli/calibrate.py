@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.cli.account import finite_or_none, scheme_options, print_answer
+from sightline.cli.account import finite_or_none, print_answer, scheme_options
 from sightline.cli.example import examples_epilog
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def gaussian(steps: int, **asked: Any) -> None:
     calibrate_scheme(accounting.gaussian(noise=1.0, steps=steps), **asked)
 
 
-@command.command("poisson", epilog=examples_epilog("calibrate poisson --rate 0.01 --steps 10000 --epsilon 8 --delta 1e-5"))
+@command.command(
+    "poisson", epilog=examples_epilog("calibrate poisson --rate 0.01 --steps 10000 --epsilon 8 --delta 1e-5")
+)
 @scheme_options("rate", "steps", *ASKED)
 def poisson(rate: float, steps: int, **asked: Any) -> None:
     """Each step uses each subject with a probability, independently."""
@@ -45,7 +47,9 @@ def poisson(rate: float, steps: int, **asked: Any) -> None:
     calibrate_scheme(accounting.poisson(noise=1.0, rate=rate, steps=steps), **asked)
 
 
-@command.command("balanced", epilog=examples_epilog("calibrate balanced --steps 1000 --uses 100 --epsilon 8 --delta 1e-5"))
+@command.command(
+    "balanced", epilog=examples_epilog("calibrate balanced --steps 1000 --uses 100 --epsilon 8 --delta 1e-5")
+)
 @scheme_options("steps", "uses", "epochs", *ASKED)
 def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
     """Each subject is used in exactly K of T steps."""
@@ -54,7 +58,9 @@ def balanced(steps: int, uses: int, epochs: int, **asked: Any) -> None:
     calibrate_scheme(accounting.balanced(noise=1.0, steps=steps, uses=uses, epochs=epochs), **asked)
 
 
-@command.command("split", epilog=examples_epilog("calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
+@command.command(
+    "split", epilog=examples_epilog("calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5")
+)
 @scheme_options("parts", "rate", "steps", "unsplit", *ASKED)
 def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Each subject trains one of D parts of the model; --unsplit-noise is fixed, the split part's noise is found."""
@@ -64,7 +70,9 @@ def split(parts: int, rate: float, steps: int, unsplit_noise: float | None, **as
     calibrate_scheme(accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps), unsplit_noise=fixed, **asked)
 
 
-@command.command("dropout", epilog=examples_epilog("calibrate dropout --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5"))
+@command.command(
+    "dropout", epilog=examples_epilog("calibrate dropout --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5")
+)
 @scheme_options("rate", "steps", "unsplit", *ASKED)
 def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
     """Dropout with probability one half; --unsplit-noise is fixed, the split part's noise is found."""
@@ -73,7 +81,9 @@ def dropout(rate: float, steps: int, unsplit_noise: float | None, **asked: Any) 
     calibrate_scheme(accounting.dropout(noise=1.0, rate=rate, steps=steps), unsplit_noise=unsplit_noise, **asked)
 
 
-@command.command("check-ins", epilog=examples_epilog("calibrate check-ins --steps 1000 --chance 0.5 --epsilon 8 --delta 1e-5"))
+@command.command(
+    "check-ins", epilog=examples_epilog("calibrate check-ins --steps 1000 --chance 0.5 --epsilon 8 --delta 1e-5")
+)
 @scheme_options("steps", "chance", *ASKED)
 def check_ins(steps: int, chance: float, **asked: Any) -> None:
     """Each subject opts in with a probability, then takes part once, at a random step."""
@@ -142,7 +152,9 @@ def clustered(rounds: int, selections: int | None, selection_epsilon: float | No
     scheme = accounting.clustered(noise=1.0, **numbers)
     split = clustered_noise(**numbers, epsilon=asked["epsilon"], delta=asked["delta"])
     note = accounting.large_delta_note(asked["delta"], numbers["samples"], "examples")
-    more = {"as_published_noise": finite_or_none(split.value), "notice": split.notice} | ({"note": note} if note else {})
+    more = {"as_published_noise": finite_or_none(split.value), "notice": split.notice} | (
+        {"note": note} if note else {}
+    )
     calibrate_scheme(scheme, **asked, more=more)
 
 

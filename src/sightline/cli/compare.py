@@ -146,7 +146,11 @@ def _table_width(columns: Sequence[_Column]) -> int:
 def _draw_table(columns: Sequence[_Column]) -> list[str]:
     rows = zip(*(column.cells for column in columns), strict=True)
     body = [line for row in rows for line in _row_lines(columns, row)]
-    return [*_row_lines(columns, [column.heading for column in columns], bottom=True), "-" * _table_width(columns), *body]
+    return [
+        *_row_lines(columns, [column.heading for column in columns], bottom=True),
+        "-" * _table_width(columns),
+        *body,
+    ]
 
 
 def _row_lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:

@@ -153,7 +153,10 @@ def clustered(distance: float | None, factor: float | None, noise_ratio: float, 
     shown: dict[str, float] = {"steps": noise.steps, "variance": noise.variance, "radius": noise.radius}
     shown["distance_for_mss_2"] = 4 * noise.radius
     if distance is not None:
-        shown |= {"mss": theory.expected_separation(noise, distance), "overlap": theory.component_overlap(noise, distance)}
+        shown |= {
+            "mss": theory.expected_separation(noise, distance),
+            "overlap": theory.component_overlap(noise, distance),
+        }
     if factor is not None and distance is not None:
         larger = theory.overlap_of_larger_batch(noise, distance, factor=factor, noise_ratio=noise_ratio)
         shown["overlap_of_larger_batch"] = larger

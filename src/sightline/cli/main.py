@@ -89,7 +89,9 @@ def run_arguments(arguments: list[str]) -> int:
     except SightlineError as error:
         return _say_line(str(error), error.exit_code)
     except (sqlite3.DatabaseError, MemoryError) as error:
-        return _say_line(f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1)
+        return _say_line(
+            f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1
+        )
     except click.UsageError as error:
         return _say_line(" ".join(error.format_message().split()) + _usage_hint(error), 2)
     except click.exceptions.Exit as stop:

@@ -155,7 +155,9 @@ def _describe_inputs(x: NDArray[Any]) -> str:
     return f"{x.dtype} {x.shape[1:]}"
 
 
-def _keep_fewer(clients: tuple[Client, ...], settings: Data, streams: Streams) -> tuple[tuple[Client, ...], tuple[str, ...]]:
+def _keep_fewer(
+    clients: tuple[Client, ...], settings: Data, streams: Streams
+) -> tuple[tuple[Client, ...], tuple[str, ...]]:
     total = sum(len(client.train) for client in clients)
     keep = settings.train_samples
     if keep is None or keep == total:

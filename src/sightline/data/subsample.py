@@ -9,7 +9,9 @@ from sightline.data.table import Index, Table
 from sightline.errors import invalid
 
 
-def draw_subsample(examples: int, *, keep: int, rng: np.random.Generator, owner: NDArray[np.int64] | None = None) -> Index:
+def draw_subsample(
+    examples: int, *, keep: int, rng: np.random.Generator, owner: NDArray[np.int64] | None = None
+) -> Index:
     """`keep` random positions out of `examples`, in ascending order; with `owner`, at least one per owner."""
     if owner is None:
         return np.sort(rng.permutation(examples)[:keep])
@@ -19,7 +21,9 @@ def draw_subsample(examples: int, *, keep: int, rng: np.random.Generator, owner:
     return np.sort(np.concatenate([shuffled[first], rest])[:keep])
 
 
-def keep_fewer(table: Table, *, name: str, keep: int | None, rng: np.random.Generator, every_owner: bool = False) -> Table:
+def keep_fewer(
+    table: Table, *, name: str, keep: int | None, rng: np.random.Generator, every_owner: bool = False
+) -> Table:
     """The table with `keep` random examples left, or as it is when `keep` is None; `name` is the setting's name."""
     if keep is None or keep == len(table):
         return table

@@ -30,15 +30,15 @@ _LAZY = {
 __all__ = [
     "CONFIG",
     "MODEL",
-    "RunRecord",
     "BuiltExperiment",
+    "RunRecord",
     "build_experiment",
     "calibrate_noise",
     "directory_to_resume",
-    "replace_nonfinite",
     "new_directory",
     "plan_releases",
     "read_settings",
+    "replace_nonfinite",
     "run_loop",
 ]
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sightline.errors import SightlineError
-from sightline.mechanisms import Public, ClientState
+from sightline.mechanisms import ClientState, Public
 from sightline.randomness import sync_folder
 
 CHECKPOINT = "checkpoint.safetensors"

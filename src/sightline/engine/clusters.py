@@ -46,7 +46,9 @@ def cluster_metrics(setting: BuiltExperiment, own: Sequence[Evaluation]) -> dict
 def by_cluster(own: Sequence[Evaluation], clusters: Sequence[int]) -> list[float]:
     """Mean accuracy over the members of each cluster 0, 1, ...; NaN for one without members."""
     return [
-        _finite_mean([one.accuracy for one, cluster in zip(own, clusters, strict=True) if cluster == m and one.examples])
+        _finite_mean(
+            [one.accuracy for one, cluster in zip(own, clusters, strict=True) if cluster == m and one.examples]
+        )
         for m in range(max(clusters) + 1)
     ]
 

@@ -9,7 +9,9 @@ from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import Cohort, CohortSampler, LocalSchedule, effective_steps
 
 
-def effort_of(setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]) -> WorkStats:
+def effort_of(
+    setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]
+) -> WorkStats:
     """Learning rate, effective steps and share of the clients behind a mean update.
 
     Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody

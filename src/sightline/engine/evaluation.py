@@ -10,7 +10,7 @@ from torch import Tensor
 from sightline.engine.clusters import cluster_metrics
 from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import Public
-from sightline.training import Evaluation, evaluate_model, evaluate_many
+from sightline.training import Evaluation, evaluate_many, evaluate_model
 
 Metrics = dict[str, Any]
 

@@ -14,7 +14,7 @@ from sightline.engine.load import load_of
 from sightline.engine.setting import BuiltExperiment
 from sightline.events import Unit
 from sightline.ledger import write_parties
-from sightline.mechanisms import NoiseByTrust, CentralMean, LocalMean, SampleAtClient, SampleAtServer, SegmentSums
+from sightline.mechanisms import CentralMean, LocalMean, NoiseByTrust, SampleAtClient, SampleAtServer, SegmentSums
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
 from sightline.training import clipping_note

@@ -50,7 +50,7 @@ from sightline.engine.round import LiveRound
 from sightline.engine.setting import BuiltExperiment
 from sightline.errors import BudgetExhausted, invalid
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
-from sightline.mechanisms import Public, Schedules, ClientState, ClientExecutor
+from sightline.mechanisms import ClientExecutor, ClientState, Public, Schedules
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -93,7 +93,9 @@ def run_loop(
             record.verify()
             if record.facts.get("status") in ENDED:
                 return _conclude(setting, directory, record, on_note)
-            work = TrainingLoop(setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes)
+            work = TrainingLoop(
+                setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes
+            )
             try:
                 return work.to_the_end()
             finally:

@@ -10,7 +10,9 @@ from sightline.mechanisms import LocalSchedule
 from sightline.topology import Channel
 
 
-def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, planned: LocalSchedule, most_steps: int) -> LocalSchedule:
+def allow_schedule(
+    setting: BuiltExperiment, wanted: LocalSchedule, planned: LocalSchedule, most_steps: int
+) -> LocalSchedule:
     """The pace, when the guarantee covers it: what is not named is as planned."""
     if setting.experiment.privacy.unit == "sample" and setting.experiment.privacy.place != "edge":
         law = "the number of private steps is part of the guarantee of single examples"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from sightline.engine.round import LiveRound
-from sightline.mechanisms import ModelChoice, ReleaseValues, LocalSchedule, ReleaseContext, Updates
+from sightline.mechanisms import LocalSchedule, ModelChoice, ReleaseContext, ReleaseValues, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import Channel
 
@@ -31,6 +31,8 @@ class PlannedRound(LiveRound):
         """Everybody, in the rounds of the busiest client: calibration must hold for it."""
         return channel.members if self._setting.sampler_of(channel).takes_part_in_plan(self.time) else ()
 
-    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
+    ) -> ReleaseValues:
         nothing = torch.zeros(1)
         return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))

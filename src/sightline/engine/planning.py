@@ -10,7 +10,7 @@ from sightline.engine.planned_round import PlannedRound
 from sightline.engine.setting import BuiltExperiment
 from sightline.events import Event, scale_noise
 from sightline.ledger import Ledger
-from sightline.mechanisms import Public, ClientState, ClientExecutor
+from sightline.mechanisms import ClientExecutor, ClientState, Public
 from sightline.mechanisms.objective import Objective
 from sightline.randomness import Streams
 from sightline.topology import client_name

@@ -7,31 +7,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.algorithms.contract import WorkStats, ChannelMean
+from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.door import ReleaseGate
 from sightline.engine.effort import effort_of
 from sightline.engine.meter import CostMeter
-from sightline.engine.pace import allow_schedule, noise_at, schedule_terms, gradient_reach, shares_of
+from sightline.engine.pace import allow_schedule, gradient_reach, noise_at, schedule_terms, shares_of
 from sightline.engine.setting import BuiltExperiment
 from sightline.errors import refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
 from sightline.mechanisms import (
-    ModelChoice,
+    CallId,
+    ClientExecutor,
+    ClientState,
     Cohort,
     CohortSampler,
-    StateRule,
-    CallId,
-    ReleaseValues,
     LocalSchedule,
+    ModelChoice,
     Public,
-    StateAccess,
     ReleaseContext,
+    ReleaseValues,
     ScheduledCohorts,
     Schedules,
-    ClientState,
+    StateAccess,
+    StateRule,
     Updates,
-    ClientExecutor,
     share_training,
     sum_weighted,
 )
@@ -241,7 +241,9 @@ class LiveRound:
             self._keep_client_state(updates, mine)
             self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
-            heard.append(ChannelMean(scene.channel, found[-1], gradient_reach(updates.terms, self.planned), outcome.noise_std))
+            heard.append(
+                ChannelMean(scene.channel, found[-1], gradient_reach(updates.terms, self.planned), outcome.noise_std)
+            )
         self.heard.append(heard)
         self._meter.charge_gathering(scenes)
         return found
@@ -303,7 +305,9 @@ class LiveRound:
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
 
-    def _compute_values(self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]) -> ReleaseValues:
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
+    ) -> ReleaseValues:
         return compute(updates, scene)
 
     def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:

@@ -19,11 +19,11 @@ from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
-    NoiseByTrust,
     CentralMean,
     CohortSampler,
     LocalMean,
     Mechanism,
+    NoiseByTrust,
     NoPrivacy,
     Public,
     Splitter,
@@ -130,7 +130,9 @@ class BuiltExperiment:
         return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
 
 
-def build_experiment(experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None) -> BuiltExperiment:
+def build_experiment(
+    experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None
+) -> BuiltExperiment:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
 
     A `federation` that is given stands in for the experiment's own data: real sites have theirs.

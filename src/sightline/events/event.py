@@ -37,7 +37,9 @@ class Gaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        check_event(self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none")
+        check_event(
+            self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none"
+        )
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,9 @@ def from_json(plain: Any, *, depth: int = 0) -> Event:
     types = {f.name: f.type for f in fields(cls)}
     if set(plain) - {"kind"} != set(types):
         invalid(f"event.{kind}", sorted(set(plain) - {"kind"}), f"its fields are {sorted(types)}")
-    return cls(**{name: _read_value(f"event.{kind}.{name}", type_, plain[name], depth + 1) for name, type_ in types.items()})
+    return cls(
+        **{name: _read_value(f"event.{kind}.{name}", type_, plain[name], depth + 1) for name, type_ in types.items()}
+    )
 
 
 def _read_value(name: str, type_: Any, value: Any, depth: int) -> Any:

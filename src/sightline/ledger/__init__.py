@@ -9,7 +9,7 @@ from sightline.ledger.pages import Pages, Row
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, write_parties
 from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
-from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect_to_write, connect_to_read, transaction
+from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect_to_read, connect_to_write, transaction
 
 __all__ = [
     "GENESIS",
@@ -34,8 +34,8 @@ __all__ = [
     "Store",
     "Threat",
     "View",
-    "connect_to_write",
     "connect_to_read",
+    "connect_to_write",
     "digest_of",
     "export_ledger",
     "ledger_pairs",

@@ -67,7 +67,9 @@ class Bottleneck:
     def epsilon(self, subject: int, observer: int, costing: Costing) -> float:
         """The least bound over the cuts that are tried, for a subject and an observer of two classes."""
         cuts = self.candidate_cuts(subject, observer)
-        cuts.append(self.improve_cut(subject, observer, min(cuts, key=lambda cut: self.cut_strength(subject, observer, cut))))
+        cuts.append(
+            self.improve_cut(subject, observer, min(cuts, key=lambda cut: self.cut_strength(subject, observer, cut)))
+        )
         tried = {self.cut_ingredients(subject, observer, seen) for seen in cuts}
         return min(self.cut_epsilon(one, costing) for one in tried)
 
@@ -135,7 +137,9 @@ class Bottleneck:
             upto = self.pairs.plan.intervals - int(to_observer[group])
             own = int(self.member[subject, group])
             if upto >= 1 and (own or arrival[group] < FAR):
-                self._charge_intervals(direct, bridged, group, upto, own, self._start_thresholds(group, subject, hidden, arrival))
+                self._charge_intervals(
+                    direct, bridged, group, upto, own, self._start_thresholds(group, subject, hidden, arrival)
+                )
         return frozenset(direct.items()), frozenset(bridged.items())
 
     def _start_thresholds(

@@ -18,7 +18,15 @@ def overview_table(releases: Collection[Release]) -> str:
         kind = (release.what, release.source, release.subjects, release.audience, release.event)
         kinds.setdefault(kind, []).append(release.time)
     rows = [
-        (what, source, write_parties(subjects) or "nobody", write_parties(audience) or "nobody", event, len(times), _time_span(times))
+        (
+            what,
+            source,
+            write_parties(subjects) or "nobody",
+            write_parties(audience) or "nobody",
+            event,
+            len(times),
+            _time_span(times),
+        )
         for (what, source, subjects, audience, event), times in kinds.items()
     ]
     left = f", {len(rows) - ROWS:,} kinds not shown" if len(rows) > ROWS else ""

@@ -93,7 +93,11 @@ def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float])
         if key not in known:
             known[key] = value(key)
     values = np.array([known[key] for key in different.tolist()])
-    return values[np.searchsorted(different, keys)] if largest >= TABLE else _lookup_table(different, values, largest)[keys]
+    return (
+        values[np.searchsorted(different, keys)]
+        if largest >= TABLE
+        else _lookup_table(different, values, largest)[keys]
+    )
 
 
 def _lookup_table(different: Ints, values: Floats, largest: int) -> Floats:

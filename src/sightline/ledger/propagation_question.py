@@ -107,7 +107,11 @@ class Answer:
     def matrix(self) -> Floats:
         """(classes, classes): epsilon, NaN where the threat model says nothing."""
         epsilon, releases = self.flow
-        return tighten_matrix(self.pairs, epsilon, releases, self.question.costing) if self.question.bottleneck else epsilon
+        return (
+            tighten_matrix(self.pairs, epsilon, releases, self.question.costing)
+            if self.question.bottleneck
+            else epsilon
+        )
 
     @cached_property
     def worst(self) -> Floats:
@@ -136,7 +140,11 @@ class Answer:
         """The largest number of releases that counts between two workers."""
         threat = Threat(self.question.threat)
         return max(
-            int(np.where(self.pairs.allowed_pairs(threat, rows), self.pairs.release_counts(rows).sum(0), 0).max(initial=0))
+            int(
+                np.where(self.pairs.allowed_pairs(threat, rows), self.pairs.release_counts(rows).sum(0), 0).max(
+                    initial=0
+                )
+            )
             for rows in self.pairs.subject_chunks()
         )
 

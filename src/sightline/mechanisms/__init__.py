@@ -7,8 +7,8 @@ from sightline.mechanisms.clip import Aggregate, Bounded, clip_update, clipped_s
 from sightline.mechanisms.divided import share_training
 from sightline.mechanisms.gaussian import with_gaussian_noise
 from sightline.mechanisms.local import LocalMean
-from sightline.mechanisms.mechanism import Mechanism, ReleaseValues, ReleaseContext
-from sightline.mechanisms.memory import StateRule, LocalResult, StateAccess, StateUpdate, ClientState, effective_steps
+from sightline.mechanisms.mechanism import Mechanism, ReleaseContext, ReleaseValues
+from sightline.mechanisms.memory import ClientState, LocalResult, StateAccess, StateRule, StateUpdate, effective_steps
 from sightline.mechanisms.open import NoPrivacy
 from sightline.mechanisms.pace import LocalSchedule
 from sightline.mechanisms.public import Public, combine_public, sum_weighted
@@ -16,9 +16,18 @@ from sightline.mechanisms.samplers import SAMPLERS, Cohort, Cohorts, CohortSampl
 from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
-from sightline.mechanisms.selection import ModelChoice, draw_choice, choice_sharpness
+from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.splitter import Splitter, build_splitter
-from sightline.mechanisms.worker import WHOLE_BATCH, Block, ClientOutput, RemoteNodes, CallId, PrivateSteps, Updates, ClientExecutor
+from sightline.mechanisms.worker import (
+    WHOLE_BATCH,
+    Block,
+    CallId,
+    ClientExecutor,
+    ClientOutput,
+    PrivateSteps,
+    RemoteNodes,
+    Updates,
+)
 
 __all__ = [
     "MECHANISMS",
@@ -26,52 +35,52 @@ __all__ = [
     "WHOLE_BATCH",
     "Aggregate",
     "Allotment",
-    "ModelChoice",
     "Block",
     "Bounded",
-    "NoiseByTrust",
+    "CallId",
     "CentralMean",
+    "ClientExecutor",
+    "ClientOutput",
+    "ClientState",
     "Cohort",
     "CohortSampler",
     "Cohorts",
-    "ClientOutput",
     "LocalMean",
-    "Mechanism",
-    "StateRule",
     "LocalResult",
-    "RemoteNodes",
-    "CallId",
-    "NoPrivacy",
-    "ReleaseValues",
     "LocalSchedule",
+    "Mechanism",
+    "ModelChoice",
+    "NoPrivacy",
+    "NoiseByTrust",
     "PooledMean",
     "PrivateSteps",
     "Public",
-    "StateAccess",
-    "StateUpdate",
+    "ReleaseContext",
+    "ReleaseValues",
+    "RemoteNodes",
     "SampleAtClient",
     "SampleAtServer",
-    "ReleaseContext",
     "ScheduledCohorts",
     "Schedules",
     "SegmentSums",
-    "ClientState",
     "Splitter",
+    "StateAccess",
+    "StateRule",
+    "StateUpdate",
     "Updates",
-    "ClientExecutor",
     "build_mechanism",
     "build_sampler",
     "build_splitter",
-    "draw_choice",
+    "choice_sharpness",
     "clip_update",
     "clipped_sum",
     "combine_public",
-    "share_training",
+    "draw_choice",
     "effective_steps",
     "event_of",
     "segment_rate",
+    "share_training",
     "sum_sensitivity",
-    "choice_sharpness",
     "sum_weighted",
     "with_gaussian_noise",
 ]

@@ -8,7 +8,7 @@ from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS, NoisySum
 from sightline.mechanisms.central import CentralMean
 from sightline.mechanisms.local import LocalMean
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import ClientOutput, Updates

@@ -8,7 +8,7 @@ from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS, NoisySum
 from sightline.mechanisms.clip import Clipper, clip_update, sum_sensitivity
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_sums
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
 from sightline.mechanisms.worker import ClientOutput, Updates

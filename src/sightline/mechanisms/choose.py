@@ -35,7 +35,9 @@ def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, Pr
     sampler = experiment.sampling.samples
     if sampler is None or not sampler.scheduled:
         return plans
-    return {client: schedule_steps(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()}
+    return {
+        client: schedule_steps(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()
+    }
 
 
 def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
@@ -78,7 +80,9 @@ MECHANISMS: dict[tuple[str, str, str], Build] = {
     ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
         _private_plans(experiment, sizes), experiment.local.learning_rate
     ),
-    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(_private_plans(experiment, sizes)),
+    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(
+        _private_plans(experiment, sizes)
+    ),
     ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_private_plans(experiment, sizes)),
     ("output", "sample", "client"): _build_output,
     ("objective", "sample", "client"): _build_objective,

@@ -13,7 +13,7 @@ from sightline.errors import Refused
 from sightline.mechanisms.memory import StateAccess
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.splitter import Splitter
-from sightline.mechanisms.worker import Block, CallId, PrivateSteps, Updates, ClientExecutor
+from sightline.mechanisms.worker import Block, CallId, ClientExecutor, PrivateSteps, Updates
 from sightline.topology import Channel
 
 TOGETHER_FLOATS = 1 << 27
@@ -92,7 +92,9 @@ class SharedTraining:
         if cohort and not self._ends:
             members, ordered = whole.cohort.members, [self._plans[member] for member in whole.cohort.members]
             rows = whole.start_rows()
-            self._keep_blocks(whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall))
+            self._keep_blocks(
+                whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall)
+            )
         yield from self._rows_of(cohort)
 
     def expect(self, members: Sequence[int], plans: Sequence[PrivateSteps]) -> None:

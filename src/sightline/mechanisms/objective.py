@@ -11,7 +11,7 @@ from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Pure
 from sightline.ledger import Release
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client
 from sightline.mechanisms.objective_noise import isotropic_noise
 from sightline.mechanisms.objective_solver import from_unit
 from sightline.mechanisms.open import weighted_mean

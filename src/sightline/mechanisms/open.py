@@ -9,7 +9,7 @@ from torch import Tensor
 from sightline.events import Clear
 from sightline.ledger import Release
 from sightline.mechanisms.clip import FiniteOnly
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import Updates
 from sightline.randomness import EVERYONE

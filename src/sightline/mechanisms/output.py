@@ -11,7 +11,7 @@ from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip_update
 from sightline.mechanisms.gaussian import with_gaussian_noise
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client
 from sightline.mechanisms.objective_solver import from_unit
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.output_sensitivity import ASSUMPTIONS, Bound, Facts, output_sensitivity, published_epsilon

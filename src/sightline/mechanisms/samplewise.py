@@ -12,7 +12,7 @@ from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly
 from sightline.mechanisms.gaussian import with_gaussian_noise
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client, only_sums
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client, only_sums
 from sightline.mechanisms.open import weighted_mean
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
@@ -100,7 +100,9 @@ class SampleAtClient:
         """The members' models averaged by their data sizes."""
         finite = FiniteOnly()
         models = finite((member, value) for member, value, _ in updates.collect_outputs(self, scene))
-        return ReleaseValues({EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected)
+        return ReleaseValues(
+            {EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected
+        )
 
     def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""

@@ -12,7 +12,7 @@ from sightline.ledger import Release
 from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sum_sensitivity
 from sightline.mechanisms.divided import SharedTraining
-from sightline.mechanisms.mechanism import ReleaseValues, ReleaseContext, only_client, only_sums
+from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client, only_sums
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.worker import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
@@ -80,7 +80,9 @@ class SegmentSums:
         """The mean over the members, noised once by the trusted server or by each of them."""
         if scene.channel.trusted:
             noise = self._noise_of(scene.channel.members)
-            total, rejected = self._add_noise(updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE)
+            total, rejected = self._add_noise(
+                updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE
+            )
         else:
             outcome = self.compute_each(updates, scene)
             rejected = outcome.rejected

@@ -83,6 +83,8 @@ class ModelChoice:
             if scene.unit is Unit.NONE:
                 found[chooser] = int(np.argmax(right))
                 continue
-            sharp = choice_sharpness(self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser])
+            sharp = choice_sharpness(
+                self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser]
+            )
             found[chooser] = draw_choice(right, sharpness=sharp, rng=scene.noise(chooser))
         return found

@@ -171,7 +171,9 @@ def layout_of(module: nn.Module) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def bind_parameters(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor | None = None) -> None:
+def bind_parameters(
+    module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor | None = None
+) -> None:
     """Make the module's parameters views into `weights`, and their gradients views into `gradient`."""
     parameters = dict(module.named_parameters())
     for slot in layout:

@@ -143,7 +143,9 @@ def resnet18(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: in
 def resnet101(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: int = 7, groups: int = 32) -> nn.Module:
     """ResNet-101 of He et al.: 33 bottleneck blocks, 42,520,650 parameters on 3 channels and 10 classes."""
     channels = image_channels("resnet101", input_shape, kind)
-    blocks, width = build_stages(Bottleneck, 64, [(64, 3), (128, 4), (256, 23), (512, 3)], check_positive("groups", groups))
+    blocks, width = build_stages(
+        Bottleneck, 64, [(64, 3), (128, 4), (256, 23), (512, 3)], check_positive("groups", groups)
+    )
     return ResNet(stem_of(stem, channels, 64, groups), blocks, mean_head(width, classes))
 
 

@@ -6,4 +6,14 @@ from sightline.report.run import RunView
 from sightline.report.section import Section
 from sightline.report.summary import summarise_run
 
-__all__ = ["REPORT", "SECTIONS", "RunView", "Section", "explain_event", "render_run", "summarise_run", "write_page", "write_report"]
+__all__ = [
+    "REPORT",
+    "SECTIONS",
+    "RunView",
+    "Section",
+    "explain_event",
+    "render_run",
+    "summarise_run",
+    "write_page",
+    "write_report",
+]

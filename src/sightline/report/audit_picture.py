@@ -38,7 +38,9 @@ def audit_verdict(told: Mapping[str, Any]) -> str:
 def audit_page(name: str, told: Mapping[str, Any]) -> str:
     """The picture on a page of its own."""
     title = f"Audit of {escape(name)}"
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>{audit_svg(name, told)}</html>\n'
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>{audit_svg(name, told)}</html>\n'
+    )
 
 
 def audit_svg(name: str, told: Mapping[str, Any]) -> str:

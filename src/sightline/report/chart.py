@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sightline.report.scale import Values, axis_domain, value_extent, places_to_keep, axis_ticks
+from sightline.report.scale import Values, axis_domain, axis_ticks, places_to_keep, value_extent
 
 Show = Callable[[float], str]
 
@@ -116,7 +116,8 @@ def line_chart(
     return Chart(
         id=id,
         title=title,
-        summary=f"{title}: " + "; ".join(f"{line.name}, last {line.final or _last_label(line, y_axis)}" for line in lines),
+        summary=f"{title}: "
+        + "; ".join(f"{line.name}, last {line.final or _last_label(line, y_axis)}" for line in lines),
         x_label=x_axis.label,
         y_label=y_axis.label,
         x_ticks=tuple(ticks_on(across, x_axis)),
@@ -128,7 +129,9 @@ def line_chart(
     )
 
 
-def _take_places(x: Sequence[float], lines: Sequence[ChartLine], places: Sequence[int]) -> tuple[list[float], list[ChartLine]]:
+def _take_places(
+    x: Sequence[float], lines: Sequence[ChartLine], places: Sequence[int]
+) -> tuple[list[float], list[ChartLine]]:
     """The x and the lines at these places only."""
 
     def at(values: Values) -> Values:
@@ -175,7 +178,13 @@ def ticks_on(scale: AxisScale, axis: Axis) -> list[Tick]:
 
 
 def _draw_line(
-    line: ChartLine, xs: Sequence[float], across: AxisScale, up: AxisScale, axis: Axis, colour: int, joined: bool = False
+    line: ChartLine,
+    xs: Sequence[float],
+    across: AxisScale,
+    up: AxisScale,
+    axis: Axis,
+    colour: int,
+    joined: bool = False,
 ) -> Drawn:
     strokes: list[list[tuple[float, float]]] = [[]]
     for x, value in zip(xs, line.values, strict=True):
@@ -187,7 +196,9 @@ def _draw_line(
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
     dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
-    band = _margin_outline([(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)])
+    band = _margin_outline(
+        [(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)]
+    )
     return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band)
 
 

@@ -63,7 +63,9 @@ def _size_histogram(sizes: Sequence[int]) -> Bars:
     for size in sizes:
         heights[(size - start) // width] += 1
     bins = [(start + place * width, start + (place + 1) * width - 1) for place in range(len(heights))]
-    words = [f"{a:,}–{b:,} examples: {format_plural(int(n), 'client')}" for (a, b), n in zip(bins, heights, strict=True)]
+    words = [
+        f"{a:,}–{b:,} examples: {format_plural(int(n), 'client')}" for (a, b), n in zip(bins, heights, strict=True)
+    ]
     every = -(-len(bins) // 5)
     labels = [Tick(place, f"{bins[place][0]:,}") for place in range(0, len(bins), every)]
     title = "Clients by number of training examples"
@@ -73,5 +75,7 @@ def _size_histogram(sizes: Sequence[int]) -> Bars:
 def _rejected_note(rejected: int, rounds: int) -> str:
     if not rejected:
         return ""
-    came = f"{format_plural(rejected, 'update')} in {format_plural(rounds, 'round')} {'was' if rejected == 1 else 'were'}"
+    came = (
+        f"{format_plural(rejected, 'update')} in {format_plural(rounds, 'round')} {'was' if rejected == 1 else 'were'}"
+    )
     return f"{came} not finite (NaN or infinite) and counted as zero."

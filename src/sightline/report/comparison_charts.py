@@ -9,7 +9,7 @@ from typing import Any
 from sightline.report.chart import Axis, Chart, ChartLine, line_chart
 from sightline.report.comparison import Comparison, Group
 from sightline.report.curves import ACCURACY, ROUNDS, SPENT, worst_epsilons
-from sightline.report.numbers import format_duration, floats_as_bytes, format_number
+from sightline.report.numbers import floats_as_bytes, format_duration, format_number
 from sightline.report.run import RunView
 from sightline.report.scale import places_to_keep
 

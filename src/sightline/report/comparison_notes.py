@@ -24,7 +24,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def _unfinished_note(run: RunView) -> str:
     status, planned = run.fact("status", "unknown"), run.fact("rounds_planned")
-    how_far = f"{format_count(run.rounds_done)} of {format_count(planned)} rounds" if planned else format_plural(run.rounds_done, "round")
+    how_far = (
+        f"{format_count(run.rounds_done)} of {format_count(planned)} rounds"
+        if planned
+        else format_plural(run.rounds_done, "round")
+    )
     return f"{run.directory.name} is not finished ({status}, {how_far}): its numbers are those of its last round."
 
 

@@ -7,7 +7,15 @@ from typing import Any
 from sightline.engine.record import replace_nonfinite
 from sightline.report.comparison import MEASURES, Comparison, Group, Spread, flat_settings, measure_run, say_setting
 from sightline.report.comparison_notes import comparison_notes
-from sightline.report.numbers import NONE, format_count, format_duration, floats_as_bytes, format_number, format_percent, format_upper
+from sightline.report.numbers import (
+    NONE,
+    floats_as_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_upper,
+)
 from sightline.report.run import RunView
 
 

@@ -9,7 +9,11 @@ from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
 KINDS = {
-    "energy_joule": ("Energy", "joule", Axis("joule", tick=format_short, value=lambda v: f"{format_number(v)} J", from_zero=True)),
+    "energy_joule": (
+        "Energy",
+        "joule",
+        Axis("joule", tick=format_short, value=lambda v: f"{format_number(v)} J", from_zero=True),
+    ),
     "delay_seconds": (
         "Delay",
         "seconds",
@@ -36,7 +40,9 @@ COSTS_SECTION = Section("costs", "Energy and delay", costs_content)
 def _each_round(run: RunView, key: str) -> Chart | None:
     name, _unit, axis = KINDS[key]
     numbers = [float(row["round"]) for row in run.rounds]
-    return line_chart(key, f"{name} of a round", numbers, [ChartLine(name, run.series(key))], x_axis=ROUNDS, y_axis=axis)
+    return line_chart(
+        key, f"{name} of a round", numbers, [ChartLine(name, run.series(key))], x_axis=ROUNDS, y_axis=axis
+    )
 
 
 def _accuracy_bought(run: RunView, key: str) -> Chart | None:

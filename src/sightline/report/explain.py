@@ -59,12 +59,16 @@ def _(event: Exponential, who: str = "subject") -> str:
 
 @explain_event.register
 def _(event: Poisson, who: str = "subject") -> str:
-    return f"{explain_event(event.event, who)}, each {who} by a hidden coin of probability {format_short(event.rate, 4)}"
+    return (
+        f"{explain_event(event.event, who)}, each {who} by a hidden coin of probability {format_short(event.rate, 4)}"
+    )
 
 
 @explain_event.register
 def _(event: WithoutReplacement, who: str = "subject") -> str:
-    return f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
+    return (
+        f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
+    )
 
 
 @explain_event.register

@@ -68,7 +68,9 @@ def _pair_epsilon(run: RunView, pairs: LedgerPairs, subject: int, observer: int)
     return None if composed is None else run.epsilon_of(frozenset(composed.items()))
 
 
-def _draw_squares(run: RunView, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float) -> list[Square]:
+def _draw_squares(
+    run: RunView, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float
+) -> list[Square]:
     side = SIZE / len(pairs.classes)
     found = []
     hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]

@@ -4,7 +4,16 @@ import math
 from datetime import datetime
 
 from sightline.events import Adjacency, Unit
-from sightline.report.numbers import NONE, format_count, format_duration, format_number, format_percent, format_plural, format_short, format_upper
+from sightline.report.numbers import (
+    NONE,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_plural,
+    format_short,
+    format_upper,
+)
 from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 
@@ -59,7 +68,11 @@ def headline_figures(run: RunView) -> list[dict[str, str]]:
     planned = run.fact("rounds_planned")
     loss = run.last("test_loss")
     found = [
-        ("Test accuracy", format_percent(run.last("test_accuracy")), f"loss {format_number(loss)}" if loss is not None else ""),
+        (
+            "Test accuracy",
+            format_percent(run.last("test_accuracy")),
+            f"loss {format_number(loss)}" if loss is not None else "",
+        ),
         ("Epsilon", epsilon_words(run), _epsilon_note(run)),
         ("Protected", protected_subjects(run), _adjacency_words(run)),
         ("Clients", format_count(run.fact("clients")), clients_note(run)),
@@ -76,7 +89,9 @@ def clients_note(run: RunView) -> str:
     if worst is None:
         return ""
     of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
-    return (f"10th percentile {format_percent(most)}, " if most is not None else "") + f"worst {format_percent(worst)}{of}"
+    return (
+        f"10th percentile {format_percent(most)}, " if most is not None else ""
+    ) + f"worst {format_percent(worst)}{of}"
 
 
 def epsilon_words(run: RunView) -> str:

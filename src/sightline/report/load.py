@@ -52,7 +52,13 @@ class UseSpread:
         low, high = self.at(0.01), self.at(0.99)
         least, most = self.at(-np.expm1(np.log(0.5) / members)), self.at(np.exp(np.log(0.5) / members))
         whole = format_count(low) if low == high else f"{format_count(low)} to {format_count(high)}"
-        return format_short(self.mean, 4), format_number(self.deviation, 3), whole, format_count(least), format_count(most)
+        return (
+            format_short(self.mean, 4),
+            format_number(self.deviation, 3),
+            whole,
+            format_count(least),
+            format_count(most),
+        )
 
 
 def load_content(run: RunView) -> Content | None:
@@ -76,7 +82,8 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
         rows.insert(0, ("This run's schedule", own.figures(members)))
         if load["chance"] == 1:
             words = (
-                f"Every {who} is used exactly {format_count(own.mean)} times in {format_count(steps)} {load['steps_are']}. " + words
+                f"Every {who} is used exactly {format_count(own.mean)} times in {format_count(steps)} {load['steps_are']}. "
+                + words
             )
     return {"who": who, "rows": rows, "words": words, "chart": _use_chart(coins, members, who, scheduled)}
 
@@ -88,7 +95,10 @@ def _use_chart(coins: UseSpread, members: int, who: str, scheduled: bool) -> Bar
         return None
     uses = list(range(low, high + 1))
     heights = [members * coins.chance_of(use) for use in uses]
-    words = [f"{format_plural(use, 'use')}: {format_number(height, 3)} {who}s" for use, height in zip(uses, heights, strict=True)]
+    words = [
+        f"{format_plural(use, 'use')}: {format_number(height, 3)} {who}s"
+        for use, height in zip(uses, heights, strict=True)
+    ]
     every = -(-len(uses) // 8)
     labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
     title = f"Expected number of {who}s by how often " + (

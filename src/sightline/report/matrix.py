@@ -37,7 +37,11 @@ class Column:
     def note(self) -> str:
         """A few words below it."""
         if self.standing_for > 1:
-            return f"{format_count(self.standing_for)} of them" if self.trusted else f"the worst of {format_count(self.standing_for)}"
+            return (
+                f"{format_count(self.standing_for)} of them"
+                if self.trusted
+                else f"the worst of {format_count(self.standing_for)}"
+            )
         return "trusted" if self.trusted else "untrusted" if self.name == self.kind else f"for example {self.name}"
 
 

@@ -82,7 +82,9 @@ def setting_text(value: Any) -> str:
     if isinstance(value, Mapping):
         if set(value) == {"min", "max"}:
             return f"{setting_text(value['min'])} to {setting_text(value['max'])}"
-        parts = [setting_text(part) if name == "scheme" else f"{name} {setting_text(part)}" for name, part in value.items()]
+        parts = [
+            setting_text(part) if name == "scheme" else f"{name} {setting_text(part)}" for name, part in value.items()
+        ]
         return ", ".join(parts)
     if isinstance(value, list | tuple):
         return ", ".join(setting_text(part) for part in value)

@@ -34,7 +34,14 @@ SECTION = Section("sight", "Who saw what of whom", sight_content)
 def _release_table(title: str, note: str, rows: list[LedgerRow]) -> Content:
     made = sum(row.count for row in rows)
     more = f"{format_count(len(rows) - ROWS)} more kinds of release" if len(rows) > ROWS else ""
-    return {"title": title, "note": note, "made": format_plural(made, "release"), "rows": rows, "fold": ROWS, "more": more}
+    return {
+        "title": title,
+        "note": note,
+        "made": format_plural(made, "release"),
+        "rows": rows,
+        "fold": ROWS,
+        "more": more,
+    }
 
 
 def _without_noise(run: RunView) -> str:

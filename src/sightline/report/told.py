@@ -41,7 +41,11 @@ class LedgerRow:
             return "itself" if len(self.sources) == 1 else "each of itself"
         everyone = write_parties(NOBODY.union(*self.subjects)) or "nobody"
         sizes = sorted(len(some) for some in self.subjects)
-        span = format_count(sizes[0]) if sizes[0] == sizes[-1] else f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
+        span = (
+            format_count(sizes[0])
+            if sizes[0] == sizes[-1]
+            else f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
+        )
         return everyone if len(self.subjects) == 1 else f"{everyone}, {span} at a time"
 
     @property
@@ -60,7 +64,11 @@ class LedgerRow:
     @property
     def when(self) -> str:
         """The rounds it was made in."""
-        return format_count(self.first) if self.first == self.last else f"{format_count(self.first)}–{format_count(self.last)}"
+        return (
+            format_count(self.first)
+            if self.first == self.last
+            else f"{format_count(self.first)}–{format_count(self.last)}"
+        )
 
     def take(self, release: Release, words: str) -> None:
         """One more release of this kind."""

@@ -1,6 +1,6 @@
 """What went over the wires, and how long it took."""
 
-from sightline.report.numbers import format_count, format_duration, floats_as_bytes
+from sightline.report.numbers import floats_as_bytes, format_count, format_duration
 from sightline.report.run import RunView
 from sightline.report.section import Content, Section
 

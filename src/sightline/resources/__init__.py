@@ -92,7 +92,7 @@ __all__ = [
     "Wireless",
     "WirelessSettings",
     "build_resources",
+    "combine_costs",
     "expected_gathering",
     "read_table",
-    "combine_costs",
 ]

@@ -20,7 +20,9 @@ def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: O
     """
     energy = math.fsum(member_rate(sampler) * math.fsum(sending.energy_joule) for sending, sampler in many)
     if overlap is Overlap.SUM:
-        return Cost(energy, math.fsum(member_rate(sampler) * math.fsum(sending.delay_seconds) for sending, sampler in many))
+        return Cost(
+            energy, math.fsum(member_rate(sampler) * math.fsum(sending.delay_seconds) for sending, sampler in many)
+        )
     return Cost(energy, expected_slowest([(sending.delay_seconds, sampler) for sending, sampler in many]))
 
 

@@ -29,4 +29,6 @@ def shannon_rate(
 ) -> Floats:  # fmt: skip
     """R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
     noise_watt = dbm_to_watt(noise_dbm_per_hertz) * bandwidth_hertz
-    return np.asarray(bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64)
+    return np.asarray(
+        bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64
+    )

@@ -11,8 +11,8 @@ import numpy as np
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Purpose, Streams
 from sightline.resources.cost import Cost, Floats, Sending
-from sightline.resources.link import path_gain, shannon_rate, dbm_to_watt
-from sightline.resources.read import read_number, read_positive, read_span, read_boolean
+from sightline.resources.link import dbm_to_watt, path_gain, shannon_rate
+from sightline.resources.read import read_boolean, read_number, read_positive, read_span
 
 DEEPEST_FADE = 1e-9
 """A fade is at most that deep: a rate of zero would be an endless upload."""

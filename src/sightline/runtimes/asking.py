@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sightline.algorithms import RULES
 from sightline.errors import invalid, refuse
-from sightline.mechanisms import StateRule, CallId, PrivateSteps
+from sightline.mechanisms import CallId, PrivateSteps, StateRule
 from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.packing import pack_value, own_tensor, unpack_value
+from sightline.runtimes.packing import own_tensor, pack_value, unpack_value
 from sightline.topology import Channel
 from sightline.training.work import client_rows
 
@@ -44,7 +44,9 @@ class Request:
     epsilon: float | None = None
     line: int = 0
 
-    def message_for(self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None) -> WireMessage:
+    def message_for(
+        self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None
+    ) -> WireMessage:
         """The question to the member at that place of the cohort."""
         terms, arrays = pack_value({name: _row_at(value, place) for name, value in self.terms.items()}, "terms")
         words = dict(common) | {
@@ -106,7 +108,9 @@ class Task:
             return cls(
                 call=call,
                 client=client,
-                at=CallId(_ledger_number(words["round"]), _ledger_number(words["use"]), _ledger_number(words.get("part", 0))),
+                at=CallId(
+                    _ledger_number(words["round"]), _ledger_number(words["use"]), _ledger_number(words.get("part", 0))
+                ),
                 start=own_tensor(arrays["start"]),
                 terms=unpack_value(words["terms"], arrays, "terms"),
                 memory=_read_state_rule(words.get("memory"), arrays),

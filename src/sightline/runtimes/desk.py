@@ -10,16 +10,16 @@ from torch import Tensor
 
 from sightline.engine.setting import BuiltExperiment
 from sightline.mechanisms import (
-    ModelChoice,
     Block,
-    Cohort,
     ClientOutput,
+    ClientState,
+    Cohort,
     Mechanism,
+    ModelChoice,
     PrivateSteps,
     Public,
-    StateAccess,
     ReleaseContext,
-    ClientState,
+    StateAccess,
     Updates,
 )
 from sightline.mechanisms.by_trust import NoiseByTrust

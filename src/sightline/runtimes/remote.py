@@ -14,15 +14,15 @@ from sightline.config import Experiment, to_toml
 from sightline.engine.setting import BuiltExperiment
 from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
-    ModelChoice,
     Block,
+    CallId,
     ClientOutput,
     LocalMean,
-    CallId,
+    ModelChoice,
     PrivateSteps,
-    StateAccess,
     ReleaseContext,
     Splitter,
+    StateAccess,
     Updates,
 )
 from sightline.mechanisms.by_trust import NoiseByTrust
@@ -149,7 +149,9 @@ class RemoteClients:
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
-        yield from self._result_blocks(cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall)
+        yield from self._result_blocks(
+            cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall
+        )
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
@@ -180,7 +182,12 @@ class RemoteClients:
             yield [client], own_tensor(answer.arrays["value"])[None]
 
     def _usable_answers(
-        self, cohort: Sequence[int], ask: Request, recall: StateAccess | None, expected: ExpectedAnswer, noise: float | None = None
+        self,
+        cohort: Sequence[int],
+        ask: Request,
+        recall: StateAccess | None,
+        expected: ExpectedAnswer,
+        noise: float | None = None,
     ) -> Iterator[tuple[int, WireMessage]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
@@ -203,7 +210,9 @@ class RemoteClients:
     def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
         return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
 
-    def _message_for(self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None) -> WireMessage:
+    def _message_for(
+        self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None
+    ) -> WireMessage:
         common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
         common[QUESTION] = secrets.token_hex(16)
         return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))

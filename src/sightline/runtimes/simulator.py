@@ -18,9 +18,9 @@ from sightline.mechanisms import (
     Block,
     CallId,
     PrivateSteps,
-    StateAccess,
     Schedules,
     Splitter,
+    StateAccess,
     effective_steps,
 )
 from sightline.mechanisms.objective_solver import Regression, minimise_regression, to_unit, unit_examples
@@ -126,7 +126,12 @@ class Simulator:
             yield [client], end[None]
 
     def _update_states(
-        self, cohort: Sequence[int], starts: Tensor, found: Iterator[Any], steps: Sequence[int], recall: StateAccess | None
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        found: Iterator[Any],
+        steps: Sequence[int],
+        recall: StateAccess | None,
     ) -> Iterator[Block]:
         """The blocks of a training by clients, their memories updated on the way."""
         for places, ends in found:
@@ -160,7 +165,10 @@ class Simulator:
                     self._work.weight_decay,
                     linear.get(client),
                 )
-                yield [client], torch.from_numpy(minimise_regression(problem, gradient_tolerance=gradient_tolerance))[None]
+                yield (
+                    [client],
+                    torch.from_numpy(minimise_regression(problem, gradient_tolerance=gradient_tolerance))[None],
+                )
 
     def _steps_of(self, cohort: Sequence[int], epochs: Sequence[float] | None, work: LocalWork) -> list[int]:
         return [

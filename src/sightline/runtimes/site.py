@@ -17,7 +17,7 @@ from sightline.engine import BuiltExperiment
 from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
 from sightline.events import Clear
 from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write
-from sightline.mechanisms import LocalMean, Mechanism, SampleAtClient, ReleaseContext, Updates
+from sightline.mechanisms import LocalMean, Mechanism, ReleaseContext, SampleAtClient, Updates
 from sightline.mechanisms.mechanism import only_client
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
@@ -69,7 +69,9 @@ class Site:
             return WireMessage({"refused": str(error)})
         except Exception as error:
             LOG.exception("a question could not be answered")
-            return WireMessage({"refused": f"{type(error).__name__}; the site's log says more"})  # the text may hold data
+            return WireMessage(
+                {"refused": f"{type(error).__name__}; the site's log says more"}
+            )  # the text may hold data
 
     def hello(self) -> WireMessage:
         """The public facts of a site: its number, and how much data of what kind it has."""
@@ -111,7 +113,9 @@ class Site:
         self._shelf.put_answer(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
-    def _compute_output(self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
+    def _compute_output(
+        self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism
+    ) -> Result:
         """The value; of a failure nothing is told but that it happened, since its words may hold data."""
         try:
             return desk.compute_task(task, updates, scene, mechanism)
@@ -119,7 +123,9 @@ class Site:
             LOG.exception("an answer could not be computed")
             raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
 
-    def _own_claims(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
+    def _own_claims(
+        self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism
+    ) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count."""
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:

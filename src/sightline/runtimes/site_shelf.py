@@ -78,7 +78,9 @@ class SiteStore:
             del marks[old]
             arrays = {name: array for name, array in arrays.items() if name.partition("/")[2] != old}
         arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
-        write_secret(self._path, WireMessage({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes())
+        write_secret(
+            self._path, WireMessage({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes()
+        )
 
     def _read_file(self) -> WireMessage:
         return WireMessage.from_bytes(self._path.read_bytes()) if self._path.exists() else WireMessage()

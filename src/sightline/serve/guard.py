@@ -41,7 +41,9 @@ class Guard:
             return self._enter_with_cookie(request)
         if self._is_known(self._cookie_of(request)) or self._is_known(_bearer_token(request)):
             return None
-        return _refuse_with(HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token.")
+        return _refuse_with(
+            HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token."
+        )
 
     def _is_named(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host

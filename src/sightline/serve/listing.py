@@ -51,7 +51,8 @@ def filter_runs(found: Iterable[Glance], request: Request) -> list[Glance]:
     return [
         one
         for one in found
-        if all(word in _search_text(one) for word in words) and all(getattr(one, n) == value for n, value in wanted.items())
+        if all(word in _search_text(one) for word in words)
+        and all(getattr(one, n) == value for n, value in wanted.items())
     ]
 
 

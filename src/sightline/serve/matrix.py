@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.engine.record import replace_nonfinite
-from sightline.report.heat import draw_heat, cell_phrase
+from sightline.report.heat import cell_phrase, draw_heat
 from sightline.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.serve.message import Request, Response, json_response
 from sightline.serve.sight import WORK, Class, PairClasses, find_named, pair_classes
@@ -98,7 +98,9 @@ def draw_window(view: Window, values: list[list[float | None]], mine: int | None
         "map": pairs_map(view, values, mine) if not small else None,
         "sides": [
             _side_words("Rows", "row", view.row, len(view.subjects), len(view.held.subjects), view.held.width),
-            _side_words("Columns", "column", view.column, len(view.observers), len(view.held.observers), view.held.width),
+            _side_words(
+                "Columns", "column", view.column, len(view.observers), len(view.held.observers), view.held.width
+            ),
         ],
         "beside": {"row": view.row, "column": view.column},
     }
@@ -107,7 +109,9 @@ def draw_window(view: Window, values: list[list[float | None]], mine: int | None
 def _side_words(title: str, name: str, start: int, shown: int, total: int, width: int) -> dict[str, Any]:
     return {
         "name": name,
-        "words": f"{title} {format_count(start + 1)} to {format_count(start + shown)} of {format_count(total)}" if shown < total else "",
+        "words": f"{title} {format_count(start + 1)} to {format_count(start + shown)} of {format_count(total)}"
+        if shown < total
+        else "",
         "before": start - width if start else None,
         "after": start + width if start + shown < total else None,
     }
@@ -140,7 +144,9 @@ def pairs_table(view: Window, values: list[list[float | None]]) -> dict[str, Any
     rows: list[dict[str, Any]] = [
         {
             "words": _short_name(held.classes[n]),
-            "cells": [_table_cell(held.classes[n], held.classes[i], v) for i, v in zip(view.observers, row, strict=True)],
+            "cells": [
+                _table_cell(held.classes[n], held.classes[i], v) for i, v in zip(view.observers, row, strict=True)
+            ],
         }
         for n, row in zip(view.subjects, values, strict=True)
     ]

@@ -37,7 +37,11 @@ def tree_page(site: PageServer, request: Request) -> Response:
 def tree_api(site: PageServer, request: Request) -> Response:
     """The same as JSON; null is in the clear."""
     numbers = read_tree(request)
-    return json_response(replace_nonfinite({**numbers, "trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}))
+    return json_response(
+        replace_nonfinite(
+            {**numbers, "trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
+        )
+    )
 
 
 def read_tree(request: Request) -> dict[str, float]:

@@ -164,7 +164,9 @@ class Handler(BaseHTTPRequestHandler):
         """What is no request of ours gets one line with the headers of every answer, and the connection ends."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send_response(html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD")
+        self._send_response(
+            html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD"
+        )
 
     def _send_response(self, response: Response, *, body: bool = True) -> None:
         self.connection.settimeout(self.send_seconds)

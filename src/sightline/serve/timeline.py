@@ -39,7 +39,9 @@ def timeline_api(site: PageServer, request: Request) -> Response:
     """The same page as JSON: releases as they are stored."""
     found = read_timeline(site, request)
     rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
-    return json_response({"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]})
+    return json_response(
+        {"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]}
+    )
 
 
 def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:

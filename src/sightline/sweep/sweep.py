@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sightline.errors import invalid
-from sightline.sweep.crew import WorkerPool, Message
+from sightline.sweep.crew import Message, WorkerPool
 from sightline.sweep.grid import SweepJob
 from sightline.sweep.standing import JobStatus, job_status
 

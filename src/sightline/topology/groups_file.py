@@ -37,7 +37,10 @@ def schedule_from(plain: Any) -> Schedule:
             invalid(f"membership.{key}", plain[key], "unknown key", did_you_mean(key, FILE_KEYS))
     return Schedule(
         _read_whole("workers", plain["workers"]),
-        (Era(1, _read_groups(plain["groups"])), *(_read_era(entry) for entry in _read_list("schedule", plain.get("schedule", [])))),
+        (
+            Era(1, _read_groups(plain["groups"])),
+            *(_read_era(entry) for entry in _read_list("schedule", plain.get("schedule", []))),
+        ),
         rates=read_numbers("rates", plain.get("rates")),
         noise_factors=read_numbers("noise_factors", plain.get("noise_factors")),
         clip_factors=read_numbers("clip_factors", plain.get("clip_factors")),
@@ -64,7 +67,10 @@ def _read_era(entry: Any) -> Era:
 
 
 def _read_groups(value: Any) -> tuple[Group, ...]:
-    return tuple(tuple(sorted(_read_whole("groups", n) for n in _read_list("groups", group))) for group in _read_list("groups", value))
+    return tuple(
+        tuple(sorted(_read_whole("groups", n) for n in _read_list("groups", group)))
+        for group in _read_list("groups", value)
+    )
 
 
 def _read_list(name: str, value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """(start vectors, shards, work) -> end vectors: local SGD, DP-SGD with per-example clipping, evaluation."""
 
 from sightline.training.dispatch import clipping_note
-from sightline.training.evaluation import Evaluation, evaluate_model, evaluate_many
+from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model
 from sightline.training.local import train_local
 from sightline.training.private import clipped_gradient_sum, dp_sgd
 from sightline.training.work import LocalTerms, LocalWork
@@ -13,7 +13,7 @@ __all__ = [
     "clipped_gradient_sum",
     "clipping_note",
     "dp_sgd",
-    "evaluate_model",
     "evaluate_many",
+    "evaluate_model",
     "train_local",
 ]

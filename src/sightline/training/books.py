@@ -57,7 +57,9 @@ class AffineNorms:
         """|G|^2 of every example, and |bias gradient|^2."""
         cheap = gram_is_cheaper(self.a.shape[1], self.a.shape[2], self.g.shape[2])
         weight = self.gram_norms() if cheap else self.row_norms()
-        return {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
+        return (
+            {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
+        )
 
     def gram_norms(self) -> Tensor:
         """From the two Gram matrices."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.models.flat import FlatModel, Slot
-from sightline.training.books import stride_divides, output_size, unfold_patches, patches_by_pixel, fold_patches
+from sightline.training.books import fold_patches, output_size, patches_by_pixel, stride_divides, unfold_patches
 from sightline.training.chain import flat_children
 from sightline.training.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, size_pair
 

@@ -30,7 +30,9 @@ class Evaluation:
     examples: int
 
 
-def evaluate_model(model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False) -> Evaluation:
+def evaluate_model(
+    model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False
+) -> Evaluation:
     """Loss and accuracy of one model on one shard; `apart`: whatever the model is, no example changes another's."""
     losses, right = example_outcomes(model, vector, shard, batch=batch, apart=apart)
     return summarise_outcomes(losses, right)
@@ -73,7 +75,9 @@ def evaluate_stacked(
         losses = functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
         right = (logits.argmax(2) == y).float()
         for member, client in enumerate(group):
-            found[client] = summarise_outcomes(losses[member, : len(shards[client])], right[member, : len(shards[client])])
+            found[client] = summarise_outcomes(
+                losses[member, : len(shards[client])], right[member, : len(shards[client])]
+            )
     return [found[client] for client in range(len(shards))]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind_parameters
 from sightline.training.clipping import Balls, Clip, factors_of
-from sightline.training.scribes import RecurrentRule, ClippingRule, rule_for
+from sightline.training.scribes import ClippingRule, RecurrentRule, rule_for
 from sightline.training.unrolled import UnrolledLSTM, unroll_lstms
 from sightline.training.worker import GradientWorker, equal_chunks
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.training.books import AffineNorms, output_size, unfold_patches, patches_by_pixel
+from sightline.training.books import AffineNorms, output_size, patches_by_pixel, unfold_patches
 
 aten: Any = torch.ops.aten
 
@@ -202,7 +202,9 @@ class Convolution(Affine):
     def record(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the books."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.book = AffineNorms(unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None)
+        self.book = AffineNorms(
+            unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
+        )
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
     def add_weight(self, total: Tensor) -> None:

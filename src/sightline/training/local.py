@@ -70,7 +70,9 @@ def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
         yield block, ends
 
 
-def descend_client(worker: GradientWorker, descent: Descent, shard: Shard, steps: int, rng: np.random.Generator) -> None:
+def descend_client(
+    worker: GradientWorker, descent: Descent, shard: Shard, steps: int, rng: np.random.Generator
+) -> None:
     """One client's steps on the worker's weights."""
     if not steps:
         return

@@ -18,7 +18,7 @@ from sightline.training.batches import Index
 from sightline.training.clipping import Balls, Clip
 from sightline.training.descent import Descent
 from sightline.training.dispatch import worker_for
-from sightline.training.local import client_blocks, check_clients, train_local
+from sightline.training.local import check_clients, client_blocks, train_local
 from sightline.training.privately import DPSGDSettings
 from sightline.training.stacked import Block
 from sightline.training.work import LocalTerms, LocalWork, client_rows
@@ -136,7 +136,9 @@ def dp_sgd_parts(
 ) -> Iterator[Block]:
     """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates."""
     terms = terms or LocalTerms()
-    how = DPSGDSettings(apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
+    how = DPSGDSettings(
+        apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches
+    )
     check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=steps)
     for block in client_blocks(range(len(shards)), splitting.whole.parameters):
         ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()

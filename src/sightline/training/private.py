@@ -16,7 +16,7 @@ from sightline.models.flat import FlatModel
 from sightline.training.batches import Index
 from sightline.training.descent import Descent
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.local import client_blocks, check_clients
+from sightline.training.local import check_clients, client_blocks
 from sightline.training.privately import DPSGDSettings
 from sightline.training.stacked import Block
 from sightline.training.stacked_private import private_stacked

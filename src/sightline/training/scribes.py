@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.training.books import AffineNorms, unfold_patches, gram_rounding, square_norms
+from sightline.training.books import AffineNorms, gram_rounding, square_norms, unfold_patches
 from sightline.training.layers import size_pair
 from sightline.training.unrolled import DirectionRun
 

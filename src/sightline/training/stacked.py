@@ -117,7 +117,9 @@ class ExamplePile:
         return self.x[index], self.y[index]
 
 
-def train_stacked(walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]) -> Iterator[Block]:
+def train_stacked(
+    walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]
+) -> Iterator[Block]:
     """Local SGD of these clients, `most(width)` at a time; those that have finished fall off the end of the stack."""
     work, shards = walk.work, walk.shards
     widths = {client: width_of(len(shards[client]), work) for client in clients}
@@ -151,7 +153,9 @@ def tabulate_batches(
     found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
     for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
         first, stop = pile.offsets[member], pile.offsets[member + 1]
-        found[:steps, member] = batch_table(stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing)
+        found[:steps, member] = batch_table(
+            stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing
+        )
     return torch.from_numpy(found)
 
 

@@ -57,7 +57,9 @@ class Views:
         views = padded.transpose(0, 2, 3, 1)[which, rows[..., None], columns[:, :, None]]
         return np.ascontiguousarray(views.reshape(n * self.count, height, width, -1).transpose(0, 3, 1, 2))
 
-    def _draw_shifts(self, n: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool]]:
+    def _draw_shifts(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool]]:
         """How far down, how far right and whether mirrored: one row per example, the first column untouched."""
         size = (n, self.count)
         down, right, mirrored = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool)

@@ -28,7 +28,9 @@ def _decode_image(path: Path, edge: int) -> NDArray[np.uint8]:
             with Image.open(path, formats=("WEBP",)) as picture:
                 if picture.size != (edge, edge) or picture.mode != "RGB" or getattr(picture, "n_frames", 1) != 1:
                     width, height = picture.size
-                    raise_broken(path, f"a {width} x {height} {picture.mode} picture, expected one of {edge} x {edge} RGB")
+                    raise_broken(
+                        path, f"a {width} x {height} {picture.mode} picture, expected one of {edge} x {edge} RGB"
+                    )
                 return np.asarray(picture)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise_broken(path, f"is not a readable WebP picture ({type(error).__name__})")

@@ -41,7 +41,9 @@ def read_emnist(request: Request) -> Table:
     train, *tests = (first_letters(table, letters) for table in upright)
     notes = [f"emnist_letters: {spell_letters(letters)}, upper and lower case merged, 28 x 28 pixels scaled to [0, 1]"]
     if not tests:
-        notes.append(f"emnist_letters: a sample of the published test split, {count_letters(train)}; no test split of its own")
+        notes.append(
+            f"emnist_letters: a sample of the published test split, {count_letters(train)}; no test split of its own"
+        )
     return dataclasses.replace(train, test=tests[0] if tests else None, notes=tuple(notes))
 
 
@@ -59,7 +61,9 @@ def read_ocr(request: Request) -> Table:
     train, test = (first_letters(pick_examples(whole, mask), letters) for mask in (fold != chosen, fold == chosen))
     if not len(train) or not len(test):
         invalid("data.options.test_fold", chosen, "one side of the split would be empty", "use another fold")
-    note = f"ocr_letters: {spell_letters(letters)}, 16 x 8 pixels of 0 or 1; the words of fold {chosen} are the test set"
+    note = (
+        f"ocr_letters: {spell_letters(letters)}, 16 x 8 pixels of 0 or 1; the words of fold {chosen} are the test set"
+    )
     return dataclasses.replace(train, test=test, notes=(note,))
 
 

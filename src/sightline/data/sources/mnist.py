@@ -26,7 +26,9 @@ def read_pair(images: Path, labels: Path, *, lowest: int, classes: int, notes: t
     if len(x) != len(y):
         raise_broken(labels, f"{len(y):,} labels for {len(x):,} images")
     if y.min() < 0 or y.max() >= classes:
-        raise_broken(labels, f"labels {y.min() + lowest} .. {y.max() + lowest}, expected {lowest} .. {lowest + classes - 1}")
+        raise_broken(
+            labels, f"labels {y.min() + lowest} .. {y.max() + lowest}, expected {lowest} .. {lowest + classes - 1}"
+        )
     return Table(x=x[:, None], y=y, classes=classes, kind=Kind.IMAGE, scale=GREY, notes=notes)
 
 

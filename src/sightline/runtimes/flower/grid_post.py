@@ -45,7 +45,9 @@ class GridTransport:
         """The grid is Flower's to close."""
 
 
-def exchange_messages(grid: Grid, letters: Mapping[int, tuple[int, WireMessage]], *, group: str, timeout: float) -> Answers:
+def exchange_messages(
+    grid: Grid, letters: Mapping[int, tuple[int, WireMessage]], *, group: str, timeout: float
+) -> Answers:
     """Key -> the answer of the node that its letter was for, or why there is none."""
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {

@@ -61,7 +61,9 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
         refuse_a_known_seed(experiment)
     roll = NodeRegistry(grid, say) if config.get("sites", False) else None
     federation = None if roll is None else gathered_sites(experiment, roll, config)
-    setting = engine.calibrate_noise(engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None)
+    setting = engine.calibrate_noise(
+        engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None
+    )
     directory = directory or engine.new_directory(experiment, out)
 
     def worker(setting: BuiltExperiment, *streams: Any) -> RemoteClients:

@@ -12,7 +12,9 @@ from sightline.errors import invalid
 from sightline.runtimes.remote import RemoteClients
 
 
-def simulate_nodes(setting: BuiltExperiment, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
+def simulate_nodes(
+    setting: BuiltExperiment, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int
+) -> None:
     """Run the loop with every client as a node of Flower's simulation engine, `workers` of them at a time.
 
     Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here as it was.
