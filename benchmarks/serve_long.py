@@ -26,8 +26,8 @@ def run() -> dict[str, Any]:
     """Each page once, in this order."""
     from sightline.serve.guard import Guard
     from sightline.serve.message import Request
+    from sightline.serve.pages import PageServer
     from sightline.serve.server import ROUTES
-    from sightline.serve.site import PageServer
     from tests.report.report_runs import quickstart
 
     with tempfile.TemporaryDirectory() as place:

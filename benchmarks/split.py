@@ -23,7 +23,7 @@ def step(parts: int) -> Any:
     from sightline.data import Kind
     from sightline.mechanisms import Splitter
     from sightline.models import build_model, split_model
-    from sightline.training.parted import parted_gradient_sum
+    from sightline.training.submodels import parted_gradient_sum
 
     torch.set_num_threads(1)
     model = build_model("resnet", input_shape=SHAPE, classes=10, kind=Kind.IMAGE, settings=MODEL)

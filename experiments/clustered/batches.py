@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from experiments.clustered.first_round import CLUSTERS, judged
 from experiments.clustered.noise import noise_of
-from sightline.algorithms.mixture import fit_mixture
-from sightline.algorithms.mixture_points import KINDS
+from sightline.algorithms.clustered.mixture import KINDS, fit_mixture
 from sightline.randomness import Purpose, Streams
 
 LEARNING_RATE, CLIP_NORM, EPSILON = 0.005, 1.0, 3

@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.clustered.noise import EPSILONS, noise_of
-from sightline.algorithms.mixture import Mixture, fit_mixture
-from sightline.algorithms.mixture_count import confidence_by_count, surest_mixture
-from sightline.algorithms.mixture_points import KINDS, PointsOf
-from sightline.algorithms.mixture_truth import same_clusters
+from sightline.algorithms.clustered.mixture import (
+    KINDS,
+    Mixture,
+    PointsOf,
+    confidence_by_count,
+    fit_mixture,
+    same_clusters,
+    surest_mixture,
+)
 from sightline.randomness import Purpose, Streams
 
 CLUSTERS = (3, 6, 6, 6)
@@ -90,7 +95,7 @@ def clipped_sums(job: FirstRound) -> tuple[NDArray[np.float32], list[int], int]:
 
 def noised(sums: NDArray[np.float32], std: float, *, seed: int, use: int) -> NDArray[np.float32]:
     """What the clients send, up to the step size and the public N that all have in common."""
-    from sightline.training.noise import draw_gaussian
+    from sightline.training.dp_sgd_settings import draw_gaussian
 
     streams = Streams.from_seed(seed)
     noise = [

@@ -13,7 +13,7 @@ from sightline.accounting import Accountant
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Threat, planned_pairs
 from sightline.ledger.bottleneck import Bottleneck
-from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
+from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.topology import constant_schedule
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from sightline import engine
 from sightline.config import parse
-from sightline.ledger.propagation_question import Question, answer_question
+from sightline.ledger.group_privacy import Question, answer_question
 from sightline.report.groups_plot import draw_heatmap, mean_and_deviation
 
 HERE = Path(__file__).parent

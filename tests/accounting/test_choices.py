@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sightline import accounting
-from sightline.accounting.dominating import law_of
+from sightline.accounting.dominating_pairs import law_of
 from sightline.events import Exponential, Gaussian, Pure
 
 

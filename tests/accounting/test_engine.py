@@ -7,14 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.accounting.averaging import mean_of_copies
-from sightline.accounting.composed import compose_losses
-from sightline.accounting.dominating import lattice_law, native_law
-from sightline.accounting.law import Law, multiply_laws, on_step, resplit_atoms, sample_law, trim_law
-from sightline.accounting.lognormal import gaussian_law
-from sightline.accounting.losses import Sum, backward_losses_of, forward_losses_of, order_for_epsilon
-from sightline.accounting.lower import lower_law
-from sightline.accounting.remember import MOST_POINTS, LawCache
+from sightline.accounting.composition import (
+    Sum,
+    backward_losses_of,
+    compose_losses,
+    forward_losses_of,
+    order_for_epsilon,
+)
+from sightline.accounting.dominating_pairs import lattice_law, mean_of_copies, native_law
+from sightline.accounting.likelihood_ratio import (
+    MOST_POINTS,
+    Law,
+    LawCache,
+    gaussian_law,
+    multiply_laws,
+    on_step,
+    resplit_atoms,
+    sample_law,
+    trim_law,
+)
+from sightline.accounting.lower_bounds import lower_law
 from sightline.events import Allocation, Gaussian, Poisson, Product, Pure, Split
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from sightline import accounting
-from sightline.accounting import averaging
-from sightline.accounting.averaging import mean_of_copies
-from sightline.accounting.dominating import native_law
-from sightline.accounting.law import FAR, sampled_points
+from sightline.accounting import dominating_pairs
+from sightline.accounting.dominating_pairs import mean_of_copies, native_law
+from sightline.accounting.likelihood_ratio import FAR, sampled_points
 from sightline.cli.main import run_arguments
 from sightline.events import Adjacency, Gaussian, Poisson, Split, Unit, from_json
 from sightline.ledger import Ledger, Release, export_ledger, parties
@@ -178,7 +177,7 @@ def test_atoms_at_zero_may_be_moved_apart(copies, monkeypatch):
     law, tail = native_law(Gaussian(1.0), 1e-12), 1e-12
     assert law.zero > 0
     whole = mean_of_copies(law, copies, tail)
-    monkeypatch.setattr(averaging, "FARTHEST_AVERAGED", 0)
+    monkeypatch.setattr(dominating_pairs, "FARTHEST_AVERAGED", 0)
     apart = mean_of_copies(law, copies, tail)
     assert apart.zero >= whole.zero
     assert apart.mass.sum() + apart.zero == pytest.approx(1.0, abs=1e-12)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline import accounting
-from sightline.accounting import Accountant, Headroom, headroom
+from sightline.accounting import Accountant, Headroom, accountant
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pure, Split, WithoutReplacement
 
 EVENTS = {
@@ -32,7 +32,7 @@ def asked(monkeypatch):
         seen.append(dict(events))
         return accounting.epsilon(events, delta, **more)
 
-    monkeypatch.setattr(headroom, "epsilon", counted)
+    monkeypatch.setattr(accountant, "epsilon", counted)
     return seen
 
 
@@ -76,7 +76,7 @@ def test_nothing_in_the_clear_ever_fits():
 
 
 def test_forgetting_costs_time_only(monkeypatch):
-    monkeypatch.setattr(headroom, "FAMILIES", 2)
+    monkeypatch.setattr(accountant, "FAMILIES", 2)
     room = Headroom(1.0, 1e-5)
     for number in range(10):
         assert room.fits({Gaussian(100.0 + number): 20})

@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import norm
 
 from sightline import accounting
-from sightline.accounting.dominating import native_law
-from sightline.accounting.losses import Sum, order_for_delta
+from sightline.accounting.composition import Sum, order_for_delta
+from sightline.accounting.dominating_pairs import native_law
+from sightline.accounting.likelihood_ratio import gaussian_delta, gaussian_epsilon
 from sightline.accounting.moments import ORDERS
-from sightline.accounting.normal import gaussian_delta, gaussian_epsilon
 from sightline.accounting.pld import direction_epsilon, fit_lattice, forward_losses, tail_for
 from sightline.accounting.renyi import backward_moments, forward_moments
 from sightline.events import Gaussian, Poisson, Product, Split

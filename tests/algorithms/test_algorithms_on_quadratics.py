@@ -8,7 +8,7 @@ from sightline import engine
 from sightline.engine.checkpoint import load_checkpoint
 from sightline.mechanisms import effective_steps
 from sightline.training import LocalTerms, LocalWork
-from sightline.training.descent import Descent
+from sightline.training.local_work import Descent
 
 CURVATURE = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 

@@ -6,7 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from sightline.algorithms.control_search import Prospects, Weights, candidate_counts, candidate_intervals, search_choice
+from sightline.algorithms.hierarchy.control_search import (
+    Prospects,
+    Weights,
+    candidate_counts,
+    candidate_intervals,
+    search_choice,
+)
 
 
 def random_prospects(rng, trusted, untrusted):

@@ -6,7 +6,7 @@ import math
 import pytest
 from click.testing import CliRunner
 
-from sightline.algorithms.theory_upcycled import upcycled_bound, upcycled_constants
+from sightline.algorithms.upcycled.theory import upcycled_bound, upcycled_constants
 from sightline.cli.convergence import command
 from sightline.errors import InvalidInput
 

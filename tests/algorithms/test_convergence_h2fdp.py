@@ -7,8 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from sightline import accounting
-from sightline.algorithms.theory_h2fdp import Hierarchy
-from sightline.algorithms.theory_h2fdp_bound import corrected_terms, model_dispersion, privacy_noise, published_terms
+from sightline.algorithms.hierarchy.theory import (
+    Hierarchy,
+    corrected_terms,
+    model_dispersion,
+    privacy_noise,
+    published_terms,
+)
 from sightline.cli.convergence import command
 from sightline.errors import InvalidInput
 

@@ -11,9 +11,8 @@ from sightline import accounting, engine
 from sightline.engine.checkpoint import load_checkpoint
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Adjacency, Pure
-from sightline.mechanisms.objective import REMAINDER, Objective
-from sightline.mechanisms.objective_noise import isotropic_noise
-from sightline.mechanisms.objective_solver import Regression, from_unit, minimise_regression, to_unit, unit_examples
+from sightline.mechanisms.convex_solver import Regression, from_unit, minimise_regression, to_unit, unit_examples
+from sightline.mechanisms.objective import REMAINDER, Objective, isotropic_noise
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
 

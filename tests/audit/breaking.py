@@ -7,14 +7,13 @@ import numpy as np
 import torch
 
 from sightline.mechanisms.clip import Bounded
-from sightline.mechanisms.gaussian import FloatSum
-from sightline.mechanisms.grid import GridSum
+from sightline.mechanisms.noise import FloatSum, GridSum
 from sightline.mechanisms.samplers import PoissonCohorts
 from sightline.mechanisms.schedule import Schedules
 from sightline.models.submodel import Partitions
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
-from sightline.training.privately import DPSGDSettings
+from sightline.training.dp_sgd_settings import DPSGDSettings
 
 CLIP = import_module("sightline.mechanisms.clip_update")
 
@@ -23,7 +22,7 @@ def halved(monkeypatch):
     """Half of the noise that is claimed: in sums, exact or not, in private steps, and in the step of a server."""
     for kind in (FloatSum, GridSum):
         monkeypatch.setattr(kind, "noisy_sum", _half(kind.noisy_sum))
-    samplewise, steps = import_module("sightline.mechanisms.samplewise"), DPSGDSettings.noise_of
+    samplewise, steps = import_module("sightline.mechanisms.dp_sgd"), DPSGDSettings.noise_of
     monkeypatch.setattr(samplewise, "with_gaussian_noise", _half(samplewise.with_gaussian_noise))
     monkeypatch.setattr(
         DPSGDSettings, "noise_of", lambda self, *a: (None if n is None else n / 2 for n in steps(self, *a))
@@ -37,7 +36,7 @@ def _half(whole):
 def unclipped(monkeypatch):
     """Clipping forgotten: of updates, and of the gradients of examples."""
     monkeypatch.setattr(CLIP, "clip", lambda update, *, clip_norm: Bounded(update, clip_norm))
-    grid = import_module("sightline.mechanisms.grid")
+    grid = import_module("sightline.mechanisms.noise")
     monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
     for name in ("clipping", "dense_stack"):
         training = import_module(f"sightline.training.{name}")
@@ -76,7 +75,7 @@ def everybody_is_sampled(monkeypatch):
     """Claims the amplification of coins, schedules or Poisson batches, and takes everybody, and every example."""
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
     monkeypatch.setattr(Schedules, "members_used", lambda self, step, allotment, *, members, **k: np.arange(members))
-    private, sums = import_module("sightline.training.privately"), Simulator.gradient_sums
+    private, sums = import_module("sightline.training.dp_sgd_settings"), Simulator.gradient_sums
     monkeypatch.setattr(private, "poisson", lambda examples, rate, steps, rng: iter([None] * steps))
     monkeypatch.setattr(
         Simulator,

@@ -8,8 +8,8 @@ from sightline import algorithms
 from sightline.audit import audit
 from sightline.audit.audit import DROWNED
 from sightline.config import parse
-from sightline.mechanisms.choose import MECHANISMS
-from sightline.mechanisms.output_sensitivity import Bound
+from sightline.mechanisms.output import Bound
+from sightline.mechanisms.registry import MECHANISMS
 from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit import breaking
 from tests.laws.combinations import Combination, plain, refusal

@@ -6,11 +6,11 @@ import pytest
 
 from sightline import engine
 from sightline.audit.audit import audit, audit_built, repeat_runs
+from sightline.audit.canary_setup import AskedPair
 from sightline.audit.own_model import for_own_model
-from sightline.audit.stage import AskedPair
 from sightline.cli.main import run_arguments
 from sightline.config import parse, to_toml
-from sightline.training import dispatch, worker
+from sightline.training import dispatch
 from tests.training import strange_modules
 
 CONFIDENCE = 1 - 1e-4

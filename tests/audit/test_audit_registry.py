@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from sightline import algorithms
-from sightline.ledger.propagation_question import Question, answer_question
-from sightline.mechanisms.choose import MECHANISMS
-from sightline.mechanisms.output_sensitivity import Bound
+from sightline.ledger.group_privacy import Question, answer_question
+from sightline.mechanisms.output import Bound
+from sightline.mechanisms.registry import MECHANISMS
 from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit.cases import (
     BREAKS,

@@ -12,14 +12,14 @@ from scipy import stats
 
 from sightline import engine
 from sightline.audit.canaries import CanaryClients, CanaryCoins, canary_examples
-from sightline.audit.examples import CanaryShards
-from sightline.audit.stage import STILL, with_examples
-from sightline.audit.watch import Observer, watched_run
+from sightline.audit.canary_model import CanaryShards
+from sightline.audit.canary_setup import STILL, with_examples
+from sightline.audit.observer import Observer, watched_run
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
-from sightline.training.noise import gaussian_steps
+from sightline.training.dp_sgd_settings import gaussian_steps
 from tests.laws.combinations import Combination, plain, run
 
 SIZE = 10_000

@@ -11,8 +11,7 @@ from experiments.clustered.noise import composition, noise_of
 from experiments.clustered.page import write_page
 from experiments.clustered.parts import PARTS, WORK
 from sightline import accounting
-from sightline.algorithms.mixture import fit_mixture
-from sightline.algorithms.mixture_points import KINDS
+from sightline.algorithms.clustered.mixture import KINDS, fit_mixture
 from sightline.config import parse
 from sightline.events import Exponential, Gaussian, Poisson
 

@@ -7,19 +7,26 @@ from scipy.stats import multivariate_normal, norm
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import MinMaxScaler
 
-from sightline.algorithms.mixture import Mixture, component_overlap_at, fit_mixture, posterior_chances, switch_round
-from sightline.algorithms.mixture_count import candidate_counts, confidence_by_count, surest_mixture
-from sightline.algorithms.mixture_points import (
+from sightline.algorithms.clustered.mixture import (
     COLUMNS,
     KINDS,
+    Mixture,
+    candidate_counts,
+    cluster_purity,
+    component_overlap_at,
+    confidence_by_count,
+    fit_mixture,
     in_the_plane,
     plane_points,
+    posterior_chances,
     principal_scores,
     raw_points,
+    same_clusters,
     scale_columns,
     spanning_points,
+    surest_mixture,
+    switch_round,
 )
-from sightline.algorithms.mixture_truth import cluster_purity, same_clusters
 from sightline.errors import InvalidInput
 
 SIZES = (3, 6, 6, 6)
@@ -54,7 +61,7 @@ def test_points_are_read_in_blocks_and_do_not_depend_on_the_basis(monkeypatch):
     whole = plane_points(updates)
     rotation = np.linalg.qr(np.random.default_rng(1).standard_normal((60, 60)))[0]
     np.testing.assert_allclose(plane_points(updates @ rotation), whole, atol=1e-9)
-    monkeypatch.setattr("sightline.algorithms.mixture_points.COLUMNS", 7)
+    monkeypatch.setattr("sightline.algorithms.clustered.mixture.COLUMNS", 7)
     np.testing.assert_allclose(plane_points(updates), whole, atol=1e-9)
     assert COLUMNS > 7
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import accounting
-from sightline.accounting.published_clustered import clustered_noise
+from sightline.accounting.published import clustered_noise
 from sightline.cli.main import run_arguments
 
 NUMBERS = {"samples": 8000, "batch_size": 32, "rounds": 200, "selections": 20}

@@ -9,7 +9,7 @@ import torch
 
 import sightline
 from sightline import accounting, engine
-from sightline.engine.planning import plan_releases
+from sightline.engine.plan import plan_releases
 from sightline.engine.round import LiveRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Exponential, Gaussian, Poisson, Repeat

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from sightline.algorithms.mixture import fit_mixture
-from sightline.algorithms.theory_clustered import (
+from sightline.algorithms.clustered.mixture import fit_mixture
+from sightline.algorithms.clustered.theory import (
     component_overlap,
     expected_separation,
     overlap_of_larger_batch,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sightline.algorithms.contract import ChannelMean
-from sightline.algorithms.control_estimates import (
+from sightline.algorithms.hierarchy.control import (
     Slope,
     estimate_diversity,
     estimate_smoothness,

@@ -13,8 +13,7 @@ from data_files import idx_bytes, write_csv, write_gz, write_webp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.formats import Field, read_csv, read_idx, read_npz, read_webp_grid
-from sightline.data.formats.gz import read_gzip
+from sightline.data.formats import Field, read_csv, read_gzip, read_idx, read_npz, read_webp_grid
 from sightline.errors import InvalidInput
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(3, 28, 28)

@@ -11,7 +11,7 @@ from data_files import idx_bytes, write_csv, write_gz, write_images, write_webp
 from sightline.config import Data
 from sightline.data import Federation, Kind, load_federation
 from sightline.data.sources import SOURCES
-from sightline.data.tokens import encode_texts, hash_word, split_words
+from sightline.data.sources.tweets import encode_texts, hash_word, split_words
 from sightline.errors import InvalidInput
 from sightline.randomness import Purpose, Streams
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.deal import split_examples
+from sightline.data.deal import draw_subsample, split_examples
 from sightline.data.partition import (
     by_owner,
     cluster_of,
@@ -17,7 +17,6 @@ from sightline.data.partition import (
     one_user_each,
     share_by_cluster,
 )
-from sightline.data.subsample import draw_subsample
 from sightline.errors import InvalidInput
 
 seeds = st.integers(0, 2**32 - 1)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import sightline
-from sightline.engine import directory
+from sightline.engine import run_directory
 from sightline.engine.record import DATABASE, RunRecord
 from sightline.ledger import store
 from tests.engine.leftovers import left_behind
@@ -69,7 +69,7 @@ def killed(experiment, out, moment):
 def go(experiment, out):
     """Start the run, or go on with it where something was released."""
     database = out / DATABASE
-    begun = database.exists() and directory._has_releases(database)
+    begun = database.exists() and run_directory._has_releases(database)
     sightline.run(experiment, out=out, resume=begun)
 
 
@@ -103,7 +103,7 @@ def test_a_kill_between_any_two_operations_changes_nothing(whole, tmp_path, part
         assert len(killed(experiment, out, moment)) == moment
         go(experiment, out)
         assert left_behind(out) == expected, operations[moment - 1]
-        assert not (out / directory.SECRET).exists(), operations[moment - 1]
+        assert not (out / run_directory.SECRET).exists(), operations[moment - 1]
         with_record(out)
 
 

@@ -13,7 +13,7 @@ import pytest
 import sightline
 from benchmarks.load import resident
 from sightline.engine import loop
-from sightline.ledger import releases
+from sightline.ledger import ledger
 from tests.engine.many_kinds import experiment
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def left_by_a_round(kind, out, recent):
 
     Caches that are bounded fill at some time, and tables grow by doubling.
     """
-    releases.RECENT = recent
+    ledger.RECENT = recent
     loop.accounted_at = lambda number: False  # the accountant keeps up to 4,096 answers
     asked = experiment(kind, rounds=250, evaluate_every=1000)
     tracemalloc.start()

@@ -12,7 +12,7 @@ import pytest
 import sightline
 from sightline import engine, randomness
 from sightline.config import to_toml
-from sightline.engine import checkpoint, directory, loop
+from sightline.engine import checkpoint, loop, run_directory
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
 from tests.engine.leftovers import Crash, crash_in, left_behind
@@ -78,7 +78,7 @@ def test_a_crash_changes_nothing(tiny, tmp_path, monkeypatch, unbroken, kind, pl
         with pytest.raises(Crash):
             sightline.run(experiment, out=tmp_path / "broken")
     if kind == "os entropy":
-        root = (tmp_path / "broken" / directory.SECRET).read_bytes()
+        root = (tmp_path / "broken" / run_directory.SECRET).read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(randomness.secrets, "token_bytes", lambda size: root)
             whole = left_behind(sightline.run(experiment, out=tmp_path / "whole").directory)
@@ -147,18 +147,18 @@ def test_a_new_run_never_has_the_noise_of_another(tiny, tmp_path):
     experiment = tiny(**KINDS["os entropy"])
     run, roots = tmp_path / "run", []
     run.mkdir()
-    (run / directory.LOCK).touch()
-    (run / directory.SECRET).write_bytes(b"x" * 32)
-    sightline.run(experiment, out=run, on_round=lambda row: roots.append((run / directory.SECRET).read_bytes()))
+    (run / run_directory.LOCK).touch()
+    (run / run_directory.SECRET).write_bytes(b"x" * 32)
+    sightline.run(experiment, out=run, on_round=lambda row: roots.append((run / run_directory.SECRET).read_bytes()))
     assert len(set(roots)) == 1
     assert roots[0] != b"x" * 32
 
 
 def test_a_second_process_is_refused(tiny, tmp_path):
     sightline.run(tiny(), out=tmp_path / "run")
-    with open(tmp_path / "run" / directory.LOCK, "w") as held:
+    with open(tmp_path / "run" / run_directory.LOCK, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(directory.RunBusy):
+        with pytest.raises(run_directory.RunBusy):
             sightline.run(tiny(), out=tmp_path / "run", resume=True)
 
 
@@ -237,5 +237,5 @@ def test_kill_nine_of_one_command_after_another(tiny, tmp_path):
 
 
 def test_every_failure_of_a_run_is_a_sightline_error():
-    for error in (directory.RunBusy, checkpoint.CheckpointDamaged, LedgerDamaged):
+    for error in (run_directory.RunBusy, checkpoint.CheckpointDamaged, LedgerDamaged):
         assert issubclass(error, SightlineError)

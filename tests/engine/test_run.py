@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
-from sightline.engine.planned_round import PlannedRound
-from sightline.engine.planning import NoWorker
+from sightline.engine.plan import NoWorker, PlannedRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger

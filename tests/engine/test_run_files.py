@@ -17,12 +17,12 @@ import sightline
 from sightline import engine
 from sightline.cli import main
 from sightline.config import to_toml
-from sightline.engine import checkpoint, directory, identity, loop
+from sightline.engine import checkpoint, identity, loop, run_directory
 from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
-from sightline.serve.shelf import RunFolder
+from sightline.serve.run_folder import RunFolder
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
 OS = {"privacy.noise_source": "os"}
@@ -265,7 +265,7 @@ def test_a_checkpoint_from_before_a_change_is_not_gone_on_from(broken, tiny, tmp
         sightline.run(tiny(), out=run, resume=True)
 
 
-@pytest.mark.parametrize("name", [directory.CONFIG, directory.DIGEST])
+@pytest.mark.parametrize("name", [run_directory.CONFIG, run_directory.DIGEST])
 def test_settings_and_data_are_never_other_ones(broken, tiny, name):
     run = broken()
     content = (run / name).read_bytes()
@@ -289,8 +289,8 @@ def age(run):
     """Make a run directory what an earlier version left: no journal, one checkpoint, files open to others."""
     change_database(run, "DROP TABLE journal")
     (run / checkpoint.EARLIER).unlink()
-    (run / directory.DIGEST).write_bytes((run / directory.DIGEST).read_bytes().split()[0])
-    for name in (DATABASE, directory.CONFIG, directory.LOCK):
+    (run / run_directory.DIGEST).write_bytes((run / run_directory.DIGEST).read_bytes().split()[0])
+    for name in (DATABASE, run_directory.CONFIG, run_directory.LOCK):
         (run / name).chmod(0o644)
 
 
@@ -335,7 +335,7 @@ def test_the_users_own_file_is_never_overwritten(tiny, tmp_path, capsys, mine, l
     text = to_toml(tiny(rounds=2)) + mine
     (tmp_path / "config.toml").write_text(text)
     if lock:
-        (tmp_path / directory.LOCK).touch()
+        (tmp_path / run_directory.LOCK).touch()
     before = sorted(path.name for path in tmp_path.iterdir())
     assert main.run_arguments(["run", str(tmp_path / "config.toml"), "--out", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -344,7 +344,7 @@ def test_the_users_own_file_is_never_overwritten(tiny, tmp_path, capsys, mine, l
 
 
 def test_a_database_of_somebody_elses_is_no_false_start(tiny, tmp_path):
-    (tmp_path / directory.LOCK).touch()
+    (tmp_path / run_directory.LOCK).touch()
     change_database(tmp_path, "CREATE TABLE mine (value)")
     with pytest.raises(InvalidInput, match="not empty"):
         sightline.run(tiny(), out=tmp_path)
@@ -363,12 +363,12 @@ def test_a_lock_that_was_removed_holds_nothing(tiny, tmp_path, monkeypatch):
     place, real = engine.new_directory(tiny(), tmp_path / "run"), fcntl.flock
 
     def late(handle, how):
-        (place / directory.LOCK).unlink()
-        (place / directory.LOCK).touch()
+        (place / run_directory.LOCK).unlink()
+        (place / run_directory.LOCK).touch()
         real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(directory.RunBusy), directory.lock_directory(place):
+    with pytest.raises(run_directory.RunBusy), run_directory.lock_directory(place):
         pytest.fail("two processes could be in here")
 
 
@@ -430,10 +430,10 @@ def test_a_run_is_for_its_owner_only(tiny, tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
-    shared = {"report.html", directory.MODEL}
+    shared = {"report.html", run_directory.MODEL}
     found = {*open_while_running, *modes(tmp_path / "run").items()}
     assert {name for name, mode in found if mode & 0o077} <= shared
-    assert {DATABASE, f"{DATABASE}-wal", directory.CONFIG, directory.LOCK} <= {name for name, _ in found}
+    assert {DATABASE, f"{DATABASE}-wal", run_directory.CONFIG, run_directory.LOCK} <= {name for name, _ in found}
 
 
 def test_the_shards_of_sites_are_for_their_owner_only(tiny, tmp_path):
@@ -465,11 +465,11 @@ def test_the_noise_root_is_gone_when_the_run_has_ended(tiny, tmp_path, monkeypat
     crash_in(monkeypatch, loop, "remove_secret", 1, before=True)
     with pytest.raises(Crash):
         sightline.run(tiny(**OS), out=tmp_path / "late")
-    assert (tmp_path / "late" / directory.SECRET).exists()
+    assert (tmp_path / "late" / run_directory.SECRET).exists()
     monkeypatch.undo()
     before = left_behind(tmp_path / "late")
     sightline.run(tiny(**OS), out=tmp_path / "late", resume=True)
-    assert not (tmp_path / "late" / directory.SECRET).exists()
+    assert not (tmp_path / "late" / run_directory.SECRET).exists()
     assert left_behind(tmp_path / "late") == before
 
 
@@ -491,10 +491,10 @@ def test_the_model_of_a_run_that_has_ended_is_made_again_from_its_checkpoint(tin
     run = tmp_path / "run"
     sightline.run(tiny(**OS), out=run)
     before = left_behind(run)
-    (run / directory.MODEL).unlink() if harm == "gone" else flip(run / directory.MODEL, -1)
+    (run / run_directory.MODEL).unlink() if harm == "gone" else flip(run / run_directory.MODEL, -1)
     sightline.run(tiny(**OS), out=run, resume=True)
     assert left_behind(run) == before
-    flip(run / directory.MODEL, -1)
+    flip(run / run_directory.MODEL, -1)
     flip(run / checkpoint.CHECKPOINT, -1)
     with pytest.raises(checkpoint.CheckpointDamaged):
         sightline.run(tiny(**OS), out=run, resume=True)
@@ -516,7 +516,7 @@ def test_a_directory_is_all_that_resume_needs(broken, tiny, tmp_path, capsys):
 
 
 def spoil(run, how):
-    path = run / {"lock": directory.LOCK, "log": DATABASE}.get(how.split()[0], directory.CONFIG)
+    path = run / {"lock": run_directory.LOCK, "log": DATABASE}.get(how.split()[0], run_directory.CONFIG)
     if how == "lock is a folder":
         path.unlink()
         path.mkdir()

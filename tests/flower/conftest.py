@@ -5,9 +5,9 @@ import pytest
 from sightline import engine, report
 from sightline.api import Run
 from sightline.config import parse
-from sightline.runtimes import simulated_node
-from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.remote import RemoteClients
+from sightline.runtimes.remote import client_executor
+from sightline.runtimes.remote.clients import RemoteClients
+from sightline.runtimes.remote.message import WireMessage
 
 
 class Loopback:
@@ -22,7 +22,7 @@ class Loopback:
         found = {}
         for client, letter in reversed(letters.items()):
             arrived = WireMessage.from_bytes(letter.to_bytes())
-            answer = simulated_node.answer_simulated(arrived, self.kept.setdefault(client, {}))
+            answer = client_executor.answer_simulated(arrived, self.kept.setdefault(client, {}))
             found[client] = WireMessage.from_bytes(answer.to_bytes())
         return found
 

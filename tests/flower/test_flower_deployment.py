@@ -13,8 +13,8 @@ import tomli_w
 from sightline.api import Run
 from sightline.config import parse, to_toml
 from sightline.runtimes.flower.export import export_app, export_shards
-from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.site import Site
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.site.site import Site
 from tests.flower.cases import changed, privacy, releases_of
 from tests.flower.deployment import Deployment, tools_missing
 

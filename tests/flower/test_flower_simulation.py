@@ -89,7 +89,7 @@ def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
     from flwr.app import Context, RecordDict
 
     from sightline.runtimes.flower.client_app import answer_request
-    from sightline.runtimes.letter import WireMessage
+    from sightline.runtimes.remote.message import WireMessage
 
     site = export_shards(parse(CASES["local noise"]), tmp_path / "sites", epsilon=8.0)[2]
     hello = WireMessage({"call": "hello"})

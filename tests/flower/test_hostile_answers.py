@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from sightline.errors import SightlineError
-from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.remote.message import WireMessage
 from tests.flower.cases import CASES, bits, changed, privacy
 
 FULL = {"clients": {"scheme": "full"}}

@@ -10,10 +10,9 @@ pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from sightline.runtimes.flower.grid_post import GridTransport
-from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.flower.roll import NodeRegistry
-from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.flower.node_registry import NodeRegistry
+from sightline.runtimes.flower.transport import GridTransport, from_record, to_record
+from sightline.runtimes.remote.message import WireMessage
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sightline.errors import InvalidInput
-from sightline.runtimes import site_door
-from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.site import Site
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.site import process
+from sightline.runtimes.site.site import Site
 from tests.flower.cases import releases_of
 from tests.flower.test_site import CENTRAL, LOCAL, question, site_of  # noqa: F401
 
@@ -122,11 +122,11 @@ def test_nonsense_is_no_letter(content):
 @pytest.fixture
 def door(site_of, tmp_path, monkeypatch):  # noqa: F811
     """A site behind its socket that has little patience and takes short letters only."""
-    monkeypatch.setattr(site_door, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(site_door, "LARGEST_LETTER", 1 << 16)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(process, "LARGEST_LETTER", 1 << 16)
     ready, place = threading.Event(), tmp_path / "door"
     site = site_of(LOCAL)
-    threading.Thread(target=site_door.serve_site, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
+    threading.Thread(target=process.serve_site, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(600)
     return place, site
 
@@ -156,7 +156,7 @@ STRANGERS = {
 def test_a_stranger_at_the_door_keeps_nobody_out(content, door):
     place, site = door
     with sent(place, content):
-        answer = site_door.ask_site(place, WireMessage({"call": "hello"}))
+        answer = process.ask_site(place, WireMessage({"call": "hello"}))
     assert answer.words["client"] == 2
     assert len(releases_of(site)) == 0
 

@@ -9,8 +9,8 @@ import sightline
 from sightline.config import parse
 from sightline.errors import SightlineError
 from sightline.ledger import Ledger
-from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.remote import NobodyAnswers, refuse_a_known_seed
+from sightline.runtimes.remote.clients import NobodyAnswers, refuse_a_known_seed
+from sightline.runtimes.remote.message import WireMessage
 from tests.flower.cases import CASES, bits, changed, privacy, same
 
 FULL = changed(sampling={"clients": {"scheme": "full"}})

@@ -15,11 +15,11 @@ from sightline.data import Client, Federation, Kind
 from sightline.errors import Refused
 from sightline.ledger import LedgerDamaged
 from sightline.runtimes.flower.export import export_shards
-from sightline.runtimes.letter import WireMessage
-from sightline.runtimes.remote import RemoteClients
-from sightline.runtimes.site import Site
-from sightline.runtimes.site_door import ask_site, serve_site
-from sightline.runtimes.site_policy import blank_shard
+from sightline.runtimes.remote.clients import RemoteClients
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.site.policy import blank_shard
+from sightline.runtimes.site.process import ask_site, serve_site
+from sightline.runtimes.site.site import Site
 from tests.flower.cases import CASES, changed, privacy, releases_of
 
 DELTA = 1e-3
@@ -298,7 +298,7 @@ def test_that_an_update_was_not_finite_is_told_only_to_who_may_see_it(site_of):
 
 
 def test_of_a_failed_computation_nothing_is_told(site_of, monkeypatch):
-    from sightline.runtimes.desk import ClientSide
+    from sightline.runtimes.remote.client_executor import ClientSide
 
     def fails(*args):
         raise ValueError("example 17 is 0.25")

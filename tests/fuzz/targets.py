@@ -21,15 +21,15 @@ from sightline.errors import SightlineError
 from sightline.ledger import SqliteStore, export_ledger, read_export
 from sightline.ledger.store import GENESIS, chain_hash
 from sightline.resources.table import read_table
-from sightline.runtimes.answers import ExpectedAnswer, why_misdirected
-from sightline.runtimes.asking import Task
-from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.remote.requests import Task
 from sightline.serve.guard import Guard
 from sightline.serve.message import Request
+from sightline.serve.pages import PageServer
 from sightline.serve.server import ROUTES
-from sightline.serve.site import PageServer
-from sightline.topology.groups_file import read_schedule
-from sightline.topology.tree_file import read_tree
+from sightline.topology.groups import read_schedule
+from sightline.topology.tree_build import read_tree
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}

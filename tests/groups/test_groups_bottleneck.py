@@ -11,20 +11,20 @@ from scipy import integrate
 from scipy.stats import norm
 
 from sightline.accounting import Accountant, epsilon
-from sightline.accounting.bridged import Bridged, bridged_epsilon, bridged_moments
+from sightline.accounting.accountant import Bridged, bridged_epsilon, bridged_moments
 from sightline.accounting.moments import ORDERS
 from sightline.algorithms.dp_ogl_plus_as_published import alone_sum, printed_sum
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
 from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
+from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.ledger.propagation_as_published import (
     ConvexTraining,
     as_published_count,
     as_published_degradation,
     mixing_factors,
 )
-from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
 from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
 from tests.oracle.groups_gaussian import exact_divergence, largest_shift
 

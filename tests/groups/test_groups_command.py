@@ -13,7 +13,7 @@ import sightline
 from sightline.accounting import epsilon
 from sightline.cli.main import run_arguments
 from sightline.events import Gaussian, Poisson
-from sightline.ledger.propagation_question import Question, answer_question
+from sightline.ledger.group_privacy import Question, answer_question
 
 RING = ["--structure", "ring", "--workers", "20", "--groups", "4", "--period", "5", "--epochs", "21"]
 NOISE = ["--noise", "2", "--rate", "0.7", "--delta", "1e-5"]

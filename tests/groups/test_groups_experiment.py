@@ -67,7 +67,7 @@ def test_accounting_claims_follow_the_counts():
 @pytest.mark.parametrize("name", ["(a) RI+ (4, 2)", "(a) RI (4, 10)"])
 def test_the_kept_counts_are_what_the_accountant_finds_today(name: str):
     from experiments.groups.figure4 import curves
-    from sightline.ledger.propagation_question import answer_question
+    from sightline.ledger.group_privacy import answer_question
 
     mean, _ = counted()[name]["t=200"]
     asked = curves(None, None)[name.removeprefix("(a) ")]

@@ -9,7 +9,7 @@ from sightline.accounting import Accountant, epsilon
 from sightline.errors import InvalidInput
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
-from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix, worst_by_class
+from sightline.ledger.group_pairs import Costing, epsilon_matrix, worst_by_class
 from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
 from tests.oracle.groups_paths import closed_form, counts
 

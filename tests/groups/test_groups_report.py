@@ -7,7 +7,7 @@ import pytest
 
 import sightline
 from sightline.ledger import ledger_pairs
-from sightline.ledger.propagation_paths import next_hops, trace_routes
+from sightline.ledger.pairs import next_hops, trace_routes
 from sightline.report.numbers import format_upper
 
 

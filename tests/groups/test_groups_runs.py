@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 import sightline
 from sightline import engine
 from sightline.accounting import Accountant
-from sightline.algorithms import dp_ogl, dp_ogl_plus
-from sightline.engine.planned_round import PlannedRound
+from sightline.algorithms.groups import dp_ogl, dp_ogl_plus
+from sightline.engine.plan import PlannedRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson
 from sightline.ledger import GroupPlan, Ledger, Rhythm, Threat, ledger_pairs, planned_pairs
-from sightline.ledger.propagation_epsilon import Costing, epsilon_matrix
+from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.mechanisms import Public
 from sightline.randomness import Streams
 from sightline.topology import Groups

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sightline import accounting
-from sightline.accounting.published_h2fdp import as_published_noise
+from sightline.accounting.published import as_published_noise
 from sightline.errors import InvalidInput
 from sightline.mechanisms import segment_rate
 from tests.commands import command

@@ -14,8 +14,8 @@ from sightline import engine
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
 from sightline.ledger import Ledger
-from sightline.report.matrix_by_lines import matrix_by_lines
-from sightline.report.run import RunView
+from sightline.report.matrix import matrix_by_lines
+from sightline.report.run_view import RunView
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp

@@ -10,8 +10,7 @@ from sightline import algorithms, engine
 from sightline.errors import Refused
 from sightline.events import Gaussian, Poisson
 from sightline.mechanisms import LocalSchedule
-from sightline.mechanisms.pace import ThinnedCohorts, thin_sampler
-from sightline.mechanisms.samplers import Full, PoissonCohorts
+from sightline.mechanisms.samplers import Full, PoissonCohorts, ThinnedCohorts, thin_sampler
 from tests.hierarchy.test_hierarchy_runs import flat
 
 

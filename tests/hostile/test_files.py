@@ -22,8 +22,8 @@ from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources.table import read_table
-from sightline.topology.groups_file import read_schedule
-from sightline.topology.tree_file import read_tree
+from sightline.topology.groups import read_schedule
+from sightline.topology.tree_build import read_tree
 from tests.hostile.full import FULL
 from tests.hostile.mutate import corpus, every_value, mutations
 from tests.hostile.outcome import building, outcome, reading

@@ -12,8 +12,8 @@ from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources.table import read_table
-from sightline.topology.groups_file import read_schedule
-from sightline.topology.tree_file import read_tree
+from sightline.topology.groups import read_schedule
+from sightline.topology.tree_build import read_tree
 
 STRANGE = ["/dev/zero", "/dev/stdin", ".", "", "a\0b", "x" * 5000, [], {}, 7, None, True, "loop"]
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sightline.accounting.curve import Curve
+from sightline.accounting.accountant import Curve
 from sightline.api import Run
 from sightline.cli.main import run_arguments
 from sightline.config import read
@@ -16,7 +16,7 @@ from sightline.errors import HIDDEN, InvalidInput, printable
 from sightline.ledger import Ledger
 from sightline.report.comparison import compare_runs
 from sightline.report.comparison_page import draw_comparison
-from sightline.sweep.grid import folder_name, list_jobs
+from sightline.sweep.jobs import folder_name, list_jobs
 from tests.report.report_runs import FACTS, SETTINGS, metrics, release, spent, write
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b5m"

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from sightline import algorithms, data, engine, topology
 from sightline.config import Privacy, SampleSampler, parse
 from sightline.data import Federation
-from sightline.engine.planning import plan_releases
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.plan import plan_releases
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger
 from sightline.mechanisms import SAMPLERS

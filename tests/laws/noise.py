@@ -22,8 +22,8 @@ import torch
 import sightline.mechanisms
 from sightline import engine
 from sightline.config import parse
+from sightline.engine.build import BuiltExperiment
 from sightline.engine.round import LiveRound
-from sightline.engine.setting import BuiltExperiment
 from sightline.events import Clear, Event, Exponential, Gaussian, Product, Pure
 from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
@@ -43,10 +43,10 @@ from sightline.mechanisms import (
     SegmentSums,
     Updates,
 )
+from sightline.mechanisms.convex_solver import to_unit, unit_examples
 from sightline.mechanisms.objective import REMAINDER, Objective
-from sightline.mechanisms.objective_solver import to_unit, unit_examples
 from sightline.mechanisms.output import Output
-from sightline.mechanisms.worker import PrivateSteps
+from sightline.mechanisms.updates import PrivateSteps
 from sightline.randomness import EVERYONE, Streams
 from sightline.runtimes import Simulator
 from sightline.topology import client_name

@@ -13,15 +13,15 @@ from scipy import stats
 from sightline import algorithms, engine, topology
 from sightline.audit.canaries import CanaryCoins, canary_examples
 from sightline.config import parse
-from sightline.engine.planning import NoWorker, plan_releases
+from sightline.engine.plan import NoWorker, plan_releases
 from sightline.engine.round import LiveRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat
 from sightline.ledger import Ledger, export_ledger
 from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
-from sightline.training.batches import poisson_batches
-from sightline.training.noise import AHEAD, gaussian_steps
+from sightline.training.dp_sgd_settings import AHEAD, gaussian_steps
+from sightline.training.local_work import poisson_batches
 from tests.laws.combinations import Combination, plain, planned, refusal
 from tests.laws.noise import noted_run
 

@@ -196,7 +196,9 @@ def test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviati
         return Ones(rng.bit_generator) if purpose is Purpose.NOISE else rng
 
     monkeypatch.setattr(Streams, "rng", ones)
-    monkeypatch.setattr("sightline.training.privately.gaussian_steps", lambda size, *, rng: repeat(torch.ones(size)))
+    monkeypatch.setattr(
+        "sightline.training.dp_sgd_settings.gaussian_steps", lambda size, *, rng: repeat(torch.ones(size))
+    )
     case = CASES[name]
     for noise in standard_noises(noted_run(case.setting(), 2)):
         np.testing.assert_allclose(noise, 1.0, rtol=2e-3 if "strongly" in name else 1e-3)

@@ -19,9 +19,9 @@ from sightline.ledger import (
     Release,
     SqliteStore,
     connect_to_write,
+    ledger,
     parties,
     release_from,
-    releases,
 )
 from sightline.ledger.store import release_of
 from tests.ledger.test_flow import NAMES, ledgers, release
@@ -35,8 +35,8 @@ def room(tmp_path_factory):
 
 @given(ledgers(), st.integers(1, 3), st.data())
 def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
-    held, path = releases.RECENT, next(room)
-    releases.RECENT = recent
+    held, path = ledger.RECENT, next(room)
+    ledger.RECENT = recent
     rows, asked = list(whole), data.draw(st.sets(st.integers(0, len(whole))))
     cut = data.draw(st.integers(0, len(rows)))
     try:
@@ -60,7 +60,7 @@ def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
             for subject, observer in itertools.product(NAMES, NAMES):
                 assert again.composition(subject, observer) == whole.composition(subject, observer)
     finally:
-        releases.RECENT = held
+        ledger.RECENT = held
 
 
 def star(time, place):
@@ -98,7 +98,7 @@ def left_by(ledger, rounds):
 
 
 def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(releases, "RECENT", 32)
+    monkeypatch.setattr(ledger, "RECENT", 32)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         flat = left_by(Ledger.open_stored(SqliteStore(connection)), 1000)
     held = left_by(Ledger(), 1000)
@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
 
 
 def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(releases, "RECENT", 2)
+    monkeypatch.setattr(ledger, "RECENT", 2)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         ledger = Ledger.open_stored(SqliteStore(connection))
         for place in range(8):

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sightline.events import Adjacency
-from sightline.mechanisms import rounded_gaussian as sampler
-from sightline.mechanisms.arithmetic import INTEGERS
-from sightline.mechanisms.grid import UNITS, on_grid
-from sightline.mechanisms.rounded_gaussian import rounded_gaussian
+from sightline.mechanisms import noise as sampler
+from sightline.mechanisms.noise import INTEGERS, UNITS, on_grid, rounded_gaussian
 
 
 def rng(seed: int = 0) -> np.random.Generator:

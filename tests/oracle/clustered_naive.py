@@ -8,10 +8,9 @@ import math
 
 import numpy as np
 
-from sightline.algorithms.mixture import fit_mixture, switch_round
-from sightline.algorithms.mixture_points import spanning_points
+from sightline.algorithms.clustered.mixture import fit_mixture, spanning_points, switch_round
 from sightline.randomness import Purpose, Streams
-from sightline.training.noise import gaussian_steps
+from sightline.training.dp_sgd_settings import gaussian_steps
 from tests.oracle.fedavg_naive import softmax_gradient
 
 

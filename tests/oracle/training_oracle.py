@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.training.noise import gaussian_steps
+from sightline.training.dp_sgd_settings import gaussian_steps
 
 
 def load(module: nn.Module, vector: Tensor) -> nn.Module:

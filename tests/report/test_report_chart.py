@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.report.bars import bar_chart
-from sightline.report.chart import Axis, ChartLine, line_chart
-from sightline.report.scale import axis_domain, axis_ticks, nice_step, places_to_keep
+from sightline.report.chart import (
+    Axis,
+    ChartLine,
+    axis_domain,
+    axis_ticks,
+    bar_chart,
+    line_chart,
+    nice_step,
+    places_to_keep,
+)
 
 ROUNDS = Axis("round", tick=str, value=lambda x: f"round {x:g}", whole=True)
 SHARE = Axis("share", tick=str, value=str, floor=0.0, ceiling=1.0)

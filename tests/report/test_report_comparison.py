@@ -12,10 +12,15 @@ from report_runs import quickstart, without_privacy
 from sightline.cli.compare import command, lay_out
 from sightline.cli.main import run_arguments
 from sightline.report import RunView
-from sightline.report.comparison import Spread, compare_runs
-from sightline.report.comparison_charts import AGAINST, comparison_charts, group_course
-from sightline.report.comparison_notes import TUNING, comparison_notes
-from sightline.report.comparison_plain import comparison_table, plain_comparison
+from sightline.report.comparison import (
+    TUNING,
+    Spread,
+    compare_runs,
+    comparison_notes,
+    comparison_table,
+    plain_comparison,
+)
+from sightline.report.comparison_page import AGAINST, comparison_charts, group_course
 
 BY = {against.name: against for against in AGAINST}
 

@@ -17,7 +17,7 @@ from sightline.events import (
     WithoutReplacement,
 )
 from sightline.report import explain_event
-from sightline.report.explain import sentence_shape, told_as_one
+from sightline.report.ledger_words import sentence_shape, told_as_one
 
 NOISE = Gaussian(1.25)
 WORDS = {

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import sightline
-from sightline.report import load
-from sightline.report.run import RunView
+from sightline.report import clients
+from sightline.report.run_view import RunView
 from tests.engine.conftest import TINY, changed
 
 
 def content(tmp_path, changes, name="run"):
     plain = changed(TINY, changes | {"rounds": 12})
     run = sightline.run(sightline.config.parse(plain), out=tmp_path / name)
-    return load.load_content(RunView.read(run.directory)), run.report.read_text()
+    return clients.load_content(RunView.read(run.directory)), run.report.read_text()
 
 
 def test_a_balanced_run_shows_equal_load_beside_the_coins(tmp_path):
@@ -31,7 +31,7 @@ def test_a_balanced_run_shows_equal_load_beside_the_coins(tmp_path):
 def test_least_and_most_of_all_are_medians():
     """Against 4000 simulated cohorts of 60 clients: the median of the least and of the most used."""
     drawn = np.random.default_rng(0).binomial(40, 0.2, size=(4000, 60))
-    assert load.UseSpread(40, 0.2).figures(60)[3:] == (
+    assert clients.UseSpread(40, 0.2).figures(60)[3:] == (
         str(int(np.median(drawn.min(1)))),
         str(int(np.median(drawn.max(1)))),
     )

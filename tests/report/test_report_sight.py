@@ -9,9 +9,9 @@ from sightline import accounting
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Release, parties
 from sightline.report import RunView
+from sightline.report.ledger_words import holds_clear, tell_ledger
 from sightline.report.matrix import Column, epsilon_matrix
 from sightline.report.numbers import format_upper
-from sightline.report.told import holds_clear, tell_ledger
 
 
 def test_rounds_become_one_row_of_each_kind(run_dir: Path) -> None:

@@ -23,7 +23,7 @@ from sightline.resources import (
     combine_costs,
     expected_gathering,
 )
-from sightline.resources.link import path_gain, shannon_rate
+from sightline.resources.wireless import path_gain, shannon_rate
 from sightline.topology import Channel
 
 PAPER = WirelessSettings(distance_metre=(100.0, 100.0), fading=False)

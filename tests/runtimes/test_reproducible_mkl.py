@@ -15,7 +15,7 @@ from sightline.api import Run
 from sightline.config import parse, to_toml
 from sightline.data import Kind, Shard
 from sightline.models import build_model
-from sightline.runtimes.trainer import PoolTrainer
+from sightline.runtimes.local_trainer import PoolTrainer
 from sightline.sweep import list_jobs, run_sweep
 from tests.flower.cases import BASE
 

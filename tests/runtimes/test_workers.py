@@ -7,7 +7,7 @@ import torch
 import sightline
 from sightline.config import parse
 from sightline.errors import InvalidInput, Refused, SightlineError
-from sightline.runtimes import trainer
+from sightline.runtimes import local_trainer
 
 
 def images(*, clients, rng):
@@ -95,7 +95,7 @@ def test_a_memory_that_begins_in_a_run_ends_it(tmp_path, workers):
 
 def test_blocks_do_not_change_the_bits(tmp_path, monkeypatch):
     whole = sightline.run(experiment(), out=tmp_path / "whole", workers=2)
-    monkeypatch.setattr(trainer, "ROWS_BYTES", 1)
+    monkeypatch.setattr(local_trainer, "ROWS_BYTES", 1)
     small = sightline.run(experiment(), out=tmp_path / "small", workers=2)
     name = "model.safetensors"
     assert (whole.directory / name).read_bytes() == (small.directory / name).read_bytes()
@@ -105,7 +105,7 @@ def test_an_error_in_a_process_reaches_the_user(tmp_path, monkeypatch):
     def broken(*args, **kwargs):
         raise SightlineError("no luck today")
 
-    monkeypatch.setitem(trainer.CALLS, "train", broken)
+    monkeypatch.setitem(local_trainer.CALLS, "train", broken)
     with pytest.raises(SightlineError, match="no luck today"):
         sightline.run(experiment(), out=tmp_path / "run", workers=2)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from sightline.serve import Server
 from sightline.serve.guard import Guard
 from sightline.serve.message import Request, Response
+from sightline.serve.pages import PageServer
 from sightline.serve.server import ROUTES
-from sightline.serve.site import PageServer
 
 TOKEN = "the-token-of-these-tests"
 HOST = {"Host": "127.0.0.1:8710"}

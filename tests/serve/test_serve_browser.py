@@ -15,7 +15,7 @@ import pytest
 import sightline
 from sightline import accounting
 from sightline.engine.record import RunRecord
-from sightline.ledger.propagation_question import Question, answer_question
+from sightline.ledger.group_privacy import Question, answer_question
 from sightline.report import RunView
 from sightline.report.numbers import format_count, format_percent, format_upper
 from sightline.serve import Server

@@ -19,10 +19,10 @@ from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged
 from sightline.report import RunView
 from sightline.report.comparison import compare_runs
-from sightline.report.comparison_plain import plain_comparison as compared_plain
+from sightline.report.comparison import plain_comparison as compared_plain
 from sightline.report.numbers import format_percent, format_upper
-from sightline.serve.live import LiveRuns
-from sightline.serve.schemes import SCHEMES
+from sightline.serve.calculator import SCHEMES
+from sightline.serve.run_folder import LiveRuns
 from sightline.serve.sight import pair_classes
 from sightline.serve.timeline import PAGE
 from tests.report.report_runs import FACTS, handover, metrics, per_sample, quickstart, release, spent, write
@@ -471,7 +471,7 @@ def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
 
 def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
     from sightline.engine import build_experiment, calibrate_noise
-    from sightline.engine.planning import plan_releases
+    from sightline.engine.plan import plan_releases
 
     changes = ["rounds=3", "privacy.noise_multiplier=1.5", "data.clients=40", "topology.subnets=4"]
     experiment = read(EXAMPLES / "hierarchy.toml", ["privacy.epsilon=none", *changes])

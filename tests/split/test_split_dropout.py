@@ -11,10 +11,10 @@ import sightline
 from sightline import accounting
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
-from sightline.mechanisms.splitter import Splitter
+from sightline.mechanisms.submodels import Splitter
 from sightline.models import build_model, split_model, unsplit_mask
 from sightline.training import LocalTerms, LocalWork
-from sightline.training.parted import dp_sgd_parts, parted_gradient_sum, train_parts
+from sightline.training.submodels import dp_sgd_parts, parted_gradient_sum, train_parts
 
 from .conftest import split
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sightline.config import to_toml
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput
-from sightline.sweep.grid import MOST, folder_name, list_jobs, split_choices
-from sightline.sweep.standing import JobStatus, job_status
+from sightline.sweep.jobs import MOST, JobStatus, folder_name, job_status, list_jobs, split_choices
 from sightline.sweep.sweep import run_sweep
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model, unknown_part
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate_model, train_local
+from sightline.training.augmentation import Views
 from sightline.training.dispatch import worker_for
-from sightline.training.examples import one_by_one, vectorised_gradients
-from sightline.training.views import Views
+from sightline.training.gradients import one_by_one, vectorised_gradients
 
 CLIP = 0.7
 RNG = np.random.default_rng

@@ -13,7 +13,8 @@ from sightline.config import parse
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
-from sightline.training import LocalTerms, LocalWork, compiled, train_local
+from sightline.training import LocalTerms, LocalWork, train_local
+from sightline.training.fast import linear_kernel
 from tests.engine.conftest import TINY, changed
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler here")
@@ -67,7 +68,7 @@ def test_labels_outside_the_classes_never_reach_the_kernel(model, label):
 
 
 def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path):
-    compiled.compile_library.cache_clear()
+    linear_kernel.compile_library.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidInput, match=r"local.compiled=True: there is no C compiler here; install one"):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
@@ -75,13 +76,13 @@ def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path):
 
 
 def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path):
-    compiled.compile_library.cache_clear()
+    linear_kernel.compile_library.cache_clear()
     broken = tmp_path / "mycc"
     broken.write_text("#!/bin/sh\necho 'no such target' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(InvalidInput, match=r"could not compile it \(no such target\); leave it out"):
-        compiled.compile_library(Path("linear_kernel.c"))
+        linear_kernel.compile_library(Path("linear_kernel.c"))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from torch.nn import functional
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
-from sightline.training.books import fold_patches, patches_by_pixel, unfold_patches
-from sightline.training.chain import ChainWorker
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
-from sightline.training.examples import one_by_one, vectorised_gradients
-from sightline.training.hooked import AutogradWorker
-from sightline.training.worker import GradientWorker
+from sightline.training.fast.autograd_worker import AutogradWorker
+from sightline.training.fast.chain import ChainWorker
+from sightline.training.fast.per_example_norms import fold_patches, patches_by_pixel, unfold_patches
+from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 
 SHAPE = (2, 6, 6)
 

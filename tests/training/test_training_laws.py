@@ -20,11 +20,11 @@ from sightline.training import (
     dp_sgd,
     evaluate_many,
     evaluate_model,
-    local,
+    local_sgd,
     train_local,
 )
 from sightline.training.clipping import clipped_rows, row_norms
-from sightline.training.noise import draw_gaussian, gaussian_steps
+from sightline.training.dp_sgd_settings import draw_gaussian, gaussian_steps
 
 RNG = np.random.default_rng
 
@@ -70,7 +70,7 @@ def test_blocks_do_not_change_results(case, monkeypatch):
     shards, start = [shard_of(model, n, rng) for n in (5, 1, 12, 7, 3)], model.init(rng)
     work = LocalWork(0.1, batch_size=4, epochs=1)
     whole = run(model, start, shards, work)
-    monkeypatch.setattr(local, "BLOCK_BYTES", 4 * model.parameters * 2)
+    monkeypatch.setattr(local_sgd, "BLOCK_BYTES", 4 * model.parameters * 2)
     torch.testing.assert_close(run(model, start, shards, work), whole, rtol=0, atol=1e-6)
 
 
@@ -180,9 +180,9 @@ def test_noise_is_standard_normal_and_reaches_far():
 
 
 def test_noise_takes_every_bit_of_the_tail(monkeypatch):
-    from sightline.training import noise
+    from sightline.training import dp_sgd_settings
 
-    monkeypatch.setattr(noise, "random_words", lambda count, rng: torch.zeros(count, dtype=torch.int64))
+    monkeypatch.setattr(dp_sgd_settings, "random_words", lambda count, rng: torch.zeros(count, dtype=torch.int64))
     assert float(draw_gaussian(2, rng=RNG(0))[0]) == pytest.approx(np.sqrt(2 * 64 * np.log(2)), rel=1e-5)
 
 
@@ -206,12 +206,12 @@ def test_laid_down_batches_replace_the_coins(case):
 
 @pytest.mark.parametrize("case", ["linear", "mlp", "cnn", "bilstm"])
 def test_chunks_do_not_change_the_clipped_sum(case, monkeypatch):
-    from sightline.training import worker
+    from sightline.training import gradients
 
     model, rng = model_of(case), RNG(0)
     shard, vector = shard_of(model, 9, rng), model.init(rng)
     whole = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3)
-    monkeypatch.setattr(worker, "ROW_BYTES", 1)
+    monkeypatch.setattr(gradients, "ROW_BYTES", 1)
     torch.testing.assert_close(clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3), whole)
 
 

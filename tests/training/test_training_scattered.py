@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from sightline.data.federation import Shard
-from sightline.training.scattered import ScatteredExamples, pile_of
-from sightline.training.stacked import ExamplePile
+from sightline.training.fast.stacked import ExamplePile, ScatteredExamples, pile_of
 
 
 def test_scattered_rows_are_the_piles_rows():

@@ -2,6 +2,7 @@
 
 from sightline.accounting.accountant import (
     Accountant,
+    Headroom,
     delta,
     epsilon,
     epsilon_curve,
@@ -9,10 +10,8 @@ from sightline.accounting.accountant import (
     large_delta_note,
     refuse_large_delta,
 )
-from sightline.accounting.budget import Budget, BudgetLine, share_budget
-from sightline.accounting.calibration import calibrate
+from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
-from sightline.accounting.headroom import Headroom
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
 from sightline.accounting.schemes import Scheme, balanced, check_ins, clustered, dropout, gaussian, poisson, split

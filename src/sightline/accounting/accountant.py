@@ -1,28 +1,50 @@
-"""What an observer's view costs: epsilon at delta, delta at epsilon, curves and intervals, for any mix of events."""
+"""Epsilon step by step, as a list that draws itself in a notebook."""
 
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from sightline import shown
 from sightline.accounting.canonical import Composition, canonical_form, kinds_in
-from sightline.accounting.composed import TooFine
-from sightline.accounting.curve import Curve
-from sightline.accounting.dominating import NoLaw
+from sightline.accounting.composition import TooFine
+from sightline.accounting.dominating_pairs import NoLaw
+from sightline.accounting.likelihood_ratio import Array
+from sightline.accounting.moments import ORDERS, pin_moments
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
-from sightline.accounting.renyi import renyi_delta, renyi_epsilon
+from sightline.accounting.renyi import composed_backward, composed_forward, convert_moments, renyi_delta, renyi_epsilon
 from sightline.errors import invalid, refuse
 from sightline.events import (
     Allocation,
     Clear,
     Event,
     Exponential,
+    Gaussian,
     Poisson,
     Pure,
     WithoutReplacement,
     with_known_coins,
 )
+
+
+class Curve(list[float]):
+    """Epsilon after 1, 2, ... repetitions, at one delta."""
+
+    def __init__(self, values: list[float], *, delta: float) -> None:
+        super().__init__(values)
+        self.delta = delta
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "<p>nothing was released</p>"
+        ends = f"{shown.rounded_up(self[0])} after 1, {shown.rounded_up(self[-1])} after {len(self):,}"
+        return shown.svg_curve(f"epsilon at delta = {self.delta:g}: {ends}", self) or f"<p>epsilon: {ends}</p>"
+
 
 SMALLEST_DELTA = 1e-30
 NEAR = 10
@@ -186,3 +208,140 @@ def large_delta_note(delta: float, units: int, noun: str) -> str | None:
         return None
     what = f"publishing one of {units} {noun} at random has delta = {1 / units:.2g}"
     return f"delta = {delta:g} is large: {what}; {1 / (NEAR * units):.2g} or less is usual"
+
+
+MARGIN = 1e-3
+"""Ceilings stay below the limit by so much of it: far more than the arithmetic of an epsilon can be off."""
+
+AHEAD = 0.25
+"""The first ceiling lies so much of the counts above them."""
+
+CEILINGS = 8
+FAMILIES = 1024
+"""Ceilings kept for one set of events, and sets of events kept at all: forgetting costs time, nothing else."""
+
+
+class Headroom:
+    """What is known to be within epsilon at delta: ceilings, compositions below which everything fits.
+
+    Whoever sees more learns no less, so an upper bound for a ceiling is one for every composition with the same events
+    and no larger counts. Above the last ceiling each composition is accounted for itself.
+
+    Guarantees: nothing fits whose epsilon is above the limit; by the margin, the same compositions fit whatever was
+    asked before. A run of T rounds asks the accountant in the order of log T times, and in every round within the
+    margin.
+    """
+
+    def __init__(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> None:
+        self.limit, self.delta, self.accountant = limit, delta, accountant
+        self._ceilings: dict[frozenset[Event], list[Mapping[Event, int]]] = {}
+        self._ahead: dict[frozenset[Event], float] = {}
+
+    def fits(self, events: Mapping[Event, int]) -> bool:
+        """Whether the composition is within the limit.
+
+        >>> from sightline.events import Gaussian
+        >>> room = Headroom(1.0, 1e-5)
+        >>> [room.fits({Gaussian(10.0): times}) for times in (1, 7, 8, 7)]
+        [True, True, False, True]
+        """
+        family = frozenset(events)
+        if any(_epsilon_below(events, ceiling) for ceiling in self._ceilings.get(family, ())):
+            return True
+        if not self._epsilon(events) <= self.limit:
+            return False
+        self._look_ahead(family, events)
+        return True
+
+    def _epsilon(self, events: Mapping[Event, int]) -> float:
+        return epsilon(events, self.delta, accountant=self.accountant)
+
+    def _look_ahead(self, family: frozenset[Event], events: Mapping[Event, int]) -> None:
+        """Find the next ceiling, half as far ahead after every one that did not fit."""
+        if len(self._ahead) > FAMILIES:
+            self._ahead.clear()
+            self._ceilings.clear()
+        ahead = self._ahead.get(family, AHEAD)
+        while ahead * max(events.values(), default=0) >= 1:
+            ceiling = {event: times + int(ahead * times) for event, times in events.items()}
+            if self._epsilon(ceiling) <= self.limit * (1 - MARGIN):
+                self._ceilings[family] = [ceiling, *self._ceilings.get(family, [])[: CEILINGS - 1]]
+                break
+            ahead /= 2
+        self._ahead[family] = ahead
+
+
+def _epsilon_below(events: Mapping[Event, int], ceiling: Mapping[Event, int]) -> bool:
+    return all(times <= ceiling[event] for event, times in events.items())
+
+
+@dataclass(frozen=True)
+class Bridged:
+    """One release in which the subject is felt through `bridges` others, and by itself when `own` is 1."""
+
+    noise_multiplier: float
+    rate: float
+    bridges: int
+    own: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
+            invalid("noise_multiplier", self.noise_multiplier, "noise is positive and finite")
+        if not 0 < self.rate <= 1:
+            invalid("rate", self.rate, "a participation probability lies in (0, 1]")
+        if self.bridges < 0 or self.own not in (0, 1):
+            invalid("bridges", self.bridges, "is a count, and the subject is in the release once or not at all")
+
+    @property
+    def worst(self) -> Gaussian:
+        """The same release when everybody takes part: one Gaussian whose mean moves by (own + 2 bridges) C."""
+        return Gaussian(self.noise_multiplier / (self.own + 2 * self.bridges))
+
+
+@lru_cache(maxsize=1024)
+def bridged_moments(release: Bridged) -> Array:
+    """log E[exp(a (a - 1) (b + 2 j)^2 / (2 z^2))] for a = 0 .. the largest order; both directions are the same.
+
+    >>> round(float(bridged_moments(Bridged(2.0, 1.0, 1))[2]), 9)  # 2 * 1 * 2^2 / (2 * 2.0^2)
+    1.0
+    """
+    chances: dict[int, float] = {}
+    for shift, chance in shift_probabilities(release.own, release.rate, 1).items():
+        for bridged, other in shift_probabilities(release.bridges, release.rate, 2).items():
+            chances[shift + bridged] = float(np.logaddexp(chances.get(shift + bridged, -math.inf), chance + other))
+    shifts = np.array(sorted(chances), dtype=np.float64)
+    weights = np.array([chances[int(shift)] for shift in shifts])
+    growth = (ORDERS * (ORDERS - 1))[:, None] * shifts[None, :] ** 2 / (2 * release.noise_multiplier**2)
+    return pin_moments(np.asarray(logsumexp(weights[None, :] + growth, axis=1)))
+
+
+def shift_probabilities(count: int, rate: float, reach: int) -> dict[int, float]:
+    """Shift -> log of its chance: each of `count` coins that falls heads moves the sum by `reach`."""
+    if rate == 1 or count == 0:
+        return {reach * count: 0.0}
+    heads = np.arange(count + 1, dtype=np.float64)
+    log_chance = gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1)
+    log_chance = log_chance + heads * math.log(rate) + (count - heads) * math.log1p(-rate)
+    return {reach * int(head): float(chance) for head, chance in zip(heads, log_chance, strict=True)}
+
+
+def bridged_epsilon(
+    direct: Mapping[Event, int], bridged: Mapping[Bridged, int], delta: float, *, accountant: Accountant
+) -> float:
+    """Epsilon of direct releases composed with bridged ones.
+
+    Guarantees: an upper bound; by Renyi moments with the coins, and with the PLD accountant also by the law of the
+    Gaussians without them, whichever is less.
+    """
+    extra = np.asarray(sum((times * bridged_moments(one) for one, times in bridged.items()), np.zeros(len(ORDERS))))
+    back = composed_backward(direct)
+    if back.missing >= delta:
+        return math.inf
+    ahead = convert_moments(composed_forward(direct) + extra, delta)
+    found = max(ahead, convert_moments(back.moments + extra, delta - back.missing))
+    if accountant is Accountant.RDP:
+        return found
+    without_coins: dict[Event, int] = dict(direct)
+    for one, times in bridged.items():
+        without_coins[one.worst] = without_coins.get(one.worst, 0) + times
+    return min(found, epsilon(without_coins, delta))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from scipy.special import gammaln
 
-from sightline.accounting.law import Array
+from sightline.accounting.likelihood_ratio import Array
 
 MOST_ORDER = 256
 ORDERS = np.arange(MOST_ORDER + 1, dtype=np.float64)

@@ -10,21 +10,18 @@ from functools import lru_cache
 
 from scipy.special import ndtri
 
-from sightline.accounting.composed import compose_losses
-from sightline.accounting.dominating import allocation_blocks, lattice_law, native_law
-from sightline.accounting.law import Law, on_step
-from sightline.accounting.lognormal import log_sampled
-from sightline.accounting.losses import (
+from sightline.accounting.composition import (
     Losses,
     Sum,
     backward_losses_of,
+    compose_losses,
     forward_losses_of,
     order_for_delta,
     order_for_epsilon,
 )
-from sightline.accounting.lower import lower_law
-from sightline.accounting.normal import gaussian_delta, gaussian_epsilon
-from sightline.accounting.remember import LawCache
+from sightline.accounting.dominating_pairs import allocation_blocks, lattice_law, native_law
+from sightline.accounting.likelihood_ratio import Law, LawCache, gaussian_delta, gaussian_epsilon, log_sampled, on_step
+from sightline.accounting.lower_bounds import lower_law
 from sightline.events import Allocation, Event, Gaussian, Poisson
 
 TOLERANCE = 5e-5

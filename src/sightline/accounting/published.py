@@ -1,8 +1,4 @@
-"""The partitioning paper's own numbers, computed as it computes them. They are not what Sightline guarantees.
-
-Integer orders, the classic conversion D_a + log(1/delta) / (a - 1), and bound (3) of Theorem 3.1 in the forward
-direction only.
-"""
+"""Numbers as three of the papers compute them, for comparison: none of them is what Sightline guarantees."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sightline.accounting.law import Array
+from sightline.accounting.accountant import check_delta
+from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.moments import ORDERS, overlap_moments, sampled_moments
+from sightline.errors import invalid
 
 NOTICE = "as_published: the paper's own accounting, reproduced for comparison; it is not a guarantee of Sightline"
 
@@ -70,3 +68,63 @@ def reverse_bound(parts: int, strength: float, order: int, *, dimensions: int | 
     inflation = strength**2 * (parts - 1) / (parts * n)
     tail = order * inflation * n - n * math.log(order * math.exp(inflation) + 1 - order)
     return order * strength**2 / (2 * parts) + tail / (2 * (order - 1))
+
+
+CLUSTERED_NOTICE = (
+    "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
+)
+
+
+def clustered_noise(
+    *,
+    samples: int,
+    batch_size: int,
+    rounds: int,
+    selections: int,
+    selection_epsilon: float,
+    epsilon: float,
+    delta: float,
+) -> AsPublished:
+    """The noise multiplier of the authors' split for one full-batch round, later Poisson batches and choices.
+
+    Infinite where the choices alone use up the budget.
+
+    >>> numbers = {"samples": 8000, "batch_size": 32, "rounds": 200, "selections": 20}
+    >>> round(clustered_noise(**numbers, selection_epsilon=0.3, epsilon=10.0, delta=1e-4).value, 3)
+    1.089
+    """
+    check_delta(delta)
+    rho = selections * (selection_epsilon * selection_epsilon / 8)
+    left = epsilon - rho - 2 * math.sqrt(rho * math.log(1 / delta))
+    if left <= 0:
+        return AsPublished(math.inf, CLUSTERED_NOTICE)
+    steps = (rounds - 1) * -(-samples // batch_size)
+    rate = min(1.0, batch_size / samples)
+    found = calibrate_published(
+        lambda noise: gaussian_moments(noise) + poisson_moments(noise, rate, steps), epsilon=left, delta=delta
+    )
+    return AsPublished(found.value, CLUSTERED_NOTICE)
+
+
+H2FDP_NOTICE = (
+    "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
+)
+
+CONSTANT = 2.0
+"""c2 of the proposition, which the paper does not name; 2 is what moments-accountant papers usually take."""
+
+
+def as_published_noise(
+    *, rate: float, steps: int, epsilon: float, delta: float, constant: float = CONSTANT
+) -> AsPublished:
+    r"""sigma_DP / Delta = c2 q sqrt(L log(1/delta)) / epsilon, eq. (15): L aggregations, q of a single step.
+
+    >>> round(as_published_noise(rate=0.05, steps=800, epsilon=1.0, delta=1e-5).value, 3)
+    9.597
+    """
+    for name, value in (("rate", rate), ("steps", steps), ("epsilon", epsilon), ("constant", constant)):
+        if not (math.isfinite(value) and value > 0):
+            invalid(name, value, "is a positive number")
+    if not 0 < delta < 1:
+        invalid("delta", delta, "delta lies in (0, 1)")
+    return AsPublished(constant * rate * math.sqrt(steps * math.log(1 / delta)) / epsilon, H2FDP_NOTICE)

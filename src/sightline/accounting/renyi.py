@@ -12,8 +12,8 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
-from sightline.accounting.dominating import NoLaw, allocation_blocks, native_law
-from sightline.accounting.law import Array, Law
+from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law
+from sightline.accounting.likelihood_ratio import Array, Law
 from sightline.accounting.moments import (
     MOST_ORDER,
     ORDERS,

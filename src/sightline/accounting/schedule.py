@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from sightline.accounting.law import Array
+from sightline.accounting.likelihood_ratio import Array
 from sightline.errors import invalid
 
 BATCH = 2048

@@ -5,29 +5,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.algorithms import (
-    dp_ogl,
-    dp_ogl_plus,
-    fedavg,
-    fedavgm,
-    feddyn,
-    fedprox,
-    fedyogi,
-    h2fdp,
-    hierarchy_baselines,
-    ifca,
-    local,
-    mrmtl,
-    oracle_clusters,
-    pfedme,
-    pfedme_local,
-    rdpcfl,
-    scaffold,
-)
+from sightline.algorithms import fedavg, fedavgm, feddyn, fedprox, fedyogi, local, pfedme, scaffold
+from sightline.algorithms.clustered import ifca, mrmtl, oracle_clusters, rdpcfl
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
-from sightline.algorithms.control import wrap_control
-from sightline.algorithms.control_settings import Control
-from sightline.algorithms.upcycle import Upcycle, wrap_upcycle
+from sightline.algorithms.groups import dp_ogl, dp_ogl_plus
+from sightline.algorithms.hierarchy import h2fdp
+from sightline.algorithms.hierarchy.control import wrap_control
+from sightline.algorithms.hierarchy.control_search import Control
+from sightline.algorithms.upcycled.upcycle import Upcycle, wrap_upcycle
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import StateUpdate
@@ -51,10 +36,10 @@ REGISTRY: dict[str, Algorithm] = {
         oracle_clusters,
         rdpcfl,
     )
-} | {baseline.name: baseline for baseline in hierarchy_baselines.BASELINES}
+} | {baseline.name: baseline for baseline in h2fdp.BASELINES}
 
 RULES: dict[str, type[StateUpdate]] = {
-    rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme_local.Moreau)
+    rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme.Moreau)
 }
 """What clients may be told to keep, by name: real nodes know these and nothing else."""
 

@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline import engine
-from sightline.audit.attack import MarkedValues, Runs, fit_attack
-from sightline.audit.bounds import one_run_lower, two_worlds_lower
+from sightline.audit.attack import MarkedValues, Runs, fit_attack, one_run_lower, two_worlds_lower
+from sightline.audit.canary_setup import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
+from sightline.audit.observer import SHOWN, Key, Observer, Reading
 from sightline.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
-from sightline.audit.stage import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
-from sightline.audit.watch import SHOWN, Key, Observer, Reading
 from sightline.config import Experiment
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name

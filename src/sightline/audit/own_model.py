@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import engine
-from sightline.audit.stage import STILL, AskedPair, CanarySetup, worst_sight
-from sightline.audit.watch import Observer, Reading, watched_run
+from sightline.audit.canary_setup import STILL, AskedPair, CanarySetup, worst_sight
+from sightline.audit.observer import Observer, Reading, watched_run
 from sightline.data import Client, Federation, Kind, Shard
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import CallId, PrivateSteps, SampleAtClient, SampleAtServer
-from sightline.mechanisms.worker import RemoteNodes
+from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel, probe_inputs
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator

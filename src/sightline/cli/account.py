@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sightline.cli.example import examples_epilog
+from sightline.cli.main import examples_epilog
 from sightline.shown import digits_down, digits_up
 
 if TYPE_CHECKING:

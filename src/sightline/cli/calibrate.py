@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sightline.cli.account import finite_or_none, print_answer, scheme_options
-from sightline.cli.example import examples_epilog
+from sightline.cli.main import examples_epilog
 
 if TYPE_CHECKING:
     from sightline.accounting import Scheme
@@ -105,7 +105,7 @@ def h2fdp(
 ) -> None:
     """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
     from sightline import accounting
-    from sightline.accounting.published_h2fdp import as_published_noise
+    from sightline.accounting.published import as_published_noise
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
@@ -142,7 +142,7 @@ def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> f
 def clustered(rounds: int, selections: int | None, selection_epsilon: float | None, **asked: Any) -> None:
     """One full-batch round, small batches in the others, and private choices of a cluster: one noise for all."""
     from sightline import accounting
-    from sightline.accounting.published_clustered import clustered_noise
+    from sightline.accounting.published import clustered_noise
 
     numbers = {name: asked.pop(name) for name in ("samples", "batch_size")} | {
         "rounds": rounds,

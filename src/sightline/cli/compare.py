@@ -33,7 +33,7 @@ def command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
     """Set runs side by side: the settings that differ, accuracy, epsilon, time, traffic and energy."""
     from sightline.report.comparison import compare_runs
     from sightline.report.comparison_page import draw_comparison
-    from sightline.report.run import checked_records
+    from sightline.report.run_view import checked_records
 
     with checked_records(", ".join(map(str, runs))):
         comparison = compare_runs(runs)
@@ -44,8 +44,7 @@ def command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
 
 def print_comparison(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:
     """One JSON object, or a table with its notes."""
-    from sightline.report.comparison_notes import comparison_notes
-    from sightline.report.comparison_plain import plain_comparison
+    from sightline.report.comparison import comparison_notes, plain_comparison
 
     if as_json:
         drawn = {} if figure is None else {"figure": str(figure)}
@@ -62,7 +61,7 @@ def print_table(comparison: "Comparison") -> None:
     """The table: within the width of a terminal, in a file as wide as it needs to be."""
     from rich.console import Console
 
-    from sightline.report.comparison_plain import comparison_table
+    from sightline.report.comparison import comparison_table
 
     header, rows = comparison_table(comparison)
     console = Console(highlight=False)

@@ -44,7 +44,7 @@ def upcycled(
     gap: float, move: float, gradient: float, as_json: bool,
 ) -> int:  # fmt: skip
     """C1, C2, C3 of Upcycled-FedProx (eqs. 11-13) and the bound of Theorem 5.6 (Yin et al. 2024)."""
-    from sightline.algorithms.theory_upcycled import upcycled_bound, upcycled_constants
+    from sightline.algorithms.upcycled.theory import upcycled_bound, upcycled_constants
 
     found = upcycled_constants(
         smoothness=smoothness, dissimilarity=dissimilarity, mu=mu, rho=rho, cohort=cohort, weight=weight
@@ -88,8 +88,7 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
 
     As printed the first term shrinks with the step size, which no descent does; the corrected one divides by it.
     """
-    from sightline.algorithms.theory_h2fdp import Hierarchy
-    from sightline.algorithms.theory_h2fdp_bound import corrected_terms, model_dispersion, published_terms
+    from sightline.algorithms.hierarchy.theory import Hierarchy, corrected_terms, model_dispersion, published_terms
 
     sizes = _read_sizes(devices, subnets)
     tree = Hierarchy(smoothness=beta, sgd_noise=sigma, between=zeta, devices=sizes, **given)
@@ -144,7 +143,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def clustered(distance: float | None, factor: float | None, noise_ratio: float, as_json: bool, **setting: float) -> int:
     """Noise of a client's update (Lemma 4.1) and overlap of two clusters (Lemma 4.2) in R-DPCFL's first round."""
-    from sightline.algorithms import theory_clustered as theory
+    from sightline.algorithms.clustered import theory as theory
     from sightline.errors import invalid
 
     if factor is not None and distance is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from sightline.cli.example import examples_epilog
+from sightline.cli.main import examples_epilog
 
 EXAMPLES = """
 \b
@@ -57,8 +57,8 @@ def shards_command(config: Path, directory: Path, epsilon: float, overrides: tup
 @click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
 def site_command(folder: Path, socket: Path) -> None:
     """Answer for the site in FOLDER as a process of its own, until it is ended."""
-    from sightline.runtimes.site import Site
-    from sightline.runtimes.site_door import serve_site
+    from sightline.runtimes.site.process import serve_site
+    from sightline.runtimes.site.site import Site
 
     site = Site(folder)
     serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
@@ -71,7 +71,7 @@ def spent_command(folder: Path, as_json: bool) -> None:
     """How much of its budget the site in FOLDER has spent, over all runs."""
     from sightline.engine import replace_nonfinite
     from sightline.report.numbers import format_upper
-    from sightline.runtimes.site import Site
+    from sightline.runtimes.site.site import Site
 
     site = Site(folder)
     spent, policy = site.spent(), site.policy

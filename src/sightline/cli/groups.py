@@ -10,7 +10,7 @@ import click
 from sightline.shown import digits_up
 
 if TYPE_CHECKING:
-    from sightline.ledger.propagation_question import Answer
+    from sightline.ledger.group_privacy import Answer
 
 EXAMPLES = """
 \b
@@ -42,7 +42,7 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
     """Epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from who is in which group."""
-    from sightline.ledger.propagation_question import Question, answer_question, save_npz
+    from sightline.ledger.group_privacy import Question, answer_question, save_npz
 
     question = Question(**given)
     answer = answer_question(question)

@@ -1,4 +1,4 @@
-"""`sightline`: parse, call, print, exit code. Commands are loaded when they are called, so that help is quick."""
+"""Examples at the end of a command's help."""
 
 import os
 import sqlite3
@@ -9,6 +9,17 @@ from typing import NoReturn
 import click
 
 from sightline.errors import SightlineError, one_line, printable
+
+
+def examples_epilog(*lines: str) -> str:
+    """The epilog that shows these command lines, each given without its leading `sightline`.
+
+    >>> examples_epilog("datasets").splitlines()[1:]
+    ['Examples:', '  sightline datasets']
+    """
+    as_they_stand = "\b"  # click wraps a paragraph unless it opens with this
+    return "\n".join([as_they_stand, "Examples:", *(f"  sightline {line}" for line in lines)])
+
 
 COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",

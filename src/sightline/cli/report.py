@@ -27,7 +27,7 @@ Examples:
 def command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
     """Write report.html of the run in RUN_DIR anew, from its own records."""
     from sightline.report import RunView, write_page
-    from sightline.report.run import checked_records
+    from sightline.report.run_view import checked_records
 
     with checked_records(run_dir):
         run = RunView.read(run_dir)
@@ -49,7 +49,7 @@ def export_ledger(run: "RunView", path: Path) -> None:
     """Write the ledger as one JSON file, whole or not at all."""
     from sightline.errors import invalid
     from sightline.ledger import export_ledger
-    from sightline.report.disk import write_whole
+    from sightline.report.section import write_whole
 
     text = json.dumps(export_ledger(run.ledger), allow_nan=False)
     try:

@@ -16,8 +16,8 @@ from sightline.config.experiment import (
     Sampling,
     Topology,
 )
+from sightline.config.mechanism_rules import Split
 from sightline.config.read import parse, read, to_toml
-from sightline.config.split import Split
 
 __all__ = [
     "FACTORY",

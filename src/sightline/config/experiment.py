@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sightline.config.perturbation import check_noise, check_perturbation, check_solution
+from sightline.config.mechanism_rules import Split, check_noise, check_perturbation, check_solution, check_split
 from sightline.config.section import Count, Fraction, NonNegative, OpenSection, Positive, Probability, Section
-from sightline.config.split import Split, check_split
 from sightline.errors import invalid, refuse
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

@@ -7,13 +7,12 @@ from numpy.typing import NDArray
 
 from sightline.config import Data
 from sightline.data import partition as ways
-from sightline.data.deal import deal_clients, lay_out
+from sightline.data.deal import deal_clients, keep_fewer, lay_out
 from sightline.data.federation import Federation, Kind, Shard
-from sightline.data.folder import data_root, folder_of
 from sightline.data.own import load_own
 from sightline.data.source import Partition, Request, Shift, Source
 from sightline.data.sources import find_source
-from sightline.data.subsample import keep_fewer
+from sightline.data.status import data_root, folder_of
 from sightline.data.table import Index, Table
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from sightline.engine.record import RunRecord, replace_nonfinite
 
 if TYPE_CHECKING:
-    from sightline.engine.directory import CONFIG, MODEL, directory_to_resume, new_directory, read_settings
+    from sightline.engine.build import BuiltExperiment, build_experiment
     from sightline.engine.loop import run_loop
-    from sightline.engine.planning import calibrate_noise, plan_releases
-    from sightline.engine.setting import BuiltExperiment, build_experiment
+    from sightline.engine.plan import calibrate_noise, plan_releases
+    from sightline.engine.run_directory import CONFIG, MODEL, directory_to_resume, new_directory, read_settings
 
 _LAZY = {
-    "CONFIG": "sightline.engine.directory",
-    "MODEL": "sightline.engine.directory",
-    "BuiltExperiment": "sightline.engine.setting",
-    "build_experiment": "sightline.engine.setting",
-    "calibrate_noise": "sightline.engine.planning",
-    "directory_to_resume": "sightline.engine.directory",
-    "new_directory": "sightline.engine.directory",
-    "plan_releases": "sightline.engine.planning",
-    "read_settings": "sightline.engine.directory",
+    "CONFIG": "sightline.engine.run_directory",
+    "MODEL": "sightline.engine.run_directory",
+    "BuiltExperiment": "sightline.engine.build",
+    "build_experiment": "sightline.engine.build",
+    "calibrate_noise": "sightline.engine.plan",
+    "directory_to_resume": "sightline.engine.run_directory",
+    "new_directory": "sightline.engine.run_directory",
+    "plan_releases": "sightline.engine.plan",
+    "read_settings": "sightline.engine.run_directory",
     "run_loop": "sightline.engine.loop",
 }
 

@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any
 
 from sightline.data import Federation
+from sightline.engine.build import BuiltExperiment
 from sightline.engine.checkpoint import file_digest
-from sightline.engine.directory import CONFIG, DIGEST
-from sightline.engine.facts import package_versions
+from sightline.engine.metadata import package_versions
 from sightline.engine.record import RunRecord
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.run_directory import CONFIG, DIGEST
 from sightline.errors import InvalidInput, invalid, one_line
 from sightline.ledger import EntryKind
 from sightline.randomness import new_salt, write_secret

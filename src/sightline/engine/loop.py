@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.algorithms import State
+from sightline.engine.build import BuiltExperiment
 from sightline.engine.checkpoint import (
     CHECKPOINT,
     Checkpoint,
@@ -20,8 +21,20 @@ from sightline.engine.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from sightline.engine.clusters import cluster_facts, cluster_notes, cluster_row
-from sightline.engine.directory import (
+from sightline.engine.evaluation import cluster_facts, cluster_notes, cluster_row, evaluate_models, evaluated_kept
+from sightline.engine.identity import (
+    Change,
+    begin_identity,
+    check_data,
+    check_identity,
+    last_change,
+    remember_data,
+)
+from sightline.engine.metadata import facts_of, notes_of, seen_by
+from sightline.engine.record import RunRecord
+from sightline.engine.release_gate import SeenBefore
+from sightline.engine.round import LiveRound
+from sightline.engine.run_directory import (
     ENDED,
     MODEL,
     check_free,
@@ -34,20 +47,6 @@ from sightline.engine.directory import (
     removed_if_nothing_was_released,
     write_settings,
 )
-from sightline.engine.door import SeenBefore
-from sightline.engine.evaluation import evaluate_models, evaluated_kept
-from sightline.engine.facts import facts_of, notes_of, seen_by
-from sightline.engine.identity import (
-    Change,
-    begin_identity,
-    check_data,
-    check_identity,
-    last_change,
-    remember_data,
-)
-from sightline.engine.record import RunRecord
-from sightline.engine.round import LiveRound
-from sightline.engine.setting import BuiltExperiment
 from sightline.errors import BudgetExhausted, invalid
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import ClientExecutor, ClientState, Public, Schedules

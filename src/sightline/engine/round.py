@@ -8,11 +8,17 @@ import numpy as np
 import torch
 
 from sightline.algorithms.contract import ChannelMean, WorkStats
-from sightline.engine.door import ReleaseGate
-from sightline.engine.effort import effort_of
-from sightline.engine.meter import CostMeter
-from sightline.engine.pace import allow_schedule, gradient_reach, noise_at, schedule_terms, shares_of
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.release_gate import ReleaseGate
+from sightline.engine.round_work import (
+    CostMeter,
+    allow_schedule,
+    effort_of,
+    gradient_reach,
+    noise_at,
+    schedule_terms,
+    shares_of,
+)
 from sightline.errors import refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
@@ -35,7 +41,7 @@ from sightline.mechanisms import (
     share_training,
     sum_weighted,
 )
-from sightline.mechanisms.pace import thin_sampler
+from sightline.mechanisms.samplers import thin_sampler
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name

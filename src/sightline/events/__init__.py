@@ -2,6 +2,7 @@
 
 from sightline.events.event import (
     MOST_COUNTED,
+    Adjacency,
     Allocation,
     Clear,
     Event,
@@ -13,6 +14,7 @@ from sightline.events.event import (
     Pure,
     Repeat,
     Split,
+    Unit,
     WithoutReplacement,
     against_coalition,
     from_json,
@@ -20,7 +22,6 @@ from sightline.events.event import (
     to_json,
     with_known_coins,
 )
-from sightline.events.unit import Adjacency, Unit
 
 __all__ = [
     "MOST_COUNTED",

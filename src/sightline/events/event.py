@@ -1,15 +1,32 @@
-"""Frozen facts of privacy: what a release did, with nothing about data, models or code.
-
-The sensitivity is inside the event: `Gaussian(z)` means noise of standard deviation z times the sensitivity, under the
-adjacency that the release states. Wrappers say by which coins a subject's part is hidden.
-"""
+"""Whom a guarantee protects, and against which change of the data."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from sightline.errors import did_you_mean, invalid
+
+
+class Unit(StrEnum):
+    """What is protected as a whole."""
+
+    SAMPLE = "sample"
+    CLIENT = "client"
+    NONE = "none"
+
+
+class Adjacency(StrEnum):
+    """Which two data sets must be hard to tell apart.
+
+    `ADD_REMOVE`: with the subject, or with its contribution zeroed out (all counts and denominators stay public).
+    `REPLACE`: the subject's data exchanged for any other.
+    """
+
+    ADD_REMOVE = "add_remove"
+    REPLACE = "replace"
+
 
 MOST_COUNTED = 10**15
 """Steps, uses, parts and repetitions are at most as many: every whole number up to there is a double."""

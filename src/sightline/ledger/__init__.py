@@ -1,13 +1,12 @@
 """Releases, the ledger that keeps them, and the flow of information through it."""
 
-from sightline.ledger.classes import LedgerPairs, ledger_pairs
-from sightline.ledger.export import SCHEMA, export_ledger, read_export
+from sightline.ledger.export import SCHEMA, Pages, Row, export_ledger, read_export
 from sightline.ledger.flow import Composition, View
+from sightline.ledger.group_pairs import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.journal import Entry, EntryKind, Journal, digest_of
 from sightline.ledger.ledger import Ledger, Store
-from sightline.ledger.pages import Pages, Row
+from sightline.ledger.pairs import LedgerPairs, ledger_pairs
 from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, write_parties
-from sightline.ledger.propagation import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
 from sightline.ledger.release import POST_PROCESSING, Release, release_from
 from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect_to_read, connect_to_write, transaction
 

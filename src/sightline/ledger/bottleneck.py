@@ -12,11 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.accounting.bridged import Bridged, bridged_epsilon
+from sightline.accounting.accountant import Bridged, bridged_epsilon
 from sightline.errors import refuse
 from sightline.events import Event, Gaussian, Poisson
-from sightline.ledger.propagation import Pairs, Rhythm
-from sightline.ledger.propagation_epsilon import Costing, Floats
+from sightline.ledger.group_pairs import Costing, Floats, Pairs, Rhythm
 
 FAR = 10**6
 """The distance between groups that are not connected."""

@@ -1,8 +1,4 @@
-"""Flow: which releases an observer sees or could work out of what it sees, and what they add up to per subject.
-
-Privacy of subject n against observer i is the composition of the events of all releases r with n in `subjects(r)` such
-that i is in the audience of r, or of a release that was computed from r through any chain of `inputs`.
-"""
+"""Sets of release numbers in one bit each, so that what an observer has seen of a long run fits in little memory."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -10,9 +6,32 @@ from itertools import chain
 from typing import Protocol
 
 from sightline.events import Event, against_coalition, with_known_coins
-from sightline.ledger.marks import BitSet
 from sightline.ledger.parties import NOBODY, Parties
 from sightline.ledger.release import Release
+
+PAGE = 1024
+"""So many numbers share one integer."""
+
+
+class BitSet:
+    """A set of numbers that only grows.
+
+    >>> marks = BitSet()
+    >>> marks.add(5000)
+    >>> 5000 in marks, 4999 in marks
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[int, int] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self._pages.get(number // PAGE, 0) >> number % PAGE & 1)
+
+    def add(self, number: int) -> None:
+        """Put a number in."""
+        self._pages[number // PAGE] = self._pages.get(number // PAGE, 0) | 1 << number % PAGE
+
 
 Composition = Counter[Event]
 

@@ -1,21 +1,126 @@
-"""The ledger: append-only, in memory for plans and on disk for runs; epsilon of any subject against any observer."""
+"""A ledger at a glance, for notebooks: releases that differ only in time are one row."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
 
-from sightline import accounting
+from sightline import accounting, shown
 from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
-from sightline.events import Adjacency, Unit, scale_noise
+from sightline.events import Adjacency, Event, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.overview import overview_table
-from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, refuse_unknown
+from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, refuse_unknown, write_parties
 from sightline.ledger.release import Release
-from sightline.ledger.releases import Releases, StoredReleases
 from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
+
+ROWS = 20
+"""At most so many kinds of releases are shown; how many were left out is said."""
+
+
+def overview_table(releases: Collection[Release]) -> str:
+    """An HTML table: what was released, by whom, of whom, to whom, by which event, how often and when."""
+    kinds: dict[tuple[str, str, Parties, Parties, Event], list[int]] = {}
+    for release in releases:
+        kind = (release.what, release.source, release.subjects, release.audience, release.event)
+        kinds.setdefault(kind, []).append(release.time)
+    rows = [
+        (
+            what,
+            source,
+            write_parties(subjects) or "nobody",
+            write_parties(audience) or "nobody",
+            event,
+            len(times),
+            _time_span(times),
+        )
+        for (what, source, subjects, audience, event), times in kinds.items()
+    ]
+    left = f", {len(rows) - ROWS:,} kinds not shown" if len(rows) > ROWS else ""
+    first = next(iter(releases), None)
+    promise = f", unit {first.unit}, adjacency {first.adjacency}" if first else ""
+    header = ("what", "from", "about", "seen by", "event", "times", "rounds")
+    return shown.html_table(f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS])
+
+
+def _time_span(times: list[int]) -> str:
+    return str(times[0]) if min(times) == max(times) else f"{min(times)} to {max(times)}"
+
+
+RECENT = 2048
+"""At least so many of the last releases of a stored ledger are in memory, and at most twice as many."""
+
+
+class Releases(Sequence[Release]):
+    """All in memory: for plans, and for runs that are read to their end."""
+
+    def __init__(self) -> None:
+        self._held: list[Release] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._held[place]
+
+    def __iter__(self) -> Iterator[Release]:
+        return self.since(0)
+
+    def since(self, start: int) -> Iterator[Release]:
+        """The releases from number `start` on."""
+        return iter(self._held[start:])
+
+    def add(self, releases: Sequence[Release]) -> None:
+        """Put releases at the end."""
+        self._held.extend(releases)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more in memory than there need be."""
+        return False
+
+    def let_go(self) -> None:
+        """Forget what can be had again."""
+
+
+class StoredReleases(Releases):
+    """The last ones in memory, the others read back from the store when they are asked for, each against its hash."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        super().__init__()
+        self._store = store
+        self._gone = 0
+        self._fetched = lru_cache(RECENT)(store.read_release)
+
+    def __len__(self) -> int:
+        return self._gone + len(self._held)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = place + len(self) if place < 0 else place
+        if not 0 <= number < len(self):
+            raise IndexError(f"release={place}: there are {len(self)}")
+        return self._held[number - self._gone] if number >= self._gone else self._fetched(number)
+
+    def since(self, start: int) -> Iterator[Release]:
+        """The releases from number `start` on; those that are not in memory one by one from the store."""
+        if start < self._gone:
+            yield from self._store.stream_releases(start, self._store.hash_of(start - 1), stop=self._gone)
+        yield from self._held[max(0, start - self._gone) :]
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more in memory than there need be."""
+        return len(self._held) >= 2 * RECENT
+
+    def let_go(self) -> None:
+        """Keep the last ones only; the store has all."""
+        self._gone += len(self._held[:-RECENT])
+        del self._held[:-RECENT]
+
 
 Part = TypeVar("Part", bound=Hashable)
 

@@ -1,24 +1,38 @@
 """Updates become bounded, sums carry their sensitivity, noise is added where trust ends."""
 
-from sightline.mechanisms.by_trust import NoiseByTrust, PooledMean
-from sightline.mechanisms.central import CentralMean
-from sightline.mechanisms.choose import MECHANISMS, build_mechanism
+from sightline.mechanisms.client_side import LocalMean
+from sightline.mechanisms.client_state import (
+    ClientState,
+    LocalResult,
+    StateAccess,
+    StateRule,
+    StateUpdate,
+    effective_steps,
+)
 from sightline.mechanisms.clip import Aggregate, Bounded, clip_update, clipped_sum, sum_sensitivity
-from sightline.mechanisms.divided import share_training
-from sightline.mechanisms.gaussian import with_gaussian_noise
-from sightline.mechanisms.local import LocalMean
-from sightline.mechanisms.mechanism import Mechanism, ReleaseContext, ReleaseValues
-from sightline.mechanisms.memory import ClientState, LocalResult, StateAccess, StateRule, StateUpdate, effective_steps
-from sightline.mechanisms.open import NoPrivacy
-from sightline.mechanisms.pace import LocalSchedule
+from sightline.mechanisms.contract import Mechanism, ReleaseContext, ReleaseValues
+from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
+from sightline.mechanisms.no_privacy import NoPrivacy
+from sightline.mechanisms.noise import with_gaussian_noise
+from sightline.mechanisms.noise_by_trust import NoiseByTrust, PooledMean
 from sightline.mechanisms.public import Public, combine_public, sum_weighted
-from sightline.mechanisms.samplers import SAMPLERS, Cohort, Cohorts, CohortSampler, ScheduledCohorts, build_sampler
-from sightline.mechanisms.samplewise import SampleAtClient, SampleAtServer, event_of
+from sightline.mechanisms.registry import MECHANISMS, build_mechanism
+from sightline.mechanisms.samplers import (
+    SAMPLERS,
+    Cohort,
+    Cohorts,
+    CohortSampler,
+    LocalSchedule,
+    ScheduledCohorts,
+    build_sampler,
+)
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
-from sightline.mechanisms.splitter import Splitter, build_splitter
-from sightline.mechanisms.worker import (
+from sightline.mechanisms.server_side import CentralMean
+from sightline.mechanisms.shared_training import share_training
+from sightline.mechanisms.submodels import Splitter, build_splitter
+from sightline.mechanisms.updates import (
     WHOLE_BATCH,
     Block,
     CallId,

@@ -1,4 +1,4 @@
-"""Objective perturbation: every client sends the exact minimiser of its loss plus a random linear term."""
+"""Noise whose density falls off with the Euclidean norm: the vector cousin of Laplace noise."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,21 +6,34 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sightline.errors import refuse
+from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Pure
 from sightline.ledger import Release
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client
-from sightline.mechanisms.objective_noise import isotropic_noise
-from sightline.mechanisms.objective_solver import from_unit
-from sightline.mechanisms.open import weighted_mean
-from sightline.mechanisms.output import only_proximal
-from sightline.mechanisms.output_sensitivity import LIPSCHITZ
+from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
+from sightline.mechanisms.convex_solver import from_unit
+from sightline.mechanisms.no_privacy import weighted_mean
+from sightline.mechanisms.output import LIPSCHITZ, only_proximal
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import ClientOutput, Updates
+from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
+
+
+def isotropic_noise(dimension: int, *, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    r"""A vector of density proportional to exp(-rate |n|): norm ~ Gamma(dimension, 1 / rate), direction uniform.
+
+    Guarantees: moving its centre by s changes the log-density nowhere by more than rate x s, so that adding it to a
+    value of sensitivity s is rate x s-DP.
+    """
+    if not (rate > 0 and math.isfinite(rate)):
+        invalid("noise_rate", rate, "is positive and finite")
+    direction = rng.standard_normal(dimension)
+    noise: NDArray[np.float64] = direction * (rng.gamma(dimension, 1 / rate) / np.linalg.norm(direction))
+    return noise
+
 
 REMAINDER = 0.01
 """The share of epsilon that covers what the solver leaves of the gradient (approximate minima perturbation)."""

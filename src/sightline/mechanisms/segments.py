@@ -9,12 +9,12 @@ import torch
 from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
-from sightline.mechanisms.arithmetic import FLOATS
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.divided import SharedTraining
-from sightline.mechanisms.mechanism import ReleaseContext, ReleaseValues, only_client, only_sums
+from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client, only_sums
+from sightline.mechanisms.noise import FLOATS
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import ClientOutput, PrivateSteps, Updates
+from sightline.mechanisms.shared_training import SharedTraining
+from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 

@@ -24,10 +24,10 @@ import torch
 from sightline.errors import invalid
 from sightline.events import Adjacency, Clear, Event, Exponential, Unit
 from sightline.ledger import Release
-from sightline.mechanisms.mechanism import ReleaseContext, only_client
+from sightline.mechanisms.contract import ReleaseContext, only_client
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.worker import ClientExecutor
+from sightline.mechanisms.updates import ClientExecutor
 from sightline.topology import client_name
 
 

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid
-from sightline.models.convolutional import image_channels
-from sightline.models.dense import check_positive, check_widths
+from sightline.models.classifiers import check_positive, check_widths, image_channels
 from sightline.models.mixing import mark_own
 
 

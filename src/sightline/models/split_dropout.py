@@ -1,14 +1,9 @@
-"""Dropout with probability one half as splitting into two parts: a mask and its complement are equally likely.
+"""Dropout with probability one half as splitting into two parts: a mask and its complement are equally likely."""
 
-Which parameters are split is read off the chain of layers: the weights (and biases) into the dropped nodes and the
-weights out of them. Everything else has, or could have, a gradient under a mask and under its complement: unsplit.
-Reference: the partitioning paper, Corollary 3.7 and appendix A.11.
-"""
-
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -19,11 +14,175 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
-from sightline.models.dropout_graph import DROPOUT, Touch, check_layer, repeated_tensors, touched_by, trace_layers
-from sightline.models.flat import FlatModel
-from sightline.models.masked import masked_model
-from sightline.models.mixing import unknown_part
+from sightline.models.flat import FlatModel, layout_of, probe_inputs
+from sightline.models.mixing import mark_own, unknown_part
 from sightline.models.submodel import Inputs, Submodel
+
+DROPOUT = nn.modules.dropout._DropoutNd
+KEEP_ZERO = (
+    nn.ReLU, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Identity, nn.Dropout, nn.Dropout2d,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+"""Layers that work on every node by itself and make zero of zero."""
+PER_NODE = (*KEEP_ZERO, nn.Sigmoid, nn.Softplus)
+"""Layers that work on every node by itself."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Along `axis` of a tensor, node n of a dropout layer owns `repeat` entries from n x repeat on."""
+
+    tensor: str
+    axis: int
+    first: int
+    nodes: int
+    repeat: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer of the chain, with the shape of one example's output."""
+
+    name: str
+    module: nn.Module
+    output: tuple[int, ...]
+
+
+def check_layer(layer: Layer) -> None:
+    """Refuse a rate other than one half, and masks that drop pixels instead of channels."""
+    rate = layer.module.p
+    if rate != 0.5:
+        law = "amplification needs rate 0.5: only then are a mask and its complement equally likely"
+        refuse("model.dropout", rate, law, "use 0.5, or remove algorithm.split (dropout stays, nothing is claimed)")
+    whole_nodes = len(layer.output) == 1 if isinstance(layer.module, nn.Dropout) else len(layer.output) == 3
+    if not whole_nodes or not isinstance(layer.module, nn.Dropout | nn.Dropout2d):
+        law = "a convolution's weights are dropped only with whole channels"
+        refuse(layer.name, type(layer.module).__name__, law, "use torch.nn.Dropout2d on images")
+
+
+def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
+    """The layers of the model's nested chains in order, each with its output shape."""
+    found: list[Layer] = []
+    x = probe_inputs(model, 1)
+    with torch.no_grad():
+        for name, child in chain_layers(module):
+            x = child(x)
+            found.append(Layer(name, child, tuple(x.shape[1:])))
+    return found
+
+
+def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """(full name, layer) in the order of the pass; a layer that is used twice comes twice."""
+    for name, child in module._modules.items():
+        if type(child) is nn.Sequential:
+            yield from chain_layers(child, f"{prefix}{name}.")
+        elif child is not None:
+            yield prefix + name, child
+
+
+def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
+    """The tensors into and out of the nodes of one dropout layer; `names` are the tensors' own, by identity."""
+    nodes = layers[place].output[0]
+    before = next((layer for layer in reversed(layers[:place]) if not isinstance(layer.module, PER_NODE)), None)
+    if before is not None and has_nodes_in_front(before):
+        for parameter in before.module.parameters():
+            yield Touch(names[id(parameter)], 0, first, nodes)
+    for layer in layers[place + 1 :]:
+        if isinstance(layer.module, KEEP_ZERO) or flattens_examples(layer.module):
+            continue
+        weight = columns_of(layer)
+        if weight is not None:
+            yield Touch(names[id(weight)], 1, first, nodes, weight.shape[1] // nodes)
+        return
+
+
+def flattens_examples(module: nn.Module) -> bool:
+    """Whether all of one example becomes one row, node after node."""
+    return isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def has_nodes_in_front(layer: Layer) -> bool:
+    """Whether each entry of the first axis of the layer's tensors makes one node, and nothing else."""
+    module = layer.module
+    if isinstance(module, nn.LayerNorm):
+        return tuple(module.normalized_shape) == layer.output
+    return type(module) is nn.GroupNorm or columns_of(layer) is not None
+
+
+def columns_of(layer: Layer) -> Tensor | None:
+    """The weight from input nodes (second axis) to output nodes (first): of dense layers and plain convolutions."""
+    module = layer.module
+    if type(module) is nn.Linear:
+        return module.weight if len(layer.output) == 1 else None
+    return module.weight if isinstance(module, nn.Conv2d) and type(module) is nn.Conv2d and module.groups == 1 else None
+
+
+def repeated_tensors(module: nn.Module) -> frozenset[str]:
+    """Tensors that more than one layer of the pass uses: they can have a gradient under every mask."""
+    uses = Counter(id(parameter) for _, layer in chain_layers(module) for parameter in layer.parameters())
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return frozenset(names[number] for number, count in uses.items() if count > 1)
+
+
+class MaskedStage:
+    """Where the masks of the pass at hand lie, so that every dropout layer finds its own."""
+
+    mask: Tensor
+
+
+@mark_own
+class HeldDropout(nn.Module):
+    """Dropout whose mask is given: every node is doubled or dropped."""
+
+    def __init__(self, stage: MaskedStage, first: int, nodes: int) -> None:
+        super().__init__()
+        self.stage, self.first, self.nodes = stage, first, nodes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """2 m x."""
+        mask = self.stage.mask[:, self.first : self.first + self.nodes]
+        return x * (2 * mask).view(*mask.shape, *([1] * (x.dim() - 2)))
+
+
+@mark_own
+class Masked(nn.Sequential):
+    """The chain with its masks as further inputs: (x, m) in one row per example, so that they are never parted."""
+
+    def __init__(self, layers: "OrderedDict[str, nn.Module]", stage: MaskedStage, input_shape: tuple[int, ...]) -> None:
+        super().__init__(layers)
+        self.stage, self.input_shape = stage, input_shape
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The logits of examples under their own masks."""
+        size = prod(self.input_shape)
+        self.stage.mask = rows[:, size:]
+        x = rows[:, :size].reshape(-1, *self.input_shape)
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def masked_model(model: FlatModel, nodes: int) -> FlatModel:
+    """The model whose examples carry their masks."""
+    factory = partial(masked_module, model.factory, model.input_shape, model)
+    size = prod(model.input_shape) + nodes
+    name, layout = f"{model.name} with masks", layout_of(factory())
+    return FlatModel(name, (size,), model.classes, Kind.VECTOR, layout, factory, constants=model.constants)
+
+
+def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], model: FlatModel) -> nn.Module:
+    """The chain with held dropout in the place of drawn dropout."""
+    stage, first = MaskedStage(), 0
+    module = factory()
+    sizes = {layer.name: layer.output[0] for layer in trace_layers(model, module.eval())}
+    for name, child in list(chain_layers(module)):
+        if isinstance(child, DROPOUT):
+            parent, _, own = name.rpartition(".")
+            setattr(module.get_submodule(parent), own, HeldDropout(stage, first, sizes[name]))
+            first += sizes[name]
+    return Masked(
+        OrderedDict((name, child) for name, child in module._modules.items() if child is not None), stage, input_shape
+    ).train()
 
 
 @dataclass(frozen=True, eq=False)

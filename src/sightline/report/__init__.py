@@ -1,8 +1,8 @@
 """One self-contained HTML page per run."""
 
-from sightline.report.explain import explain_event
+from sightline.report.ledger_words import explain_event
 from sightline.report.page import REPORT, SECTIONS, render_run, write_page, write_report
-from sightline.report.run import RunView
+from sightline.report.run_view import RunView
 from sightline.report.section import Section
 from sightline.report.summary import summarise_run
 

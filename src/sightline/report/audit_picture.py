@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.report.disk import write_whole
 from sightline.report.numbers import format_upper
+from sightline.report.section import write_whole
 
 WIDTH, LEFT, ROW, TOP = 720, 130, 56, 84
 FOUND, CLAIM, WRONG, INK, SOFT = "#1f6fb2", "#0b8068", "#b03060", "#1c2230", "#5a6272"

@@ -1,13 +1,22 @@
 """Accuracy, loss and epsilon over rounds, and accuracy against epsilon."""
 
 import math
+from itertools import accumulate
 from typing import Any
 
 from sightline.events import Unit
-from sightline.report.chart import Axis, Chart, ChartLine, line_chart
-from sightline.report.numbers import NONE, format_count, format_number, format_percent, format_short, format_upper
-from sightline.report.run import RunView
-from sightline.report.scale import Values
+from sightline.report.chart import Axis, Chart, ChartLine, Values, line_chart
+from sightline.report.numbers import (
+    NONE,
+    floats_as_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_short,
+    format_upper,
+)
+from sightline.report.run_view import RunView
 from sightline.report.section import Content, Section
 
 ROUNDS = Axis("round", tick=lambda value: f"{value:,g}", value=lambda value: f"round {value:,g}", whole=True)
@@ -117,3 +126,114 @@ def _row_cells(row: dict[str, Any], spent: float | None, private: bool) -> list[
 
 def _evaluated_rows(run: RunView) -> list[float]:
     return [float(row["round"]) for row in run.rounds]
+
+
+KINDS = {
+    "energy_joule": (
+        "Energy",
+        "joule",
+        Axis("joule", tick=format_short, value=lambda v: f"{format_number(v)} J", from_zero=True),
+    ),
+    "delay_seconds": (
+        "Delay",
+        "seconds",
+        Axis("seconds", tick=format_short, value=lambda v: f"{format_number(v)} s", from_zero=True),
+    ),
+}
+
+
+def costs_content(run: RunView) -> Content | None:
+    """Totals, means and curves of a run with a resource model; None for every other run."""
+    if not run.fact("resources") or not run.rounds:
+        return None
+    rows = [
+        (name, f"{format_number(run.total(key))} {unit}", f"{format_number(run.total(key) / len(run.rounds))} {unit}")
+        for key, (name, unit, _) in KINDS.items()
+    ]
+    charts = [_each_round(run, key) for key in KINDS] + [_accuracy_bought(run, key) for key in KINDS]
+    return {"model": run.fact("resources")["model"], "rows": rows, "charts": [chart for chart in charts if chart]}
+
+
+COSTS_SECTION = Section("costs", "Energy and delay", costs_content)
+
+
+def _each_round(run: RunView, key: str) -> Chart | None:
+    name, _unit, axis = KINDS[key]
+    numbers = [float(row["round"]) for row in run.rounds]
+    return line_chart(
+        key, f"{name} of a round", numbers, [ChartLine(name, run.series(key))], x_axis=ROUNDS, y_axis=axis
+    )
+
+
+def _accuracy_bought(run: RunView, key: str) -> Chart | None:
+    """Accuracy against all that was spent until then."""
+    name, unit, _ = KINDS[key]
+    spent = list(accumulate(value or 0.0 for value in run.series(key)))
+    pairs = [
+        (cost, reached) for cost, reached in zip(spent, run.series("test_accuracy"), strict=True) if reached is not None
+    ]
+    if len(pairs) < 2:
+        return None
+    across = Axis(f"{unit} so far", tick=format_short, value=lambda v: f"{format_number(v)} {unit}", floor=0.0)
+    line = ChartLine("test set", [reached for _, reached in pairs])
+    title = f"Accuracy for the {name.lower()} spent"
+    return line_chart(f"{key}-bought", title, [cost for cost, _ in pairs], [line], x_axis=across, y_axis=ACCURACY)
+
+
+def traffic_content(run: RunView) -> Content | None:
+    """Totals and the mean of a round, for each direction."""
+    if not run.rounds:
+        return None
+    done = len(run.rounds)
+    rows = []
+    for name, key in (("Clients to server", "uplink_floats"), ("Server to clients", "downlink_floats")):
+        if any(value is not None for value in run.series(key)):
+            total = run.total(key)
+            rows.append((name, format_count(total), floats_as_bytes(total), floats_as_bytes(total / done)))
+    seconds = run.fact("seconds") or run.total("seconds") or None
+    if not rows and seconds is None:
+        return None
+    return {"rows": rows, "seconds": format_duration(seconds), "pace": format_duration(run.total("seconds") / done)}
+
+
+TRAFFIC_SECTION = Section("traffic", "Traffic and time", traffic_content)
+
+
+STEPS = Axis("local steps", tick=format_short, value=lambda v: f"{format_short(v)} steps", from_zero=True, whole=True)
+DEVICES = Axis("devices", tick=format_short, value=lambda v: f"{format_short(v)} devices", from_zero=True, whole=True)
+SIZE = Axis("step size", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+TERM = Axis("share of the objective", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+
+
+def control_content(run: RunView) -> Content | None:
+    """The decisions of a controlled run; None for every other run."""
+    if not run.fact("control") or not run.rounds:
+        return None
+    weights = run.fact("control")
+    charts = [
+        _decision_chart(run, "tau", "Length of the interval", STEPS, {"local steps": "tau"}),
+        _decision_chart(run, "devices", "Devices of a subnet that take part, in the mean", DEVICES,
+               {"trusted edge": "devices_trusted", "untrusted edge": "devices_untrusted"}),
+        _decision_chart(run, "step-size", "Step size", SIZE, {"gamma": "step_size"}),
+        _decision_chart(run, "terms", "What the decision weighed", TERM,
+               {"energy": "energy_term", "delay": "delay_term", "accuracy": "accuracy_term"}),
+    ]  # fmt: skip
+    return {
+        "weights": ", ".join(
+            f"{name} {format_short(float(weights.get(name, 1)))}" for name in ("energy", "delay", "accuracy")
+        ),
+        "tau_max": weights.get("tau_max", 40),
+        "rounds": len(run.rounds),
+        "planned": run.fact("rounds_planned"),
+        "charts": [chart for chart in charts if chart],
+    }
+
+
+CONTROL_SECTION = Section("control", "Decisions of the control", control_content)
+
+
+def _decision_chart(run: RunView, key: str, title: str, axis: Axis, names: dict[str, str]) -> Chart | None:
+    rounds = [float(row["round"]) for row in run.rounds]
+    known = {name: [value or None for value in run.series(metric)] for name, metric in names.items()}
+    lines = [ChartLine(name, values) for name, values in known.items()]
+    return line_chart(f"control-{key}", title, rounds, lines, x_axis=ROUNDS, y_axis=axis)

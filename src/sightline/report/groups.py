@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from sightline.events import Unit
 from sightline.ledger import LedgerPairs, ledger_pairs, write_parties
-from sightline.ledger.classes import group_alike
-from sightline.ledger.propagation_paths import Route, next_hops, trace_routes
+from sightline.ledger.pairs import Route, group_alike, next_hops, trace_routes
 from sightline.report.heat import draw_heat
 from sightline.report.numbers import format_plural, format_upper
-from sightline.report.run import RunView
+from sightline.report.run_view import RunView
 from sightline.report.section import Content, Section
 from sightline.topology import client_name
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import invalid
-from sightline.ledger.propagation_question import Answer, spread_over
+from sightline.ledger.group_privacy import Answer, spread_over
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from sightline.report.numbers import (
     format_short,
     format_upper,
 )
-from sightline.report.run import RunView
+from sightline.report.run_view import RunView
 from sightline.report.section import Content, Section
 
 FALSE_ALARMS = 0.05

@@ -11,24 +11,23 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.errors import invalid
-from sightline.report import clients, clusters, control, costs, curves, groups, headline, load, settings, sight, traffic
-from sightline.report.disk import write_whole
-from sightline.report.run import RunView
-from sightline.report.section import Content, Frame, Section
+from sightline.report import clients, clusters, curves, groups, headline, matrix, settings
+from sightline.report.run_view import RunView
+from sightline.report.section import Content, Frame, Section, write_whole
 
 REPORT = "report.html"
 
 SECTIONS: tuple[Section, ...] = (
     headline.SECTION,
     curves.CURVES_SECTION,
-    sight.SECTION,
+    matrix.SECTION,
     groups.SECTION,
     clusters.SECTION,
     clients.CLIENTS_SECTION,
-    load.LOAD_SECTION,
-    traffic.TRAFFIC_SECTION,
-    costs.COSTS_SECTION,
-    control.CONTROL_SECTION,
+    clients.LOAD_SECTION,
+    curves.TRAFFIC_SECTION,
+    curves.COSTS_SECTION,
+    curves.CONTROL_SECTION,
     settings.SECTION,
 )
 """To add a section: a module with its `content`, a template of the same name, and a line here."""

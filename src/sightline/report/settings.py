@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sightline.report.numbers import format_count, format_short
-from sightline.report.run import RunView
+from sightline.report.run_view import RunView
 from sightline.report.section import Content, Section
 
 NOISE_SOURCES = {

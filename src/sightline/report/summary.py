@@ -4,7 +4,7 @@ from typing import Any
 
 from sightline.engine.record import replace_nonfinite
 from sightline.report.page import REPORT
-from sightline.report.run import RunView
+from sightline.report.run_view import RunView
 
 DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
 """What adaptive control decides before every round."""

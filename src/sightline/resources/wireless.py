@@ -1,6 +1,7 @@
-"""Devices send over the air, edges over a wire (Lin and Brinton 2024, appendix D)."""
+"""One link: from powers, distances and bandwidths to bits per second, joule and seconds."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,65 @@ import numpy as np
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Purpose, Streams
 from sightline.resources.cost import Cost, Floats, Sending
-from sightline.resources.link import dbm_to_watt, path_gain, shannon_rate
-from sightline.resources.read import read_boolean, read_number, read_positive, read_span
+
+
+def dbm_to_watt(power_dbm: float) -> float:
+    """Decibels over one milliwatt in watt.
+
+    >>> dbm_to_watt(30.0), round(dbm_to_watt(24.0), 4)
+    (1.0, 0.2512)
+    """
+    return float(10 ** ((power_dbm - 30) / 10))
+
+
+def path_gain(distance_metre: Floats, *, gain_db: float, exponent: float) -> Floats:
+    """The mean power gain |h|^2 of a path: gain_db at one metre, falling by 10 exponent dB per decade of distance.
+
+    >>> f"{path_gain(np.array([100.0]), gain_db=-30.0, exponent=3.75)[0]:.4g}"
+    '3.162e-11'
+    """
+    return np.asarray(10 ** ((gain_db - 10 * exponent * np.log10(distance_metre)) / 10), dtype=np.float64)
+
+
+def shannon_rate(
+    gain: Floats, *, power_dbm: float, bandwidth_hertz: float, noise_dbm_per_hertz: float
+) -> Floats:  # fmt: skip
+    """R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
+    noise_watt = dbm_to_watt(noise_dbm_per_hertz) * bandwidth_hertz
+    return np.asarray(
+        bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64
+    )
+
+
+def read_number(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        invalid(name, value, "is a finite number")
+    return float(value)
+
+
+def read_positive(name: str, value: Any) -> float:
+    """A finite number above zero."""
+    if read_number(name, value) <= 0:
+        invalid(name, value, "is a positive number")
+    return float(value)
+
+
+def read_span(name: str, value: Any) -> tuple[float, float]:
+    """One distance for everybody, or the nearest and the farthest."""
+    if not isinstance(value, list | tuple):
+        return read_positive(name, value), read_positive(name, value)
+    if len(value) != 2 or read_positive(name, value[0]) > read_positive(name, value[1]):
+        invalid(name, value, "is one distance, or [nearest, farthest]", "e.g. [10.0, 100.0]")
+    return float(value[0]), float(value[1])
+
+
+def read_boolean(name: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        invalid(name, value, "is true or false")
+    return value
+
 
 DEEPEST_FADE = 1e-9
 """A fade is at most that deep: a rate of zero would be an endless upload."""

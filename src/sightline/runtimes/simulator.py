@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import mkl
-from sightline.engine.setting import BuiltExperiment
+from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import (
     WHOLE_BATCH,
@@ -23,14 +23,13 @@ from sightline.mechanisms import (
     StateAccess,
     effective_steps,
 )
-from sightline.mechanisms.objective_solver import Regression, minimise_regression, to_unit, unit_examples
+from sightline.mechanisms.convex_solver import Regression, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
-from sightline.runtimes.trainer import TrainingJob, trainer_for
+from sightline.runtimes.local_trainer import TrainingJob, trainer_for
 from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
-from sightline.training.batches import steps_of
-from sightline.training.parted import parted_gradient_sum
-from sightline.training.views import ViewKind, Views
-from sightline.training.work import client_rows
+from sightline.training.augmentation import ViewKind, Views
+from sightline.training.local_work import client_rows, steps_of
+from sightline.training.submodels import parted_gradient_sum
 
 
 class Simulator:

@@ -1,18 +1,162 @@
-"""The calculator: epsilon of a scheme, or the noise for one, against Poisson sampling, RDP and no amplification."""
+"""Knobs: the numbers that a calculator's page turns."""
 
 import math
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sightline import accounting
 from sightline.accounting import Accountant, Scheme
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.events import with_known_coins
 from sightline.report.chart import Axis, Chart, ChartLine, line_chart
 from sightline.report.numbers import format_short, format_upper
-from sightline.serve.knobs import DELTA, EPSILON, NOISE, Knob, drawn_knob
 from sightline.serve.message import Request, Response, json_response
-from sightline.serve.schemes import SCHEMES, Entry, Numbers, comparison_lines
-from sightline.serve.site import PageServer
+from sightline.serve.pages import PageServer
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number of a scheme: its name, its meaning, its range, and where it starts. Its scale is logarithmic."""
+
+    name: str
+    label: str
+    low: float
+    high: float
+    start: float
+    whole: bool = False
+    command: str = "account"
+    """Which command goes further."""
+
+    def starting_at(self, start: float) -> "Knob":
+        """The same knob with another start."""
+        return replace(self, start=start)
+
+    def read(self, text: str) -> float:
+        """The number in a text; outside of its range it is refused."""
+        try:
+            value = float(text) if text else self.start
+        except ValueError:
+            invalid(self.name, text, "is not a number")
+        if not self.low <= value <= self.high:
+            law = f"the calculator goes from {self.low:g} to {self.high:g}"
+            invalid(self.name, text, law, f"use sightline {self.command}")
+        if self.whole and value != int(value):
+            invalid(self.name, text, "a whole number")
+        return int(value) if self.whole else value
+
+
+NOISE = Knob("noise", "Noise multiplier z", 0.2, 50, 1.0)
+STEPS = Knob("steps", "Steps", 1, 1_000_000, 1000, whole=True)
+RATE = Knob("rate", "Rate", 1e-6, 1, 0.1)
+DELTA = Knob("delta", "Delta", 1e-12, 0.1, 1e-5)
+EPSILON = Knob("epsilon", "Epsilon", 0.01, 1000, 8.0, command="calibrate")
+
+
+def drawn_knob(knob: Knob, request: Request) -> dict[str, Any]:
+    """A knob as the page draws it, where the request left it."""
+    return {
+        "name": knob.name,
+        "label": knob.label,
+        "value": _number_text(request.one(knob.name) or format_short(knob.start, 12)),
+        "low": f"{math.log10(knob.low):.4f}",
+        "high": f"{math.log10(knob.high):.4f}",
+        "whole": knob.whole,
+    }
+
+
+def _number_text(text: str) -> str:
+    """The text, where it is a number: nothing else goes into a field for numbers."""
+    try:
+        return text if math.isfinite(float(text)) else ""
+    except ValueError:
+        return ""
+
+
+USES = Knob("uses", "Uses of each subject", 1, 100_000, 100, whole=True)
+EPOCHS = Knob("epochs", "Epochs", 1, 1000, 1, whole=True)
+PARTS = Knob("parts", "Parts of the model", 1, 1000, 4, whole=True)
+CHANCE = Knob("chance", "Chance of checking in", 1e-6, 1, 0.5)
+
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A scheme of the calculator; `poisson` is the plain Poisson sampling that it is set against."""
+
+    title: str
+    words: str
+    knobs: tuple[Knob, ...]
+    make: Callable[..., Scheme]
+    poisson: Callable[[Numbers], Scheme] | None = None
+
+
+def _poisson_line(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]) -> Callable[[Numbers], Scheme]:
+    return lambda n: accounting.poisson(noise=n["noise"], rate=min(1.0, rate(n)), steps=int(steps(n)))
+
+
+SCHEMES: dict[str, Entry] = {
+    "poisson": Entry(
+        "Poisson: each with a probability",
+        "Each step uses each subject with the same probability, independently.",
+        (NOISE, RATE.starting_at(0.01), STEPS),
+        accounting.poisson,
+    ),
+    "balanced": Entry(
+        "Balanced: exactly k of T steps",
+        "Each subject is used in exactly so many of the steps, a hidden choice.",
+        (NOISE, STEPS, USES, EPOCHS),
+        accounting.balanced,
+        _poisson_line(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
+    ),
+    "split": Entry(
+        "Split model: one of d parts",
+        "Each subject that takes part trains one of the parts of the model, a hidden choice.",
+        (NOISE, PARTS, RATE, STEPS),
+        accounting.split,
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
+    ),
+    "dropout": Entry(
+        "Dropout, one mask per subject",
+        "Each subject that takes part trains half of the model, a hidden choice.",
+        (NOISE, RATE, STEPS),
+        accounting.dropout,
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
+    ),
+    "check-ins": Entry(
+        "Random check-ins",
+        "Each subject opts in with a probability and then takes part once, at a hidden step.",
+        (NOISE, STEPS, CHANCE),
+        accounting.check_ins,
+        _poisson_line(lambda n: n["chance"] / n["steps"], lambda n: n["steps"]),
+    ),
+    "gaussian": Entry(
+        "No sampling",
+        "Every step uses every subject.",
+        (NOISE, STEPS),
+        accounting.gaussian,
+    ),
+}
+
+
+def known_coins(scheme: Scheme) -> Scheme:
+    """The scheme against somebody who knows every coin: no amplification."""
+    return Scheme(scheme.name, scheme.noise_multiplier, tuple((with_known_coins(e), n) for e, n in scheme.events))
+
+
+def comparison_lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
+    """What the calculator sets side by side, by name: the scheme first."""
+    scheme = entry.make(**numbers)
+    found = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}
+    if entry.poisson is not None:
+        found["Poisson sampling"] = (entry.poisson(numbers), Accountant.PLD)
+    if entry.make is not accounting.gaussian:
+        found["no amplification"] = (known_coins(scheme), Accountant.PLD)
+    return found
+
 
 POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
 """In which order the 15 points of a curve are worked out: coarse first."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from sightline.report.numbers import NONE, format_duration, format_percent, format_plural, format_short, format_upper
-from sightline.serve.glance import Glance
 from sightline.serve.message import Request, Response, json_response
-from sightline.serve.site import PageServer
+from sightline.serve.pages import PageServer
+from sightline.serve.run_folder import Glance
 
 STATUSES = ("running", "finished", "stopped")
 NAMED = 12

@@ -8,8 +8,8 @@ from sightline.engine.record import replace_nonfinite
 from sightline.report.heat import cell_phrase, draw_heat
 from sightline.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.serve.message import Request, Response, json_response
+from sightline.serve.pages import PageServer
 from sightline.serve.sight import WORK, Class, PairClasses, find_named, pair_classes
-from sightline.serve.site import PageServer
 
 TABLE = 90
 """Up to so many cells are printed as numbers; more are shades."""

@@ -2,13 +2,13 @@
 
 import math
 
-from sightline.ledger.propagation_paths import Route, next_hops, trace_routes
+from sightline.ledger.pairs import Route, next_hops, trace_routes
 from sightline.report import RunView
-from sightline.report.explain import explain_event
+from sightline.report.ledger_words import explain_event
 from sightline.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.serve.message import Request, Response
+from sightline.serve.pages import PageServer
 from sightline.serve.sight import epsilon_of
-from sightline.serve.site import PageServer
 
 
 def pair_page(site: PageServer, request: Request) -> Response:

@@ -4,12 +4,16 @@ from http import HTTPStatus
 from typing import Any
 
 from sightline.engine.record import replace_nonfinite
+from sightline.errors import invalid
 from sightline.report import RunView, render_run
+from sightline.report.comparison import Comparison, each_by_itself, group_runs
+from sightline.report.comparison import plain_comparison as plain_of
+from sightline.report.comparison_page import comparison_content
 from sightline.report.numbers import format_count
 from sightline.report.page import section_contents
 from sightline.serve.listing import run_row
 from sightline.serve.message import HTML, Request, Response, json_response
-from sightline.serve.site import PageServer
+from sightline.serve.pages import PageServer
 
 LONG = 20_000
 """More releases than these take a while to read and check for the first time."""
@@ -76,3 +80,34 @@ def run_api(site: PageServer, request: Request) -> Response:
             "silent": glance.silent,
         }
     return json_response(replace_nonfinite(found))
+
+
+MOST = 40
+
+
+def comparison_page(site: PageServer, request: Request) -> Response:
+    """The comparison of the runs in the query."""
+    ids = list(dict.fromkeys(request.query.get("run", [])))
+    together = request.one("by") == "settings"
+    found = comparison_content(compare_chosen(site, ids, together)) if ids else None
+    return site.draw(request, "comparing.html", "Comparison", ids=ids, together=together, found=found)
+
+
+def comparison_api(site: PageServer, request: Request) -> Response:
+    """The same, as `sightline compare --json` prints it."""
+    ids = list(dict.fromkeys(request.query.get("run", [])))
+    return json_response(plain_of(compare_chosen(site, ids, request.one("by") == "settings")))
+
+
+def compare_chosen(site: PageServer, ids: list[str], together: bool) -> Comparison:
+    """Runs one by one, or those that differ only in their seed as one."""
+    if len(ids) > MOST:
+        invalid("run", f"{len(ids)} runs", f"at most {MOST} fit side by side", "choose fewer, or sightline compare")
+    runs = [_read_run(site, id) for id in ids]
+    return group_runs(runs) if together else each_by_itself(runs, ids)
+
+
+def _read_run(site: PageServer, id: str) -> RunView:
+    with site.live.held(site.shelf.directory(id)) as (run, _):
+        _ = run.spent  # worked out while the run is held still
+        return run

@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import invalid
-from sightline.serve import (
-    calculator,
-    comparing,
-    listing,
-    matrix,
-    pair,
-    planned_groups,
-    planned_tree,
-    running,
-    timeline,
-)
+from sightline.serve import calculator, listing, matrix, pair, planned, running, timeline
 from sightline.serve.connections import Places, TimedReader
 from sightline.serve.guard import HEAD, LOCAL, REFUSALS, Guard, names_of
 from sightline.serve.message import SECURITY, Request, Response, html_response
-from sightline.serve.site import Page, PageServer
+from sightline.serve.pages import Page, PageServer
 
 ROUTES: dict[str, Page] = {
     "/": listing.listing_page,
@@ -33,18 +23,18 @@ ROUTES: dict[str, Page] = {
     "/sight": matrix.matrix_page,
     "/pair": pair.pair_page,
     "/ledger": timeline.timeline_page,
-    "/compare": comparing.comparison_page,
+    "/compare": running.comparison_page,
     "/calculator": calculator.calculator_page,
-    "/groups": planned_groups.groups_page,
-    "/tree": planned_tree.tree_page,
+    "/groups": planned.groups_page,
+    "/tree": planned.tree_page,
     "/api/runs": listing.listing_api,
     "/api/run": running.run_api,
     "/api/sight": matrix.matrix_api,
     "/api/ledger": timeline.timeline_api,
-    "/api/compare": comparing.comparison_api,
+    "/api/compare": running.comparison_api,
     "/api/account": calculator.calculator_api,
-    "/api/groups": planned_groups.groups_api,
-    "/api/tree": planned_tree.tree_api,
+    "/api/groups": planned.groups_api,
+    "/api/tree": planned.tree_api,
 }
 
 

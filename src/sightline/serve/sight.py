@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sightline.ledger import Composition, write_parties
-from sightline.ledger.classes import group_alike
+from sightline.ledger.pairs import group_alike
 from sightline.report import RunView
 
 MOST = 200

@@ -5,12 +5,11 @@ from typing import Any
 from sightline.engine.record import RunRecord
 from sightline.events import from_json
 from sightline.ledger import Pages, Row
-from sightline.report.explain import explain_event
+from sightline.report.chart import nice_step
+from sightline.report.ledger_words import explain_event, holds_clear
 from sightline.report.numbers import format_count, format_plural
-from sightline.report.scale import nice_step
-from sightline.report.told import holds_clear
 from sightline.serve.message import Request, Response, json_response
-from sightline.serve.site import PageServer
+from sightline.serve.pages import PageServer
 
 PAGE = 100
 SPANS = 80

@@ -5,13 +5,30 @@ from typing import Any
 
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Streams
-from sightline.topology.channel import Channel, Line, Steady, Topology, client_name, participants_of
+from sightline.topology.channel import (
+    PUBLIC,
+    SERVER,
+    Channel,
+    Line,
+    Star,
+    Steady,
+    Topology,
+    client_name,
+    participants_of,
+)
 from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count
-from sightline.topology.groups import Groups, Labels, build_groups, group_name
-from sightline.topology.groups_file import read_schedule, schedule_from
-from sightline.topology.groups_schedule import Era, Schedule, constant_schedule
-from sightline.topology.groups_structures import STRUCTURES
-from sightline.topology.star import PUBLIC, SERVER, Star
+from sightline.topology.groups import (
+    STRUCTURES,
+    Era,
+    Groups,
+    Labels,
+    Schedule,
+    build_groups,
+    constant_schedule,
+    group_name,
+    read_schedule,
+    schedule_from,
+)
 from sightline.topology.tree import CLOUD, Node, Noise, Tree
 from sightline.topology.tree_build import build_tree
 

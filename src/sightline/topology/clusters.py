@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
-from sightline.topology.channel import Channel, Line, Steady, client_name
+from sightline.topology.channel import PUBLIC, SERVER, Channel, Line, Steady, client_name
 from sightline.topology.groups import Labels
-from sightline.topology.star import PUBLIC, SERVER
 
 SAME = "clients of the same cluster"
 ELSEWHERE = "clients of other clusters"

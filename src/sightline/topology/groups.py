@@ -1,17 +1,266 @@
-"""Overlapping groups: every group has a master and a model of its own; workers in several groups carry between them."""
+"""The shapes that groups come in: one for all, disjoint clusters, rings, strings, and groups by label."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.errors import did_you_mean, invalid
+from sightline.foreign import read_text
 from sightline.topology.channel import Channel, Line, client_name
-from sightline.topology.groups_file import read_numbers, read_schedule
-from sightline.topology.groups_schedule import Schedule, constant_schedule
-from sightline.topology.groups_structures import STRUCTURES, by_labels
+
+Group = tuple[int, ...]
+
+
+def one_for_all(workers: int) -> tuple[Group, ...]:
+    """A single group of everybody: ordinary federated averaging."""
+    return (tuple(range(workers)),)
+
+
+def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
+    """Disjoint groups of consecutive workers, equal up to one.
+
+    >>> cluster_groups(6, 3)
+    ((0, 1), (2, 3), (4, 5))
+    """
+    edges = _shared_edges(workers, groups, "clusters")
+    return tuple(tuple(range(low, high)) for low, high in pairwise(edges))
+
+
+def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
+    """Group m = workers {m N/M .. (m+1) N/M} mod N: neighbours share exactly one worker (two for a ring of two).
+
+    >>> ring_groups(6, 3)
+    ((0, 1, 2), (2, 3, 4), (0, 4, 5))
+    """
+    edges = _shared_edges(workers, groups, "ring")
+    wrapped = (sorted({n % workers for n in range(low, high + 1)}) for low, high in pairwise(edges))
+    return tuple(tuple(group) for group in wrapped)
+
+
+def string_groups(workers: int, groups: int) -> tuple[Group, ...]:
+    """The ring without the wrap-around.
+
+    >>> string_groups(3, 2)
+    ((0, 1), (1, 2))
+    """
+    edges = _shared_edges(workers, groups, "string")
+    return tuple(tuple(range(low, min(high + 1, workers))) for low, high in pairwise(edges))
+
+
+def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
+    """Whoever holds label y is in group y mod M. Membership then depends on private labels.
+
+    >>> by_labels([frozenset({0, 1}), frozenset({2})], 2)
+    ((0, 1), (0,))
+    """
+    if groups < 1:
+        invalid("topology.groups", groups, "there is at least one group")
+    return tuple(
+        tuple(n for n, labels in enumerate(held) if any(label % groups == group for label in labels))
+        for group in range(groups)
+    )
+
+
+def _shared_edges(workers: int, groups: int, structure: str) -> list[int]:
+    if not 1 <= groups <= workers:
+        invalid("groups", groups, f"{structure} of {workers} workers has 1 to {workers} groups")
+    return [group * workers // groups for group in range(groups + 1)]
+
+
+STRUCTURES = {
+    "global": lambda workers, groups: one_for_all(workers),
+    "clusters": cluster_groups,
+    "ring": ring_groups,
+    "string": string_groups,
+}
+"""Structures that follow from two numbers alone."""
+
+
+MOST = 10**8
+"""Workers that can be counted one by one."""
+
+
+@dataclass(frozen=True)
+class Era:
+    """Memberships that hold from the interval `since` (counted from 1) on."""
+
+    since: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The memberships of `workers` workers over time, and what is special about single groups.
+
+    Guarantees: the first era begins with interval 1, later ones in increasing order; every era has the same number of
+    groups (a group may be empty for a while); every member is a worker, listed once.
+    """
+
+    workers: int
+    eras: tuple[Era, ...]
+    rates: tuple[float, ...] | None = None
+    noise_factors: tuple[float, ...] | None = None
+    clip_factors: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            invalid("workers", self.workers, "there is at least one worker")
+        if self.workers > MOST:
+            invalid("workers", self.workers, f"at most {MOST:,} workers can be counted")
+        if not self.eras or self.eras[0].since != 1:
+            invalid("schedule.from", self.eras[0].since if self.eras else "nothing", "memberships begin in interval 1")
+        for before, after in pairwise(self.eras):
+            if after.since <= before.since:
+                invalid("schedule.from", after.since, f"comes after {before.since}", "list the changes in order")
+            if len(after.groups) != len(before.groups):
+                law = f"every entry lists all {len(before.groups)} groups"
+                invalid("schedule.groups", len(after.groups), law, "an empty list is a group without members")
+        for era in self.eras:
+            self._check_era(era)
+        self._check_factors()
+
+    def _check_era(self, era: Era) -> None:
+        if not any(era.groups):
+            invalid("groups", "[]", "there is at least one group with a member")
+        for number, group in enumerate(era.groups):
+            wrong = [n for n in group if not 0 <= n < self.workers]
+            if wrong:
+                invalid(f"groups[{number}]", wrong[0], f"workers are numbered 0 to {self.workers - 1}")
+            if len(set(group)) != len(group):
+                invalid(f"groups[{number}]", list(group), "a worker is listed once")
+
+    def _check_factors(self) -> None:
+        for name, most in (("rates", 1.0), ("noise_factors", 1e6), ("clip_factors", 1e6)):
+            given: tuple[float, ...] | None = getattr(self, name)
+            if given is not None and len(given) != self.count:
+                invalid(name, list(given), f"one number for each of the {self.count} groups")
+            for value in given or ():
+                if not 0 < value <= most:
+                    invalid(name, value, f"lies in (0, {most:g}]")
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return len(self.eras[0].groups)
+
+    def era_of(self, interval: int) -> Era:
+        """The memberships of an interval."""
+        return next(era for era in reversed(self.eras) if era.since <= interval)
+
+    @cached_property
+    def membership(self) -> NDArray[np.bool_]:
+        """(eras, workers, groups): who is in what."""
+        found = np.zeros((len(self.eras), self.workers, self.count), dtype=bool)
+        for place, era in enumerate(self.eras):
+            for number, group in enumerate(era.groups):
+                found[place, list(group), number] = True
+        return found
+
+    @cached_property
+    def classes(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Workers whose memberships are equal at all times are one class: (classes, eras, groups), worker -> class."""
+        rows = self.membership.transpose(1, 0, 2).reshape(self.workers, -1)
+        packed = np.packbits(rows, axis=1)
+        _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        shape = (len(order), len(self.eras), self.count)
+        return rows[first[order]].reshape(shape), place[inverse.reshape(-1)]
+
+    def classes_together(self) -> NDArray[np.bool_]:
+        """(classes, classes): whether two classes share a group in every era. Whoever was ever outside is outside."""
+        kinds, _ = self.classes
+        together = np.ones((len(kinds), len(kinds)), dtype=bool)
+        for era in range(len(self.eras)):
+            member = kinds[:, era, :].astype(np.float32)
+            together &= (member @ member.T) > 0
+        return together
+
+
+def constant_schedule(workers: int, groups: Sequence[Group]) -> Schedule:
+    """Memberships that never change."""
+    return Schedule(workers, (Era(1, tuple(groups)),))
+
+
+FILE_KEYS = ["workers", "groups", "schedule", "rates", "noise_factors", "clip_factors"]
+EXAMPLE = 'e.g. {"workers": 3, "groups": [[0, 1], [1, 2]]}'
+
+
+def read_schedule(path: Path | str) -> Schedule:
+    """The schedule of a membership file; anything malformed is refused in one line."""
+    try:
+        plain = json.loads(read_text(path))
+    except FileNotFoundError:
+        invalid("membership", path, "no such file", EXAMPLE)
+    except (OSError, ValueError, RecursionError) as error:
+        invalid("membership", path, f"cannot be read as JSON ({type(error).__name__})", EXAMPLE)
+    return schedule_from(plain)
+
+
+def schedule_from(plain: Any) -> Schedule:
+    """The schedule of a plain dictionary."""
+    if not isinstance(plain, dict) or not {"workers", "groups"} <= set(plain):
+        invalid("membership", type(plain).__name__, 'an object with "workers" and "groups" is needed', EXAMPLE)
+    for key in plain:
+        if key not in FILE_KEYS:
+            invalid(f"membership.{key}", plain[key], "unknown key", did_you_mean(key, FILE_KEYS))
+    return Schedule(
+        _read_whole("workers", plain["workers"]),
+        (
+            Era(1, _read_groups(plain["groups"])),
+            *(_read_era(entry) for entry in _read_list("schedule", plain.get("schedule", []))),
+        ),
+        rates=read_numbers("rates", plain.get("rates")),
+        noise_factors=read_numbers("noise_factors", plain.get("noise_factors")),
+        clip_factors=read_numbers("clip_factors", plain.get("clip_factors")),
+    )
+
+
+def read_numbers(name: str, value: Any) -> tuple[float, ...] | None:
+    """A list of finite numbers, or nothing."""
+    if value is None:
+        return None
+    found = _read_list(name, value)
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in found):
+        invalid(name, value, "is a list of numbers, one for each group")
+    try:
+        return tuple(float(v) for v in found)
+    except OverflowError:
+        invalid(name, value, "holds a number that is too large")
+
+
+def _read_era(entry: Any) -> Era:
+    if not isinstance(entry, dict) or set(entry) != {"from", "groups"}:
+        invalid("schedule", entry, 'an entry has "from" and "groups"', 'e.g. {"from": 3, "groups": [[0], [1, 2]]}')
+    return Era(_read_whole("schedule.from", entry["from"]), _read_groups(entry["groups"]))
+
+
+def _read_groups(value: Any) -> tuple[Group, ...]:
+    return tuple(
+        tuple(sorted(_read_whole("groups", n) for n in _read_list("groups", group)))
+        for group in _read_list("groups", value)
+    )
+
+
+def _read_list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        invalid(name, value, "is a list", EXAMPLE)
+    return value
+
+
+def _read_whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        invalid(name, value, "is a whole number", EXAMPLE)
+    return value
+
 
 EVERYONE = "other workers"
 OUT_OF_GROUP = "out-of-group workers"

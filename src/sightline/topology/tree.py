@@ -6,8 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from sightline.errors import invalid, refuse
-from sightline.topology.channel import Channel, Line, Steady, client_name
-from sightline.topology.star import PUBLIC
+from sightline.topology.channel import PUBLIC, Channel, Line, Steady, client_name
 
 CLOUD = "cloud"
 

@@ -1,10 +1,10 @@
 """(start vectors, shards, work) -> end vectors: local SGD, DP-SGD with per-example clipping, evaluation."""
 
 from sightline.training.dispatch import clipping_note
+from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd
 from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model
-from sightline.training.local import train_local
-from sightline.training.private import clipped_gradient_sum, dp_sgd
-from sightline.training.work import LocalTerms, LocalWork
+from sightline.training.local_sgd import train_local
+from sightline.training.local_work import LocalTerms, LocalWork
 
 __all__ = [
     "Evaluation",

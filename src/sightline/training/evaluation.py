@@ -11,11 +11,11 @@ from torch.nn import functional
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.dense_stack import DenseSlots, DenseStack
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.stacked import ExamplePile, group_clients, whole_shards
-from sightline.training.work import client_rows
-from sightline.training.worker import equal_chunks
+from sightline.training.fast.dense_stack import DenseSlots, DenseStack
+from sightline.training.fast.stacked import ExamplePile, group_clients, whole_shards
+from sightline.training.gradients import equal_chunks
+from sightline.training.local_work import client_rows
 
 BATCH = 512
 """Examples in one forward pass of an evaluation."""

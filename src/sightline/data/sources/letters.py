@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 
 from sightline.data.federation import Kind
-from sightline.data.formats import Field, read_npz
-from sightline.data.formats.broken import raise_broken
+from sightline.data.formats import Field, raise_broken, read_npz
 from sightline.data.source import Option, Partition, Request, Source
-from sightline.data.sources.mnist import read_pair
+from sightline.data.sources.images import read_pair
 from sightline.data.table import Scale, Table
 from sightline.errors import invalid
 

@@ -7,9 +7,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from sightline.runtimes import site_door
-from sightline.runtimes.flower.records import from_record, to_record
-from sightline.runtimes.letter import WireMessage
+from sightline.runtimes.flower.transport import from_record, to_record
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.site import process
 
 KEPT = "sightline"
 """The record of a node's state that holds what simulated clients keep between rounds."""
@@ -28,9 +28,9 @@ def answer_request(letter: WireMessage, context: Context) -> WireMessage:
     """
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
-        return site_door.ask_site(Path(str(config["site-socket"])), letter)
+        return process.ask_site(Path(str(config["site-socket"])), letter)
     if "site" in config:
-        from sightline.runtimes.site import Site
+        from sightline.runtimes.site.site import Site
 
         return Site(Path(str(config["site"]))).answer(letter)
     if set(config) <= SIMULATED:
@@ -40,12 +40,12 @@ def answer_request(letter: WireMessage, context: Context) -> WireMessage:
 
 def simulated_answer(letter: WireMessage, context: Context) -> WireMessage:
     """A simulated client's answer; what it keeps goes into the node's state."""
-    from sightline.runtimes import simulated_node
-    from sightline.runtimes.packing import own_tensor
+    from sightline.runtimes.remote import client_executor
+    from sightline.runtimes.remote.message import own_tensor
 
     record = context.state[KEPT] if KEPT in context.state else ArrayRecord()
     kept = {name: own_tensor(array.numpy()) for name, array in record.items()}
-    answer = simulated_node.answer_simulated(letter, kept)
+    answer = client_executor.answer_simulated(letter, kept)
     context.state[KEPT] = ArrayRecord({name: Array(value.numpy()) for name, value in kept.items()})
     return answer
 

@@ -12,7 +12,7 @@ from sightline import engine
 from sightline.config import Experiment, to_toml
 from sightline.errors import invalid
 from sightline.randomness import write_secret
-from sightline.runtimes.site_policy import POLICY
+from sightline.runtimes.site.policy import POLICY
 
 PACKAGE = "sightline_app"
 

@@ -16,16 +16,16 @@ from flwr.serverapp import Grid, ServerApp
 from sightline import engine
 from sightline.config import Experiment, read
 from sightline.data import Client, Federation, Kind, Shard
-from sightline.data.folder import data_root
 from sightline.data.formats import read_arrays
+from sightline.data.status import data_root
 from sightline.engine import BuiltExperiment
-from sightline.engine.directory import NODES_LOG, RUN_ID
+from sightline.engine.run_directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import write_secret
-from sightline.runtimes.flower.grid_post import GridTransport, wait_for_nodes
-from sightline.runtimes.flower.roll import NodeRegistry
-from sightline.runtimes.remote import RemoteClients, refuse_a_known_seed
-from sightline.runtimes.site_policy import blank_shard
+from sightline.runtimes.flower.node_registry import NodeRegistry
+from sightline.runtimes.flower.transport import GridTransport, wait_for_nodes
+from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed
+from sightline.runtimes.site.policy import blank_shard
 from sightline.topology import client_name
 
 SIMULATED_TIMEOUT = 3600.0

@@ -9,7 +9,7 @@ from typing import Any
 from sightline.engine import BuiltExperiment
 from sightline.engine.loop import MakeWorker
 from sightline.errors import invalid
-from sightline.runtimes.remote import RemoteClients
+from sightline.runtimes.remote.clients import RemoteClients
 
 
 def simulate_nodes(

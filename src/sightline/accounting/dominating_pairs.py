@@ -1,0 +1,362 @@
+"""From events to the laws of their dominating pairs: one function per kind of event; means of independent copies."""
+
+import math
+from dataclasses import dataclass
+from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.accounting.canonical import MOST_HIDDEN_NOISE
+from sightline.accounting.likelihood_ratio import (
+    NOTHING,
+    Array,
+    Law,
+    LawCache,
+    gaussian_law,
+    multiply_laws,
+    on_step,
+    sampled_points,
+    trim_law,
+)
+from sightline.events import (
+    Allocation,
+    Event,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Product,
+    Pure,
+    Repeat,
+    Split,
+    WithoutReplacement,
+)
+
+AVERAGING_FINENESS = 0.022
+"""Lattice step over the spread of the law, for one level of averaging; divided by the root of the number of levels."""
+MOST_AVERAGING_POINTS = 6000
+"""Above this many lattice points a level of averaging becomes coarser instead of slower."""
+MANY = 2**20
+"""More copies than these are averaged on lattices of a sixth of the points, and their first eight bits are enough."""
+NARROWEST = 1e-8
+"""Where averaging would make a law narrower than this, fewer copies are averaged: doubles end not far below."""
+FARTHEST_AVERAGED = 10**5
+"""Points of a lattice that reaches down to where the atoms at zero would be; if it took more, they are moved apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOf:
+    """The law of the mean of `copies` copies."""
+
+    copies: int
+    law: Law
+
+
+def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
+    """The law of (L_1 + ... + L_d) / d for independent copies, by doubling.
+
+    Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy (as the mean
+    of fewer copies does).
+    """
+    copies = max(1, min(copies, int((loss_deviation(law) / NARROWEST) ** 2)))
+    if copies > MANY:
+        copies, fineness = rounded_down(copies), Fineness(AVERAGING_FINENESS / math.sqrt(5), MOST_AVERAGING_POINTS // 6)
+    else:
+        fineness = Fineness(AVERAGING_FINENESS / math.sqrt(max(count_levels(copies), 5)), MOST_AVERAGING_POINTS)
+    power = MeanOf(1, settle_law(law, fineness, tail))
+    total: MeanOf | None = None
+    rest = copies
+    while True:
+        if rest & 1:
+            total = power if total is None else average_weighted(total, power, fineness, tail)
+        rest >>= 1
+        if not rest:
+            return total.law if total else law
+        power = average_weighted(power, power, fineness, tail)
+
+
+@dataclass(frozen=True)
+class Fineness:
+    """The step of a lattice over the spread of its law, unless that takes more than so many points."""
+
+    step: float
+    points: int
+
+
+def rounded_down(number: int) -> int:
+    """The number with its first eight bits only."""
+    shift = max(0, number.bit_length() - 8)
+    return number >> shift << shift
+
+
+def count_levels(copies: int) -> int:
+    """How many sums the doubling needs."""
+    return copies.bit_length() + copies.bit_count() - 2
+
+
+def settle_law(law: Law, fineness: Fineness, tail: float) -> Law:
+    """Trimmed to its mass and put on the step that its spread asks for, never finer than it is."""
+    law = trim_law(law, tail)
+    return on_step(law, max(law.step, choose_step(law, fineness)))
+
+
+def choose_step(law: Law, fineness: Fineness) -> float:
+    """The step that keeps the relative added variance small and the number of points bounded."""
+    return max(fineness.step * loss_deviation(law), law.step * len(law.mass) / fineness.points)
+
+
+def loss_deviation(law: Law) -> float:
+    """Standard deviation of the loss under Q."""
+    return spread_of(law.loss, law.mass)
+
+
+def spread_of(loss: Array, mass: Array) -> float:
+    """Standard deviation of losses with the given masses."""
+    total = mass.sum()
+    mean = float((mass * loss).sum()) / total
+    return math.sqrt(max(float((mass * (loss - mean) ** 2).sum()) / total, 1e-300))
+
+
+def average_weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float) -> MeanOf:
+    """The mean over the copies of both, on a lattice as fine as the result needs."""
+    copies = one.copies + other.copies
+    share = one.copies / copies
+    step = max(one.law.step, other.law.step)
+    first, second = on_step(one.law, step), on_step(other.law, step)
+    target = fineness.step * math.hypot(share * loss_deviation(first), (1 - share) * loss_deviation(second))
+    finer = max(1, math.floor(step / target + 1e-9))
+    law = weighted_sum(first, second, share, finer)
+    return MeanOf(copies, settle_law(law, fineness, tail))
+
+
+def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
+    """w A + (1 - w) B for independent A, B on lattices of one step; the result's step is `finer` times smaller."""
+    step = first.step / finer
+    log_share, log_rest = math.log(share), math.log1p(-share)
+    start = math.log(share * math.exp(first.start) + (1 - share) * math.exp(second.start))
+    top = math.log(share * math.exp(first.loss[-1]) + (1 - share) * math.exp(second.loss[-1]))
+    zero = first.zero * second.zero
+    lowest = min(start, first.start + log_share, second.start + log_rest)
+    near = (first.zero > 0 or second.zero > 0) and (top - lowest) / step <= FARTHEST_AVERAGED
+    if near:
+        start = lowest
+    out = np.zeros(math.ceil((top - start) / step) + 3)
+    ahead = np.arange(1 - len(second.mass), len(first.mass), dtype=np.float64)
+    shift = np.logaddexp(log_rest, log_share + first.start - second.start + first.step * ahead) + second.start - start
+    add_pairs(out, first.mass, second.mass, ahead, shift, step, finer)
+    if near:
+        add_shifted(out, first.mass * second.zero, first.start + log_share - start, step, finer)
+        add_shifted(out, second.mass * first.zero, second.start + log_rest - start, step, finer)
+    else:
+        zero += add_apart(out, first.mass * second.zero, first.loss + log_share - start, step)
+        zero += add_apart(out, second.mass * first.zero, second.loss + log_rest - start, step)
+    infinite = share * first.infinite + (1 - share) * second.infinite
+    return Law(start, step, out, zero, infinite)
+
+
+def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Array, step: float, finer: int) -> None:
+    """Add the mass of every pair (i, j) at j * finer + shift[i - j] / step, split over the two points around it."""
+    base, upward = place_on_lattice(np.maximum(shift / step, -finer * np.maximum(-ahead, 0.0)), step)
+    for difference, index, share in zip(ahead.astype(int).tolist(), base.tolist(), upward.tolist(), strict=True):
+        low, high = max(0, -difference), min(len(second), len(first) - difference)
+        pair = first[low + difference : high + difference] * second[low:high]
+        begin, end = index + finer * low, index + finer * (high - 1) + 1
+        raised = pair * share
+        out[begin:end:finer] += pair - raised
+        out[begin + 1 : end + 1 : finer] += raised
+
+
+def add_shifted(out: Array, mass: Array, shift: float, step: float, finer: int) -> None:
+    """Add a lattice of masses, shifted by a constant."""
+    if mass.any():
+        base, upward = place_on_lattice(np.array([max(shift / step, 0.0)]), step)
+        begin, end = int(base[0]), int(base[0]) + finer * (len(mass) - 1) + 1
+        out[begin:end:finer] += mass * (1 - upward[0])
+        out[begin + 1 : end + 1 : finer] += mass * upward[0]
+
+
+def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
+    """Add atoms of which some lie below the lattice: those go to its lowest point and to zero, their mean is kept.
+
+    Returns the mass at zero.
+    """
+    if not mass.any():
+        return 0.0
+    below = shift < 0
+    kept = np.exp(shift[below])
+    out[0] += float(np.dot(mass[below], kept))
+    base, upward = place_on_lattice(shift[~below] / step, step)
+    np.add.at(out, base, mass[~below] * (1 - upward))
+    np.add.at(out, base + 1, mass[~below] * upward)
+    return float(np.dot(mass[below], 1 - kept))
+
+
+def place_on_lattice(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
+    """Lattice point below each place (in steps), and the mean-preserving part that goes to the point above it."""
+    below = np.floor(place)
+    return below.astype(np.int64), np.expm1((place - below) * step) / np.expm1(step)
+
+
+FINENESS = 0.01
+"""Native lattice step over the spread of a law that is processed further."""
+FARTHEST = 500.0
+"""Losses beyond this would need masses that cannot be represented."""
+MOST_POINTS = 8000
+"""Above this many points a native law becomes coarser instead of slower."""
+
+
+LEAST_CHOICE = 1e-9
+"""Below this epsilon a choice is taken for any release of that epsilon: it costs nothing that could be seen."""
+CHOICE_CELLS = 400
+"""Cells between the least and the largest loss of a choice."""
+
+
+class NoLaw(Exception):
+    """The event has no law here: un-noised, or too strong for its masses to be represented."""
+
+
+@LawCache
+def lattice_law(event: Event, step: float, tail: float) -> Law:
+    """The law of one event on a given lattice: from closed forms where they exist, else from its native law."""
+    if isinstance(event, Gaussian):
+        return gaussian_law(check_noise(event), step, tail)
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
+    if isinstance(event, Poisson):
+        return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
+    return on_step(native_law(event, tail), step)
+
+
+def check_noise(event: Gaussian) -> float:
+    """The noise multiplier, when the masses of its law can be represented at all."""
+    if event.noise_multiplier < 0.05:
+        raise NoLaw
+    return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
+
+
+@LawCache
+def native_law(event: Event, tail: float) -> Law:
+    """The law of one event on a lattice as fine as its own spread asks."""
+    return law_of(event, tail)
+
+
+@singledispatch
+def law_of(event: Event, tail: float) -> Law:
+    """The law of an event; registered per kind. Kinds without one raise `NoLaw`."""
+    raise NoLaw
+
+
+@law_of.register
+def _(event: Gaussian, tail: float) -> Law:
+    noise = check_noise(event)
+    return gaussian_law(noise, FINENESS / noise, tail)
+
+
+@law_of.register
+def _(event: Pure, tail: float) -> Law:
+    """Randomised response dominates every epsilon-DP release (Kairouz, Oh and Viswanath 2015)."""
+    if event.epsilon == 0:
+        return NOTHING
+    if event.epsilon > 300:
+        raise NoLaw
+    odds = 1 / (1 + math.exp(event.epsilon))
+    return Law(-event.epsilon, 2 * event.epsilon, np.array([1 - odds, odds]))
+
+
+@law_of.register
+def _(event: Exponential, tail: float) -> Law:
+    r"""A choice has log ratios in an interval [t - eps, t], 0 <= t <= eps, of which only the width is known.
+
+    Given t the worst law has two points; its stop-loss is (e^-t - e^-eps)(e^t - x) / (1 - e^-eps). The largest over t,
+    at t = (eps + log x) / 2, is (1 - sqrt(x) e^(-eps/2))^2 / (1 - e^-eps): convex, so it is the stop-loss of one law
+    that dominates them all. Its loss has the density e^(-(eps + y) / 2) / (2 (1 - e^-eps)) on [-eps, eps], a third of
+    the variance of randomised response. Splitting the cells of a lattice leaves every point its trapezoid.
+    """
+    eps = event.epsilon
+    if eps < LEAST_CHOICE:
+        return law_of(Pure(eps), tail)
+    if eps > 300:
+        raise NoLaw
+    step = 2 * eps / CHOICE_CELLS
+    mass = np.exp(-step * np.arange(CHOICE_CELLS + 1) / 2)
+    mass[[0, -1]] /= 2
+    return Law(-eps, step, mass * (2 * math.tanh(step / 4) / -math.expm1(-eps)))
+
+
+@law_of.register
+def _(event: WithoutReplacement, tail: float) -> Law:
+    """Without amplification: valid for any hidden cohort by joint convexity."""
+    return native_law(event.event, tail)
+
+
+@law_of.register
+def _(event: Poisson, tail: float) -> Law:
+    points = sampled_points(native_law(event.event, tail), event.rate)
+    step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
+    return trim_law(points.on_lattice(step), tail)
+
+
+@law_of.register
+def _(event: Split, tail: float) -> Law:
+    return mean_of_copies(native_law(event.event, tail), event.parts, tail)
+
+
+@law_of.register
+def _(event: Allocation, tail: float) -> Law:
+    """Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once; they compose independently."""
+    law = NOTHING
+    for block, times in allocation_blocks(event):
+        law = join_laws(law, repeat_law(native_law(block, tail), times, tail), tail)
+    return law
+
+
+@law_of.register
+def _(event: Repeat, tail: float) -> Law:
+    return repeat_law(native_law(event.event, tail), event.times, tail)
+
+
+@law_of.register
+def _(event: Product, tail: float) -> Law:
+    law = NOTHING
+    for inner in event.events:
+        law = join_laws(law, native_law(inner, tail), tail)
+    return law
+
+
+def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
+    """The blocks of an allocation as events with counts.
+
+    >>> allocation_blocks(Allocation(10, 4, Gaussian(2.0)))[0][1], allocation_blocks(Allocation(10, 4, Gaussian(2.0)))[1][1]
+    (2, 2)
+    """
+    size, longer = divmod(event.steps, event.uses)
+    listed = [(size + 1, longer), (size, event.uses - longer)]
+    return [(one_use(steps, event.event), times) for steps, times in listed if times]
+
+
+def one_use(steps: int, event: Event) -> Event:
+    """One use in a block of steps: the mean of as many copies."""
+    return event if steps == 1 else Split(steps, event)
+
+
+def join_laws(one: Law, other: Law, tail: float) -> Law:
+    """The product of two laws on a lattice as fine as the result asks."""
+    if one is NOTHING or other is NOTHING:
+        return other if one is NOTHING else one
+    if one.loss[-1] + other.loss[-1] > FARTHEST or one.start + other.start < -FARTHEST:
+        raise NoLaw
+    reach = one.step * len(one.mass) + other.step * len(other.mass)
+    step = max(FINENESS * math.hypot(loss_deviation(one), loss_deviation(other)) / math.sqrt(2), reach / MOST_POINTS)
+    return trim_law(multiply_laws(on_step(one, step), on_step(other, step)), tail)
+
+
+def repeat_law(law: Law, times: int, tail: float) -> Law:
+    """The law of `times` independent releases, by repeated squaring."""
+    result = NOTHING
+    while times:
+        if times & 1:
+            result = join_laws(result, law, tail)
+        times >>= 1
+        if times:
+            law = join_laws(law, law, tail)
+    return result

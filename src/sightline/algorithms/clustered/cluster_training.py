@@ -1,0 +1,190 @@
+"""What clustered algorithms share: a model per cluster, who is where, and the settings of private choices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline.algorithms.contract import DERIVED, ClusterState, Round, State
+from sightline.config import Experiment
+from sightline.errors import invalid, refuse
+from sightline.mechanisms import Cohort, Public, combine_public
+from sightline.topology import Channel, client_name, cluster_channel, cluster_count
+
+SHARE = 0.03
+"""Of the total epsilon, for one choice."""
+SELECTING = 10
+"""One round in so many has choices."""
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """Choices of clusters; `selection_epsilon` is what one of them costs (0.03 of `privacy.epsilon` by default)."""
+
+    selection_epsilon: float | None = None
+    selection_rounds: int | None = None
+    count: int | None = field(default=None, metadata={DERIVED: True})
+    rounds: int = field(default=0, metadata={DERIVED: True})
+
+    def __post_init__(self) -> None:
+        epsilon, rounds = self.selection_epsilon, self.selection_rounds
+        number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+        if epsilon is not None and not (number and 0 < epsilon < float("inf")):
+            invalid("algorithm.selection_epsilon", epsilon, "is a positive number", "e.g. 0.1")
+        if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0):
+            invalid("algorithm.selection_rounds", rounds, "is a whole number from 0")
+
+    def epsilon(self) -> float:
+        """What one choice costs; without privacy it is not looked at."""
+        return self.selection_epsilon or 0.0
+
+
+def complete_settings(settings: Any, experiment: Experiment) -> Any:
+    """The settings with the experiment's rounds, clusters and share of epsilon filled in."""
+    epsilon = settings.selection_epsilon
+    privacy = experiment.privacy
+    if epsilon is None and privacy.unit != "none":
+        if privacy.epsilon is None:
+            law = f"its default is {SHARE:g} of privacy.epsilon, which is not given"
+            invalid("algorithm.selection_epsilon", "missing", law, "e.g. selection_epsilon = 0.1")
+        epsilon = SHARE * privacy.epsilon
+    rounds = settings.selection_rounds
+    return replace(
+        settings,
+        selection_epsilon=epsilon,
+        selection_rounds=experiment.rounds // SELECTING if rounds is None else rounds,
+        count=cluster_count(experiment.topology.settings, experiment.data.clients),
+        rounds=experiment.rounds,
+    )
+
+
+def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
+    """Clients add their own noise here: the server works on what each of them sends."""
+    privacy = experiment.privacy
+    if privacy.unit != "none" and privacy.place != "client":
+        law = f"{algorithm}'s server sorts clients by what each of them releases by itself"
+        refuse("privacy.where", privacy.place, law, 'use where = "client"')
+
+
+START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
+HOWS = ("known", "drawn", "chosen", "kept")
+"""Known beforehand; drawn by the server's coins; chosen by the clients in private; kept from before."""
+
+
+def cluster_name(number: int) -> str:
+    """The name of a cluster's model in the state."""
+    return f"cluster-{number}"
+
+
+def count_of(state: State) -> int:
+    """How many clusters there are."""
+    return sum(name.startswith("cluster-") for name in state)
+
+
+def members_of(state: State) -> list[list[int]]:
+    """The members of each cluster."""
+    numbers = state[ASSIGNMENT].value.tolist()
+    return [[n for n, number in enumerate(numbers) if number == m] for m in range(count_of(state))]
+
+
+def assign_clusters(state: State, clusters: Public, how: str) -> State:
+    """The state with everybody in the given clusters."""
+    before = state[ALIKE].value.tolist() if ALIKE in state else [0.0] * len(clusters.value)
+    pairs = list(zip(before, clusters.value.tolist(), strict=True))
+    numbers = {pair: float(number) for number, pair in enumerate(dict.fromkeys(pairs))}
+    return dict(state) | {
+        ASSIGNMENT: clusters,
+        ALIKE: Public(torch.tensor([numbers[pair] for pair in pairs]), clusters.sources),
+        HOW: Public(torch.tensor([float(HOWS.index(how))])),
+    }
+
+
+def draw_clusters(r: Round, chances: Public) -> Public:
+    """Every client's cluster, drawn afresh from its row of chances by the server's coins."""
+    return combine_public(lambda rows: _one_of_each(rows, r), chances)
+
+
+def _one_of_each(rows: Tensor, r: Round) -> Tensor:
+    ends = rows.double().cumsum(1)
+    coins = torch.from_numpy(r.server_rng().random(len(rows))) * ends[:, -1]
+    return (ends <= coins.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
+
+
+def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
+    """Every present client's private choice among all clusters' models, which everybody is shown for it; the absent
+    stay where they were."""
+    models = [state[cluster_name(m)] for m in range(count_of(state))]
+    show_models(
+        state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from"
+    )
+    choices = r.select_models(cohort, models, epsilon=epsilon)
+
+    def changed(before: Tensor, *values: Tensor) -> Tensor:
+        after = before.clone()
+        for client, value in zip(choices, values, strict=True):
+            after[client] = value[0]
+        return after
+
+    return combine_public(changed, state[ASSIGNMENT], *choices.values())
+
+
+def moved_to(state: State, r: Round, clusters: Public, how: str) -> State:
+    """The state after a change of clusters; newcomers are sent the models of theirs, unless they chose among all."""
+    after = assign_clusters(state, clusters, how)
+    if how != "chosen":
+        new = [frozenset(now) - frozenset(old) for old, now in zip(members_of(state), members_of(after), strict=True)]
+        show_models(after, r, new, "for new members")
+    return after
+
+
+def show_models(
+    state: State, r: Round, to: Sequence[frozenset[int]], what: str, *, also: frozenset[str] = frozenset()
+) -> None:
+    """Send clusters' models, as they are, to clients who have not got them."""
+    shown = [
+        (state[cluster_name(m)], r.channels[0], frozenset(map(client_name, clients)) | also, f"cluster's model {what}")
+        for m, clients in enumerate(to)
+        if clients or also
+    ]
+    if shown:
+        r.show_values(shown)
+
+
+def train_clusters(state: State, r: Round, cohort: Cohort) -> State:
+    """Every cluster's present members train from its model, which becomes the mean of theirs; an empty one stays."""
+    many: list[tuple[Any, Channel]] = []
+    moved = []
+    present = frozenset(cohort.members)
+    starts = {
+        cluster_name(m): with_sources_of(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))
+    }
+    for (name, start), members in zip(starts.items(), members_of(state), strict=True):
+        here = Cohort(tuple(n for n in members if n in present))
+        if here.members:
+            many.append((r.train(here, start), cluster_channel(r.channels[0], members)))
+            moved.append(name)
+    steps = r.release_means(many) if many else []
+    return dict(state) | starts | {name: starts[name] + step for name, step in zip(moved, steps, strict=True)}
+
+
+def with_sources_of(model: Public, other: Public) -> Public:
+    """The model, remembering that what is done with it depends on something else too."""
+    return combine_public(lambda value, _: value, model, other)
+
+
+def current_models(state: State, clients: range) -> dict[int, Public]:
+    """Every client's model: its cluster's, or the start while there are no clusters."""
+    if ASSIGNMENT not in state:
+        return dict.fromkeys(clients, state[START])
+    return {n: state[cluster_name(m)] for m, some in enumerate(members_of(state)) for n in some}
+
+
+def cluster_state(state: State, facts: Mapping[str, Any] | None = None) -> ClusterState | None:
+    """Who is where, and whatever else the server knows; None while there are no clusters."""
+    if ASSIGNMENT not in state:
+        return None
+    whole = {"count": count_of(state)} | dict(facts or {})
+    cluster_of, alike = (tuple(map(int, state[name].value.tolist())) for name in (ASSIGNMENT, ALIKE))
+    return ClusterState(cluster_of, alike, HOWS[int(state[HOW].value[0])], whole)

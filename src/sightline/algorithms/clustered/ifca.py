@@ -1,0 +1,96 @@
+"""IFCA with private choices (Ghosh et al. 2020; R-DPCFL, appendix C.6): clients join the model that suits them best."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sightline.algorithms.clustered import cluster_training
+from sightline.algorithms.clustered.cluster_training import (
+    ASSIGNMENT,
+    SELECTING,
+    START,
+    Selecting,
+    assign_clusters,
+    choose_clusters,
+    cluster_name,
+    complete_settings,
+    draw_clusters,
+    moved_to,
+    refuse_trusted_server,
+    train_clusters,
+)
+from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.config import Experiment
+from sightline.errors import did_you_mean, invalid
+from sightline.mechanisms import Public
+
+SELECTS = ("first", "always")
+
+
+@dataclass(frozen=True)
+class IFCA(Selecting):
+    """Settings of IFCA: clients choose in the first tenth of the rounds, or in all."""
+
+    selects: str = "first"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.selects not in SELECTS:
+            invalid("algorithm.selects", self.selects, "no such rule", did_you_mean(str(self.selects), list(SELECTS)))
+
+
+def init_state(start: Public, clients: range, settings: IFCA) -> State:
+    """As many models as clusters, all from one start: round one tells them apart."""
+    return {START: start} | {cluster_name(m): start for m in range(settings.count or 1)}
+
+
+def run_round(state: State, r: Round, settings: IFCA) -> State:
+    """Round one in clusters by lot, then clients choose among the models, then they stay; each time they train."""
+    cohort, count = r.sample(), settings.count or 1
+    if r.time == 1:
+        lots = Public(torch.full((len(r.clients), count), 1 / count))
+        state = assign_clusters(state, draw_clusters(r, lots), "drawn")
+    elif r.time <= 1 + (settings.selection_rounds or 0) and count > 1:
+        state = moved_to(state, r, choose_clusters(state, r, cohort, settings.epsilon()), "chosen")
+    else:
+        state = moved_to(state, r, state[ASSIGNMENT], "kept")
+    return train_clusters(state, r, cohort)
+
+
+def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
+    """Choices in rounds 2 .. E/10, at least in one; or in all from the second on."""
+    if settings.selects == "always" and settings.selection_rounds is not None:
+        invalid("algorithm.selection_rounds", settings.selection_rounds, 'selects = "always" chooses in all rounds')
+    whole: IFCA = complete_settings(settings, experiment)
+    if whole.count is None:
+        invalid("topology.count", "auto", "ifca cannot find the number of clusters", "e.g. count = 4")
+    if settings.selection_rounds is None:
+        first = min(max(experiment.rounds // SELECTING, 2), experiment.rounds) - 1
+        rounds = experiment.rounds - 1 if settings.selects == "always" else first
+        return IFCA(whole.selection_epsilon, rounds, whole.count, whole.rounds, whole.selects)
+    return whole
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Refuse a server that hides who sent what."""
+    refuse_trusted_server("ifca", experiment)
+
+
+SAYS = (
+    "Clients tell the server which cluster they join by a private choice, which is counted with their updates. What is "
+    "said of clients of the same and of other clusters holds for the choices as they came out, and the worst of all "
+    "kinds holds whatever they are."
+)
+
+ALGORITHM = Algorithm(
+    "ifca",
+    IFCA,
+    init_state,
+    run_round,
+    cluster_training.current_models,
+    says=SAYS,
+    check=check_experiment,
+    topologies=("clusters",),
+    complete=complete_ifca,
+    found=cluster_training.cluster_state,
+)

@@ -1,0 +1,237 @@
+"""R-DPCFL: clusters found from full-batch first updates, soft while they are, then chosen in private, then frozen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.algorithms.clustered import cluster_training
+from sightline.algorithms.clustered.cluster_training import (
+    ASSIGNMENT,
+    START,
+    Selecting,
+    assign_clusters,
+    choose_clusters,
+    cluster_name,
+    complete_settings,
+    draw_clusters,
+    members_of,
+    moved_to,
+    refuse_trusted_server,
+    show_models,
+    train_clusters,
+    with_sources_of,
+)
+from sightline.algorithms.clustered.mixture import (
+    KINDS,
+    Mixture,
+    confidence_by_count,
+    fit_mixture,
+    surest_mixture,
+    switch_round,
+)
+from sightline.algorithms.contract import Algorithm, ClusterState, Round, State
+from sightline.config import Experiment
+from sightline.errors import did_you_mean, invalid, refuse
+from sightline.mechanisms import Cohort, Public, combine_public
+from sightline.mechanisms.no_privacy import weighted_mean
+from sightline.topology import PUBLIC
+
+CONFIDENCE, POINTS, CENTRES, RADII, SCORES, CURVE = "confidence", "points", "centres", "radii", "scores", "curve"
+SEEDS = 2**31
+
+
+def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
+    """All who are there train from the common start, every step on the whole shard, and send the noisy result.
+
+    The rest is the server's own work on released values: a mixture, its posteriors, the switch round E_c, and cluster
+    models that start from the mean of the models of those likeliest to be in them.
+    """
+    updates = r.train(cohort, state[START], whole_batch=True)
+    steps = r.release_each(updates)
+    mixture, curve = (
+        (unseen_mixture(len(steps), settings), [])
+        if r.rehearsal or not steps
+        else fit_updates(list(steps.values()), r, settings)
+    )
+    sources = Public(torch.zeros(0), frozenset[int]().union(*(step.sources for step in steps.values())))
+
+    def public(value: Any) -> Public:
+        tensor = torch.as_tensor(np.array(value), dtype=torch.float32)
+        return combine_public(lambda _: tensor, sources)
+
+    chances = for_all(mixture, list(steps), len(r.clients))
+    last_drawn = max(r.time, 0 if r.rehearsal else last_soft(mixture, settings))
+    state = dict(state) | {
+        CONFIDENCE: public(chances),
+        POINTS: public(at_places(in_plane(mixture.points), list(steps), len(r.clients))),
+        CENTRES: public(in_plane(mixture.centres)),
+        RADII: public(mixture.radii),
+        SCORES: public([mixture.mss, mixture.mpo, last_drawn, mixture.points.shape[1]]),
+        CURVE: public(curve),
+    }
+    return start_clusters(state, r, steps, updates.sizes())
+
+
+def last_soft(mixture: Mixture, settings: Selecting) -> int:
+    """E_c, but early enough for all choices.
+
+    How many choices there are must not depend on what was released: their number is in the epsilon that is stated.
+    """
+    return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
+
+
+def unseen_mixture(clients: int, settings: Selecting) -> Mixture:
+    """Clusters of which nothing is known: what a plan takes for granted, so that every choice is counted."""
+    count = settings.count or 2
+    zeros = np.zeros((clients, 2))
+    return Mixture(zeros, np.zeros((count, 2)), np.ones(count), np.full((clients, count), 1 / count))
+
+
+def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
+    """The mixture over the released updates, and the confidence of every count that was tried."""
+    points_of = KINDS[settings.points](torch.stack([step.value for step in steps]).numpy())
+    seed, clients = int(r.server_rng().integers(SEEDS)), len(steps)
+    if settings.count is not None:
+        return fit_mixture(points_of(settings.count), settings.count, seed=seed), []
+    tried = confidence_by_count(points_of, clients=clients, seed=seed)
+    return surest_mixture(points_of, clients=clients, seed=seed), list(tried.items())
+
+
+def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
+    """Every client's chances; of one who was not there nothing is known, so all clusters are as likely."""
+    chances = np.full((clients, mixture.count), 1 / mixture.count)
+    chances[list(present)] = mixture.posteriors
+    return chances
+
+
+def in_plane(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The first two columns, for drawing; a line is drawn with a second one of zeros."""
+    return rows[:, :2] if rows.shape[1] > 1 else np.hstack([rows, np.zeros_like(rows)])
+
+
+def at_places(rows: np.ndarray[Any, Any], present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
+    """One row per client, NaN for those who were not there."""
+    found = np.full((clients, rows.shape[1]), np.nan)
+    found[list(present)] = rows
+    return found
+
+
+def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, int]) -> State:
+    """Clusters of the likeliest, each with the mean of its members' first models; one without members starts afresh."""
+    likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
+    count = state[CONFIDENCE].value.shape[1]
+    names = [cluster_name(m) for m in range(count)]
+    state = assign_clusters(dict(state) | dict.fromkeys(names, state[START]), likeliest, "drawn")
+    means = {}
+    for m, members in enumerate(members_of(state)):
+        here = [n for n in members if n in steps]
+        if here:
+
+            def mean(*values: Tensor, here: list[int] = here) -> Tensor:
+                return weighted_mean(zip(here, values, strict=True), sizes, len(values[0]))
+
+            means[cluster_name(m)] = state[START] + combine_public(mean, *(steps[n] for n in here))
+    # who is in a cluster follows from everybody's updates, so its model does, also one that nobody is in
+    state = dict(state) | {name: with_sources_of(means.get(name, state[START]), likeliest) for name in names}
+    show_models(
+        state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC})
+    )
+    return state
+
+
+def mixture_metadata(state: State) -> dict[str, Any]:
+    """What the report draws: released updates as points, components, confidences, scores."""
+    mss, mpo, last_drawn, dimensions = state[SCORES].value.tolist()
+    return {
+        "mss": mss,
+        "mpo": mpo,
+        "switch_round": int(last_drawn),
+        "dimensions": int(dimensions),
+        "points": state[POINTS].value.tolist(),
+        "centres": state[CENTRES].value.tolist(),
+        "radii": state[RADII].value.tolist(),
+        "confidence": state[CONFIDENCE].value.tolist(),
+        "tried": [[int(count), mss] for count, mss in state[CURVE].value.tolist()],
+    }
+
+
+@dataclass(frozen=True)
+class RDPCFL(Selecting):
+    """Settings of R-DPCFL: the mixture is fitted to as many principal components of the updates as its centres span, to
+    the paper's two, or to the updates as they are."""
+
+    points: str = "spanning"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if str(self.points) not in KINDS:
+            invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
+
+
+def init_state(start: Public, clients: range, settings: RDPCFL) -> State:
+    """One model for everybody until there are clusters."""
+    return {START: start}
+
+
+def run_round(state: State, r: Round, settings: RDPCFL) -> State:
+    """Round one finds the clusters; in every later one clients train in theirs."""
+    if SCORES not in state:
+        everyone = r.everyone()
+        return run_first_round(state, r, everyone, settings) if everyone.members else state
+    cohort = r.sample()
+    return train_clusters(place_clients(state, r, cohort, settings), r, cohort)
+
+
+def place_clients(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
+    """Where everybody is in this round: up to E_c drawn afresh from the posteriors, then chosen, then frozen."""
+    choices = settings.selection_rounds or 0
+    last_drawn = int(state[SCORES].value[2])
+    if r.time <= last_drawn:
+        return moved_to(state, r, draw_clusters(r, state[CONFIDENCE]), "drawn")
+    if r.time <= last_drawn + choices and settings.count != 1:  # also when one was found: see `last_soft`
+        return moved_to(state, r, choose_clusters(state, r, cohort, settings.epsilon()), "chosen")
+    if choices == 0:
+        likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
+        return moved_to(state, r, likeliest, "kept")
+    return moved_to(state, r, state[ASSIGNMENT], "kept")
+
+
+def mixture_state(state: State) -> ClusterState | None:
+    """Who is where, and what the mixture of the first round looks like."""
+    return cluster_training.cluster_state(state, mixture_metadata(state) if SCORES in state else None)
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Refuse what has no full batch, or no release of each client's own."""
+    refuse_trusted_server("rdpcfl", experiment)
+    if experiment.local.steps is not None:
+        law = "rdpcfl's first round is made of whole epochs, one step each"
+        invalid("local.steps", experiment.local.steps, law, "give local.epochs")
+    if experiment.privacy.mechanism != "gaussian":
+        law = "rdpcfl's first round is one of full-batch gradient steps"
+        refuse("privacy.mechanism", experiment.privacy.mechanism, law, 'use mechanism = "gaussian"')
+
+
+SAYS = (
+    "Clusters are found from the noisy updates of round one: one release per client, and all that the server makes "
+    "of it is post-processing. Later choices of clusters are private too and counted. Who is in which cluster follows "
+    "from released values: what is said of clients of the same and of other clusters holds for the clusters as they "
+    "came out, and the worst of all kinds holds whatever they are."
+)
+
+ALGORITHM = Algorithm(
+    "rdpcfl",
+    RDPCFL,
+    init_state,
+    run_round,
+    cluster_training.current_models,
+    says=SAYS,
+    check=check_experiment,
+    topologies=("clusters",),
+    complete=complete_settings,
+    found=mixture_state,
+)

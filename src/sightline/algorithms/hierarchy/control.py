@@ -1,0 +1,264 @@
+"""Adaptive control of intervals, participation and step size around any algorithm on a tree (Section 5)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.algorithms.contract import Algorithm, ChannelMean, Round, State
+from sightline.algorithms.hierarchy.control_search import (
+    Choice,
+    Control,
+    Floats,
+    Prospects,
+    candidate_counts,
+    candidate_intervals,
+    check_control,
+    search_choice,
+)
+from sightline.algorithms.hierarchy.theory import largest_gamma
+from sightline.config import Experiment
+from sightline.mechanisms import LocalSchedule, Public
+
+
+def participation_rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
+    """Participation by channel: so many devices of every subnet in the mean, nowhere more often than planned."""
+    wanted = {True: trusted, False: untrusted}
+    asked = {}
+    for channel in (*r.channels, *r.gathers):
+        subnets = sum(set(edge.members) <= set(channel.members) for edge in r.channels)
+        asked[channel.name] = min(r.most_often(channel), subnets * wanted[channel.trusted] / len(channel.members))
+    return asked
+
+
+def price_interval(r: Round, aggregations: int) -> Prospects:
+    """Energy and delay of an interval: every local aggregation gathers once, and the edges send up once."""
+
+    def cost(trusted: int, untrusted: int) -> tuple[float, float]:
+        gathering, lifting = r.price_rates(participation_rates(r, trusted, untrusted))
+        whole = gathering.times(aggregations) + lifting
+        return whole.energy_joule, whole.delay_seconds
+
+    mine, others = candidate_counts(most_devices(r, trusted=True)), candidate_counts(most_devices(r, trusted=False))
+    table = cost_table(mine, others, cost)
+    return Prospects(mine, others, table[..., 0], table[..., 1], np.zeros((len(mine), len(others))))
+
+
+def with_noise(costs: Prospects, r: Round) -> Prospects:
+    """The same with term (b) of Theorem 4.3: sum_c share_c^2 z_c^2 / s_c^2 where the edge is trusted, else / s_c."""
+    shares = dict(zip((c.name for c in r.channels), r.channel_shares(r.channels), strict=True))
+
+    def noise(trusted: int, untrusted: int) -> tuple[float]:
+        asked = participation_rates(r, trusted, untrusted)
+        return (
+            math.fsum(
+                (shares[c.name] * r.noise_multiplier(c)) ** 2
+                / (asked[c.name] * len(c.members)) ** (2 if c.trusted else 1)
+                for c in r.channels
+            ),
+        )
+
+    return replace(costs, noise=cost_table(costs.trusted, costs.untrusted, noise)[..., 0])
+
+
+def most_devices(r: Round, *, trusted: bool) -> int:
+    """The largest number of devices that any of these subnets may ask; zero where there are none."""
+    found = [r.most_often(c) * len(c.members) for c in r.channels if c.trusted is trusted]
+    return max(1, math.floor(max(found) + 1e-9)) if found else 0
+
+
+def cost_table(
+    rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]
+) -> Floats:
+    return np.array([[value(row, column) for column in columns] for row in rows])
+
+
+CLEAR = 3.0
+"""A squared length counts when it is so many standard deviations of its noise above it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """A gradient that was read off a release: minus the mean update by (learning rate x steps), and its noise."""
+
+    value: Tensor
+    variance: float
+    """Of the privacy noise in one coordinate."""
+
+    def minus(self, other: "Slope") -> "Slope":
+        """The difference of two whose noises are independent."""
+        return Slope(self.value - other.value, self.variance + other.variance)
+
+    @property
+    def square(self) -> float:
+        """The squared length without the noise's part; zero where it does not stand out."""
+        dimension = self.value.numel()
+        seen = float(self.value.double().square().sum())
+        left = seen - dimension * self.variance
+        spread = math.sqrt(2 * dimension) * self.variance + 2 * math.sqrt(self.variance * max(left, 0.0))
+        return left if left > CLEAR * spread else 0.0
+
+
+def slope_of(heard: ChannelMean) -> Slope:
+    """The gradient behind one release."""
+    reach = max(heard.reach, 1e-30)
+    return Slope(heard.value.value / -reach, (heard.noise_std / reach) ** 2)
+
+
+def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
+    """The weighted mean of independent slopes."""
+    value = torch.zeros_like(slopes[0].value)
+    for one, share in zip(slopes, shares, strict=True):
+        value = value.add(one.value, alpha=share)
+    return Slope(value, math.fsum(share**2 * one.variance for one, share in zip(slopes, shares, strict=True)))
+
+
+def of_round(heard: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
+    """The global gradient of a round: the mean over its gatherings, each by the shares of its channels."""
+    found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(heard, shares, strict=True)]
+    return mean_slope(found, [1 / len(found)] * len(found))
+
+
+def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
+    """|g - g'| / |w - w'|: the secant, a lower estimate of beta; zero where noise covers it."""
+    distance = float(move.double().square().sum())
+    return math.sqrt(now.minus(before).square / distance) if distance > 0 else 0.0
+
+
+def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]) -> float:
+    """zeta: the root of the mean squared distance of the channels' gradients from the global one."""
+    channels = list(map(slope_of, gathering))
+    found = []
+    for place in range(len(channels)):
+        against_mean = [float(other == place) - share for other, share in enumerate(shares)]
+        found.append(shares[place] * mean_slope(channels, against_mean).square)
+    return math.sqrt(math.fsum(found))
+
+
+def sgd_noise(heard: Sequence[Sequence[ChannelMean]]) -> float:
+    """sigma: how much a subnet's gradient changes from one gathering of a round to the next; needs two gatherings.
+
+    An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
+    """
+    found = [
+        slope_of(after).minus(slope_of(before)).square / 2
+        for earlier, later in pairwise(heard)
+        for before, after in zip(earlier, later, strict=False)
+        if before.channel.name == after.channel.name
+    ]
+    return math.sqrt(math.fsum(found) / len(found)) if found else 0.0
+
+
+PREFIX = "pace of control"
+GRADIENT, POINT = f"{PREFIX} gradient", f"{PREFIX} point"
+SAYS = (
+    "Control: before each interval its length, the devices that take part and the step size are chosen from released "
+    "values. The noise is calibrated for the most that may be chosen, so that every choice is covered."
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What control remembers: public numbers, checkpointed with the model."""
+
+    steps_done: float
+    beta: float
+    variance: float = 0.0
+    """Of the noise in a coordinate of the last gradient."""
+
+    @classmethod
+    def read(cls, state: State, beta: float) -> "Progress":
+        """From the state; before the first round nothing is done."""
+        return cls(*state[PREFIX].value.tolist()) if PREFIX in state else cls(0.0, beta)
+
+    def to_vector(self, sources: frozenset[int]) -> Public:
+        """As a vector that a checkpoint can keep: in single precision from the start, so that resuming is exact."""
+        return Public(torch.tensor([self.steps_done, self.beta, self.variance]), sources)
+
+
+def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:
+    """The algorithm with its pace chosen before every round.
+
+    Guarantees: choices depend on released values and public facts only; nobody takes part more often, no interval is
+    longer and there are no more intervals than the noise was calibrated for.
+    """
+    check_control(experiment, base, control)
+    tau, rounds = int(experiment.local.steps or 1), experiment.rounds
+    total = rounds * tau
+    first = control.smoothness or largest_gamma(tau, rounds, experiment.local.learning_rate)
+    tables: list[Prospects] = []  # costs do not change during a run
+
+    def round_(state: State, r: Round, settings: Any) -> State:
+        known = Progress.read(state, first)
+        aggregations = base.aggregations(settings, tau)
+        left = max(1, total - int(known.steps_done))
+        taus = candidate_intervals(
+            left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations
+        )
+        if not tables:
+            tables.append(price_interval(r, aggregations))
+        here = with_noise(tables[0], r)
+        choice = search_choice(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
+        gamma = min(experiment.local.learning_rate, largest_gamma(choice.tau, rounds, known.beta))
+        r.set_pace(
+            LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)),
+            most_steps=control.tau_max,
+        )
+        after = base.round({n: v for n, v in state.items() if not n.startswith(PREFIX)}, r, settings)
+        note_decision(r, choice, gamma)
+        return dict(after) | update_control(
+            state, r, base, replace(known, steps_done=known.steps_done + choice.tau), control
+        )
+
+    return replace(
+        base,
+        round=round_,
+        finished=lambda state: Progress.read(state, first).steps_done >= total,
+        ending=f"algorithm.control chose longer intervals: all {total} planned local steps were done",
+        says=" ".join(filter(None, (base.says, SAYS))),
+    )
+
+
+def note_decision(r: Round, choice: Choice, gamma: float) -> None:
+    """Write the decision into the round's metrics: everything in it is public."""
+    r.note_metrics(
+        tau=choice.tau,
+        devices_trusted=choice.trusted,
+        devices_untrusted=choice.untrusted,
+        step_size=gamma,
+        energy_term=choice.energy,
+        delay_term=choice.delay,
+        accuracy_term=choice.accuracy,
+    )
+
+
+def update_control(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
+    """The next state of control: steps done, the gradient that the round's releases show, and where it was taken."""
+    start = base.models(state, r.clients)
+    if not r.heard or not isinstance(start, Public):
+        return {PREFIX: now.to_vector(frozenset())}
+    shares = [r.channel_shares([heard.channel for heard in gathering]) for gathering in r.heard]
+    slope = of_round(r.heard, shares)
+    beta = secant_smoothness(state, slope, start, now)
+    zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
+    r.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
+    largest = max(now.beta, beta) if control.estimated else now.beta
+    sources = start.sources.union(*(heard.value.sources for gathering in r.heard for heard in gathering))
+    return {
+        PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
+        GRADIENT: Public(slope.value, sources),
+        POINT: start,
+    }
+
+
+def secant_smoothness(state: State, slope: Slope, start: Public, now: Progress) -> float:
+    """The smoothness between this round's start and the last one's; zero in the first round."""
+    if GRADIENT not in state:
+        return 0.0
+    before = Slope(state[GRADIENT].value, now.variance)
+    return estimate_smoothness(slope, before, start.value - state[POINT].value)

@@ -1,0 +1,200 @@
+"""Ways to deal examples to clients: pure functions of labels or owners and an rng, giving one index per client."""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.data.table import Index
+from sightline.errors import invalid
+
+
+def deal_iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[Index]:
+    """Shuffle and cut into `clients` parts.
+
+    Guarantees: every example is dealt exactly once; sizes differ by at most one.
+
+    >>> [len(part) for part in deal_iid(7, clients=3, rng=np.random.default_rng(0))]
+    [3, 2, 2]
+    """
+    return np.array_split(rng.permutation(examples), clients)
+
+
+FEW = 10
+"""No client has fewer examples than this, or than half the mean when the data are scarce."""
+
+
+def deal_dirichlet(
+    labels: NDArray[np.int64], *, clients: int, concentration: float, rng: np.random.Generator
+) -> list[Index]:
+    r"""Class c is cut among the clients in proportions p_c ~ Dirichlet(concentration, ..., concentration).
+
+    Then every client below the minimum is topped up, one random example at a time, from whoever has most.
+
+    Guarantees: every example is dealt exactly once; every client has at least min(10, n // (2 clients)) examples and
+    at least one. (Redrawing until all are large enough, as is often done, need not end for small concentrations.)
+
+    Reference: Hsu, Qi, Brown 2019; Yurochkin et al. 2019.
+    """
+    pieces: list[list[Index]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for client, piece in enumerate(np.split(members, _class_cuts(len(members), clients, concentration, rng))):
+            pieces[client].append(piece)
+    parts = [rng.permutation(np.concatenate(piece)) for piece in pieces]
+    return _top_up(parts, least=max(1, min(FEW, len(labels) // (2 * clients))))
+
+
+def _class_cuts(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> Index:
+    shares = rng.dirichlet(np.full(clients, concentration))
+    if not np.isfinite(shares).all():
+        invalid("data.concentration", concentration, "the Dirichlet draw is not a number", "use 0.01 .. 1000")
+    return np.minimum(np.floor(np.cumsum(shares[:-1]) * examples), examples).astype(np.int64)
+
+
+def _top_up(parts: list[Index], *, least: int) -> list[Index]:
+    sizes = [len(part) for part in parts]
+    given: list[list[int]] = [[] for _ in parts]
+    richest = [(-size, client) for client, size in enumerate(sizes)]
+    heapq.heapify(richest)
+    for client, size in enumerate(list(sizes)):
+        for _ in range(least - size):
+            negative, giver = heapq.heappop(richest)
+            sizes[giver] = -negative - 1
+            given[client].append(int(parts[giver][sizes[giver]]))
+            heapq.heappush(richest, (negative + 1, giver))
+    kept = [part[: sizes[client]] for client, part in enumerate(parts)]
+    return [np.concatenate([part, np.array(new, dtype=np.int64)]) for part, new in zip(kept, given, strict=True)]
+
+
+def label_shards(
+    labels: NDArray[np.int64], *, clients: int, labels_per_client: int, rng: np.random.Generator
+) -> list[Index]:
+    """Each client gets `labels_per_client` labels; its holders share a label's examples equally.
+
+    Guarantees: exactly `labels_per_client` labels at every client; the number of clients per label differs by at most
+    one between labels; no example is dealt twice, and every example of a label that somebody holds is dealt (when
+    clients x labels_per_client is less than the number of labels, some labels are held by nobody).
+    """
+    present = np.unique(labels)
+    if labels_per_client > len(present):
+        law = f"the data have {len(present)} labels"
+        invalid("data.labels_per_client", labels_per_client, law, f"give at most {len(present)}")
+    holds = _assign_labels(len(present), clients, labels_per_client, rng)
+    pieces: list[list[Index]] = [[] for _ in range(clients)]
+    for column, label in enumerate(present):
+        holders = np.flatnonzero(holds[:, column])
+        members = rng.permutation(np.flatnonzero(labels == label))
+        if len(holders) > len(members):
+            law = f"label {label} has {len(members)} examples for the {len(holders)} clients that are to hold it"
+            invalid("data.clients", clients, law, "give fewer clients, fewer labels_per_client or more examples")
+        for client, piece in zip(holders, np.array_split(members, max(1, len(holders))), strict=False):
+            pieces[client].append(piece)
+    return [rng.permutation(np.concatenate(piece)) for piece in pieces]
+
+
+def _assign_labels(labels: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Client by client, the `each` labels that the fewest clients hold so far; ties by lot."""
+    holds = np.zeros((clients, labels), dtype=np.bool_)
+    held = np.zeros(labels, dtype=np.int64)
+    for client in range(clients):
+        chosen = np.lexsort((rng.random(labels), held))[:each]
+        holds[client, chosen] = True
+        held[chosen] += 1
+    return holds
+
+
+def cluster_of(clusters: Sequence[int]) -> NDArray[np.int64]:
+    """The cluster of each client, when cluster k has `clusters[k]` clients.
+
+    >>> cluster_of([1, 3]).tolist()
+    [0, 1, 1, 1]
+    """
+    return np.repeat(np.arange(len(clusters)), clusters)
+
+
+def deal_clusters(examples: int, *, clusters: Sequence[int], reuse: bool, rng: np.random.Generator) -> list[Index]:
+    """Deal the examples evenly over the clients of all clusters.
+
+    With `reuse` every cluster is dealt the whole data set anew, and all clients get examples // max(clusters) of it,
+    so that the largest cluster decides (R-DPCFL, appendix C.1-C.2: {3, 6, 6, 6} and 60,000 examples give 10,000 each).
+
+    Guarantees: inside one cluster no example is dealt twice; without `reuse` every example is dealt exactly once.
+    """
+    if not reuse:
+        return deal_iid(examples, clients=sum(clusters), rng=rng)
+    each = examples // max(clusters)
+    shuffles = [rng.permutation(examples) for _ in clusters]
+    return [
+        shuffle[client * each : (client + 1) * each]
+        for shuffle, members in zip(shuffles, clusters, strict=True)
+        for client in range(members)
+    ]
+
+
+def share_by_cluster(examples: int, *, clusters: Sequence[int], rng: np.random.Generator) -> list[Index]:
+    """Cut a common test set into one share per cluster, as large as the cluster's part of the clients.
+
+    >>> [len(share) for share in share_by_cluster(70, clusters=[3, 6, 6, 6], rng=np.random.default_rng(0))]
+    [10, 20, 20, 20]
+    """
+    cuts = np.cumsum(clusters)[:-1] * examples // sum(clusters)
+    return np.split(rng.permutation(examples), cuts)
+
+
+def by_owner(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
+    """Client i gets the examples whose owner is i."""
+    return _owner_runs(owner, np.arange(clients))
+
+
+def one_user_each(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
+    """One client per user, for the `clients` users with most examples (ties: the smaller user number first).
+
+    Guarantees: each client is one person. Users beyond the first `clients` are left out.
+    """
+    users, counts = np.unique(owner, return_counts=True)
+    _check_users(clients, len(users))
+    return _owner_runs(owner, users[np.lexsort((users, -counts))][:clients])
+
+
+def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Generator) -> list[Index]:
+    """All users, each in exactly one client: in random order, each joins the client with the fewest examples so far.
+
+    Guarantees: every example is dealt exactly once; nobody's examples are at two clients.
+    """
+    users, counts = np.unique(owner, return_counts=True)
+    _check_users(clients, len(users))
+    place = np.empty(len(users), dtype=np.int64)
+    smallest = [(0, client) for client in range(clients)]
+    for user in rng.permutation(len(users)):
+        size, client = smallest[0]
+        place[user] = client
+        heapq.heapreplace(smallest, (size + int(counts[user]), client))
+    return by_owner(place[np.searchsorted(users, owner)], clients=clients)
+
+
+def _owner_runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Index]:
+    order = np.argsort(owner, kind="stable")
+    sorted_owner = owner[order]
+    starts = np.searchsorted(sorted_owner, wanted, side="left")
+    ends = np.searchsorted(sorted_owner, wanted, side="right")
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _check_users(clients: int, users: int) -> None:
+    if users < clients:
+        invalid("data.clients", clients, f"the data have {users} users, and a client needs one", f"use at most {users}")
+
+
+__all__ = [
+    "by_owner",
+    "cluster_of",
+    "deal_clusters",
+    "deal_dirichlet",
+    "deal_iid",
+    "grouped_users",
+    "label_shards",
+    "one_user_each",
+    "share_by_cluster",
+]

@@ -1,0 +1,256 @@
+"""From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sightline import algorithms, data, models, resources, topology
+from sightline.accounting import Accountant
+from sightline.config import Experiment
+from sightline.data import Federation, Kind
+from sightline.errors import invalid, refuse
+from sightline.events import Adjacency, Unit
+from sightline.mechanisms import (
+    CentralMean,
+    CohortSampler,
+    LocalMean,
+    Mechanism,
+    NoiseByTrust,
+    NoPrivacy,
+    Public,
+    Splitter,
+    build_mechanism,
+    build_sampler,
+    build_splitter,
+)
+from sightline.mechanisms.contract import only_sums
+from sightline.mechanisms.convex_solver import unit_features
+from sightline.mechanisms.registry import needs_unit_features
+from sightline.models import FlatModel, refuse_mixing_layers
+from sightline.randomness import Purpose, Streams
+from sightline.resources import Resources
+from sightline.topology import Channel, Clusters, Topology, participants_of
+from sightline.training.fast import linear_kernel
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltExperiment:
+    """An experiment, built."""
+
+    experiment: Experiment
+    federation: Federation
+    model: FlatModel
+    start: Tensor
+    topology: Topology
+    samplers: Mapping[str, CohortSampler]
+    """Each channel's own."""
+    mechanism: Mechanism
+    algorithm: algorithms.Algorithm
+    settings: Any
+    resources: Resources | None = None
+    """What sending costs, where the experiment has a model of it."""
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+    """Each client's noise multiplier, once it is given or calibrated."""
+    splitter: Splitter | None = None
+    """How subjects are sent to parts of the model, when they are."""
+
+    @property
+    def unit(self) -> Unit:
+        """What is protected."""
+        return Unit(self.experiment.privacy.unit)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Against which change."""
+        return Adjacency(self.experiment.privacy.adjacency)
+
+    @property
+    def accountant(self) -> Accountant:
+        """By which accountant epsilon is computed."""
+        return Accountant(self.experiment.privacy.accountant)
+
+    @property
+    def clients(self) -> range:
+        """The clients' numbers."""
+        return range(len(self.federation.clients))
+
+    @property
+    def protected(self) -> tuple[int, str]:
+        """How many delta is promised to, and of what.
+
+        The clients; or the examples of the data set that one release is computed from: a client's own, the largest
+        here, or all together where others add up what clients hand over.
+        """
+        if self.unit is not Unit.SAMPLE:
+            return len(self.clients), "clients"
+        sizes = self.federation.sizes
+        return int(sizes.max() if self.experiment.privacy.place == "client" else sizes.sum()), "examples"
+
+    @cached_property
+    def participants(self) -> frozenset[str]:
+        """Everybody who may be asked about, by their names in the ledger."""
+        return participants_of(self.topology, len(self.clients))
+
+    @property
+    def sent_parameters(self) -> float:
+        """How many numbers travel to and from a client: of its part only, when a trusted server knows the part."""
+        whole = float(self.model.parameters)
+        if self.splitter is None or not isinstance(self.mechanism, CentralMean | NoPrivacy):
+            return whole
+        return whole * self.splitter.splitting.share
+
+    def sampler_of(self, channel: Channel) -> CohortSampler:
+        """The sampler of a channel as it is now: members may have come and gone."""
+        first = self.samplers.get(channel.name)
+        if first is not None and first.population == len(channel.members):
+            return first
+        return sampler_of(self.experiment, channel, self.algorithm)
+
+    def channel_number(self, channel: Channel) -> int:
+        """The channel's number among all."""
+        return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
+
+    def as_found(self, state: algorithms.State) -> "BuiltExperiment":
+        """The same setting with everybody in the cluster where the state has them."""
+        found = self.algorithm.found(state)
+        if found is None or not isinstance(self.topology, Clusters):
+            return self
+        return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "BuiltExperiment":
+        """The same setting with calibrated noise."""
+        return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
+
+
+def build_experiment(
+    experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None
+) -> BuiltExperiment:
+    """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
+
+    A `federation` that is given stands in for the experiment's own data: real sites have theirs.
+    """
+    algorithm, settings = algorithms.build_algorithm(experiment)
+    privacy = experiment.privacy
+    if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
+        only_sums(algorithm.name)
+    topology.find_topology(experiment.topology.kind)
+    if experiment.topology.kind not in algorithm.topologies:
+        law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
+        invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
+    streams = Streams.from_seed(experiment.seed)
+    federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root)
+    if needs_unit_features(experiment):
+        federation = unit_features(federation)
+    place = topology.build_topology(
+        experiment.topology.kind,
+        experiment.topology.settings,
+        clients=experiment.data.clients,
+        place=privacy.place if privacy.unit != "none" else "none",
+        streams=streams,
+        labels=None if federation.elsewhere else partial(held_labels, federation),
+    )
+    _refuse_schedules_of_changing_members(experiment, place)
+    every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
+    samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
+    model, start = _start_vector(experiment, _build_model(experiment, federation), streams)
+    splitter = build_splitter(experiment, model, streams)
+    mechanism = build_mechanism(
+        experiment, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
+    )
+    _refuse_unused_factors(place, mechanism)
+    setting = BuiltExperiment(
+        experiment,
+        federation,
+        model,
+        start,
+        place,
+        samplers,
+        mechanism,
+        algorithm,
+        settings,
+        resources.build_resources(experiment, parameters=model.parameters),
+        splitter=splitter,
+    )
+    return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
+
+
+def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:
+    """Who of a channel takes part: as the experiment says, at the channel's own rate where it has one."""
+    settings = experiment.sampling.clients
+    if channel.rate is not None:
+        if settings.scheme != "poisson":
+            invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
+        settings = settings.model_copy(update={"rate": channel.rate})
+    adjacency = Adjacency(experiment.privacy.adjacency)
+    cohorts = algorithm.cohorts(experiment)
+    return build_sampler(settings, population=len(channel.members), adjacency=adjacency, cohorts=cohorts)
+
+
+def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
+    """The labels of which each client holds some, and more than `share` of its training examples."""
+    found = []
+    for client in federation.clients:
+        labels, counts = np.unique(client.train.y, return_counts=True)
+        found.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
+    return found
+
+
+def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topology) -> None:
+    """A schedule over the whole run is for those who are there for the whole run."""
+    for name, sampler in (("clients", experiment.sampling.clients), ("samples", experiment.sampling.samples)):
+        if sampler is not None and sampler.scheduled and not place.steady:
+            law = "members come and go, and a schedule counts the uses of those who stay"
+            refuse(f"sampling.{name}.scheme", sampler.scheme, law, 'use scheme = "poisson", or fixed memberships')
+
+
+def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
+    """Channels with noise or clip norms of their own need a mechanism that uses them."""
+    own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
+    if own and not isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
+        law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
+        refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
+
+
+def _build_model(experiment: Experiment, federation: Federation) -> FlatModel:
+    model = models.build_model(
+        experiment.model.name,
+        input_shape=federation.input_shape,
+        classes=federation.classes,
+        kind=federation.kind,
+        vocabulary=federation.vocabulary,
+        settings=experiment.model.settings,
+    )
+    if experiment.privacy.unit == "sample":
+        refuse_mixing_layers(model.module())
+    augment = experiment.local.augment
+    if augment is not None and federation.kind is not Kind.IMAGE:
+        invalid("local.augment.kind", augment.kind, f"{federation.source} holds no images", "remove local.augment")
+    if experiment.local.compiled:
+        linear_kernel.check_kernel(model)
+    return model
+
+
+def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) -> tuple[FlatModel, Tensor]:
+    """The vector that training starts from; a file may also hold the model's frozen tensors and buffers."""
+    if experiment.model.init is None:
+        return model, model.init(streams.rng(Purpose.INIT))
+    path = Path(experiment.model.init)
+    try:
+        if not path.is_file():
+            raise OSError("not a regular file") if path.exists() else FileNotFoundError(path)
+        model, vector = model.load(load_file(path))
+    except FileNotFoundError:
+        invalid("model.init", path, "no such file", "give a .safetensors file of named tensors")
+    except (OSError, SafetensorError) as error:
+        invalid("model.init", path, f"is not a safetensors file ({type(error).__name__})")
+    if not all(torch.isfinite(tensor).all() for tensor in (vector, *model.constants.values())):
+        invalid("model.init", path, "holds numbers that are not finite")
+    return model, vector

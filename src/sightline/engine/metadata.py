@@ -1,0 +1,280 @@
+"""How often a member is used over a whole run: what the settings say, never what the coins did."""
+
+import dataclasses
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from sightline import mkl
+from sightline.accounting import large_delta_note
+from sightline.engine.build import BuiltExperiment
+from sightline.events import Unit
+from sightline.ledger import write_parties
+from sightline.mechanisms import (
+    Allotment,
+    CentralMean,
+    LocalMean,
+    NoiseByTrust,
+    SampleAtClient,
+    SampleAtServer,
+    ScheduledCohorts,
+    SegmentSums,
+)
+from sightline.mechanisms.objective import Objective
+from sightline.mechanisms.output import Output
+from sightline.mechanisms.samplers import PoissonCohorts
+from sightline.training import clipping_note
+
+
+def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
+    """One entry for the clients and one for the examples, where either takes part by coins or by a schedule.
+
+    Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not looked at.
+    """
+    found = []
+    sampler = next(iter(setting.samplers.values()))
+    members = len(setting.clients)
+    if isinstance(sampler, ScheduledCohorts):
+        found.append(
+            _scheduled_load("client", "rounds", members, sampler.allotment, setting.experiment.sampling.clients.epochs)
+        )
+    if isinstance(sampler, PoissonCohorts):
+        steps = setting.algorithm.cohorts(setting.experiment).count
+        found.append({"who": "client", "steps_are": "rounds", "members": members, "steps": steps, "rate": sampler.rate})
+    if isinstance(setting.mechanism, SampleAtClient | SampleAtServer) and setting.experiment.sampling.samples:
+        plans, sizes = setting.mechanism.plans, setting.federation.sizes.tolist()
+        largest = max(plans, key=lambda client: sizes[client])
+        allotment, epochs = plans[largest].allotment, setting.experiment.sampling.samples.epochs
+        if allotment is not None:
+            found.append(_scheduled_load("example", "steps of the largest client", sizes[largest], allotment, epochs))
+    return found
+
+
+def _scheduled_load(who: str, steps_are: str, members: int, allotment: Allotment, epochs: int | None) -> dict[str, Any]:
+    return {
+        "who": who,
+        "steps_are": steps_are,
+        "members": members,
+        "steps": allotment.steps * (epochs or 1),
+        "uses": allotment.uses,
+        "chance": allotment.chance,
+        "epochs": epochs or 1,
+    }
+
+
+PACKAGES = ("sightline", "torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
+
+ADJACENCY = {
+    "add_remove": "with or without that {unit} (its contribution zeroed out; all counts are public)",
+    "replace": "with that {unit}'s data exchanged for any other",
+}
+
+
+def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
+    """Everything the report needs to know once."""
+    experiment, federation, privacy = setting.experiment, setting.federation, setting.experiment.privacy
+    return {
+        "name": experiment.name,
+        "rounds_planned": experiment.rounds,
+        "seed": experiment.seed,
+        "sightline_version": version("sightline"),
+        "versions": package_versions(),
+        "threads": torch.get_num_threads(),
+        "mkl_cbwr": mkl.read_mode(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "source": federation.source,
+        "kind": str(federation.kind),
+        "clients": len(federation.clients),
+        "participants": write_parties(setting.participants),
+        "classes": federation.classes,
+        "sizes": federation.sizes.tolist(),
+        "data_notes": [*federation.notes, *_speed_notes(setting)],
+        "model": setting.model.name,
+        "parameters": setting.model.parameters,
+        "algorithm": setting.algorithm.name,
+        "algorithm_settings": dataclasses.asdict(setting.settings),
+        "upcycle": experiment.algorithm.settings.get("upcycle"),
+        "split": None if setting.splitter is None else setting.splitter.facts,
+        "control": experiment.algorithm.settings.get("control"),
+        "personal": setting.algorithm.personal,
+        "topology": experiment.topology.kind,
+        "resources": experiment.resources.model_dump() if experiment.resources else None,
+        "unit": privacy.unit,
+        "adjacency": privacy.adjacency,
+        "delta": privacy.delta,
+        "accountant": privacy.accountant,
+        "where": privacy.place,
+        "clip_norm": privacy.clip_norm if privacy.unit != "none" else None,
+        "noise_multiplier": noise_multiplier(setting),
+        "target_epsilon": privacy.epsilon,
+        "stop_at_epsilon": privacy.stop_at_epsilon,
+        "noise_source": privacy.noise_source,
+        "sampling": {
+            "clients": experiment.sampling.clients.model_dump(exclude_none=True),
+            "samples": {"scheme": experiment.samples_scheme}
+            | (experiment.sampling.samples.model_dump(exclude_none=True) if experiment.sampling.samples else {}),
+        },
+        "load": load_of(setting),
+        **seen_by(setting),
+        "notes": notes_of(setting),
+        "trusted": list(setting.topology.trusted),
+        "guarantee": describe_guarantee(setting),
+        "caveats": list_caveats(setting),
+    }
+
+
+def notes_of(setting: BuiltExperiment) -> list[str]:
+    """What whoever started the run should know at its end: of its topology, why it was slow, how large delta is."""
+    return [*setting.topology.notes, *_speed_notes(setting), *_delta_notes(setting)]
+
+
+def _speed_notes(setting: BuiltExperiment) -> list[str]:
+    """What makes private steps slow, so that nobody has to guess."""
+    note = clipping_note(setting.model) if setting.unit is Unit.SAMPLE else None
+    return [note] if note else []
+
+
+def _delta_notes(setting: BuiltExperiment) -> list[str]:
+    """Whether delta is so large that the guarantee says little."""
+    if setting.unit is Unit.NONE:
+        return []
+    note = large_delta_note(setting.experiment.privacy.delta, *setting.protected)
+    return [f"{note}."] if note else []
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that the numbers depend on."""
+    found = {package: _installed(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """The version of a package; its metadata are read once."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | None:
+    """z, or its range when every client has its own."""
+    mechanism = setting.mechanism
+    if isinstance(mechanism, CentralMean | LocalMean):
+        return mechanism.noise_multiplier
+    if isinstance(mechanism, SampleAtClient | SampleAtServer):
+        found = {plan.noise_multiplier for plan in mechanism.plans.values()}
+        return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
+    if isinstance(mechanism, NoiseByTrust | SegmentSums | Output | Objective) and mechanism.multipliers:
+        spread = set(mechanism.multipliers.values())
+        return spread.pop() if len(spread) == 1 else {"min": min(spread), "max": max(spread)}
+    return None
+
+
+def describe_guarantee(setting: BuiltExperiment) -> list[str]:
+    """The promise, in sentences."""
+    privacy = setting.experiment.privacy
+    if privacy.unit == "none":
+        return ["No privacy guarantee: updates are published without noise."]
+    unit = {"client": "client", "sample": "single example of a client"}[privacy.unit]
+    sentences = [
+        f"Protects every {unit}: what is published is almost as likely "
+        + ADJACENCY[privacy.adjacency].format(unit=unit)
+        + ".",
+    ]
+    if setting.topology.trusted:
+        sentences.append(
+            f"{_trusted_parties(setting)} the updates, add the noise and keep the cohorts secret. "
+            "The guarantee is against everybody else."
+        )
+        if not all(channel.trusted for channel in setting.topology.gathers) and privacy.place == "edge":
+            sentences.append("Below every other edge each device adds noise of its own before anything leaves it.")
+    else:
+        sentences.append("Nobody is trusted: the noise is added by each client before anything leaves it.")
+    scheme = setting.experiment.sampling.clients.scheme
+    if scheme == "fixed" and privacy.adjacency == "add_remove" and privacy.unit == "client":
+        sentences.append(
+            "Cohorts of a fixed size under add/remove adjacency: no amplification by sampling is claimed. "
+            'adjacency = "replace" accounts for it.'
+        )
+    sentences += describe_schedule(setting)
+    if setting.splitter is not None:
+        sentences += setting.splitter.explain_guarantee({"client": "client", "sample": "example"}[privacy.unit])
+    if isinstance(setting.mechanism, Output | Objective):
+        curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
+        rounds = setting.experiment.rounds
+        sentences += setting.mechanism.explain_guarantee(rounds=rounds, delta=privacy.delta, curvature=curvature)
+    if setting.algorithm.says:
+        sentences.append(setting.algorithm.says)
+    return sentences + list(setting.topology.notes)
+
+
+def describe_schedule(setting: BuiltExperiment) -> list[str]:
+    """What a schedule promises, for clients and for examples."""
+    sampling, privacy = setting.experiment.sampling, setting.experiment.privacy
+    told = []
+    for who, sampler, hidden in (
+        ("client", sampling.clients, privacy.unit == "client" and privacy.place == "server"),
+        ("example", sampling.samples, True),
+    ):
+        if sampler is None or not sampler.scheduled:
+            continue
+        uses = f"exactly {sampler.uses} times" if sampler.uses else f"with probability {sampler.rate:g} once"
+        told.append(f"Each {who} is used {uses} in each of {sampler.epochs or 1} schedule(s), drawn at random.")
+        if hidden:
+            told.append(
+                "The schedule is a secret: the epsilon of a whole schedule is counted from its first round on, "
+                "so that a run that stops early has spent it."
+            )
+    return told
+
+
+def _trusted_parties(setting: BuiltExperiment) -> str:
+    if setting.experiment.topology.kind == "tree":
+        return f"Trusted are {write_parties(frozenset(setting.topology.trusted))}: their part is to receive"
+    if setting.experiment.topology.kind == "groups":
+        return "The groups' masters are trusted: they receive"
+    return "The server is trusted: its part is to receive"
+
+
+def seen_by(setting: BuiltExperiment) -> dict[str, Any]:
+    """The kinds of observers, and their lines of sight."""
+    return {"observers": setting.topology.observers, "lines": lines_of(setting)}
+
+
+def lines_of(setting: BuiltExperiment) -> dict[str, list[list[str]]] | None:
+    """Every line of sight as (observer, exempt subjects), where observers of one kind do not all see the same."""
+    lines = setting.topology.lines
+    if all(len(some) == 1 and not some[0].exempt for some in lines.values()):
+        return None
+    return {kind: [[line.observer, write_parties(line.exempt)] for line in some] for kind, some in lines.items()}
+
+
+def list_caveats(setting: BuiltExperiment) -> list[str]:
+    """What the guarantee does not cover."""
+    privacy = setting.experiment.privacy
+    if privacy.unit == "none":
+        return []
+    source = (
+        "Noise, cohorts and coins come from the seed: reproducible, and no protection against who knows the seed. "
+        'Use noise_source = "os" for real people\'s data.'
+        if privacy.noise_source == "seed"
+        else "Noise, cohorts and coins come from the operating system's entropy, kept in an owner-only file."
+    )
+    notes = [
+        source,
+        "Accuracies, losses, timings and the count of rejected updates are diagnostics, outside the guarantee.",
+        "Pair guarantees exclude collusion; a coalition sees the union of its members' views.",
+        "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
+    ]
+    notes += _delta_notes(setting)
+    if setting.experiment.model.init is not None:
+        notes.append("The weights that training started from (model.init) are taken as public.")
+    if isinstance(setting.mechanism, Output | Objective):
+        notes.append("A solver that does not converge stops the run, and that it did depends on the data.")
+    if setting.federation.notes and setting.experiment.data.reuse:
+        notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
+    return notes

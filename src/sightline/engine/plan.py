@@ -1,0 +1,141 @@
+"""A round of the plan: what a run will release, found out before any data is touched."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from sightline import accounting
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.round import LiveRound
+from sightline.events import Event, scale_noise
+from sightline.ledger import Ledger
+from sightline.mechanisms import (
+    ClientExecutor,
+    ClientState,
+    LocalSchedule,
+    ModelChoice,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    Updates,
+)
+from sightline.mechanisms.objective import Objective
+from sightline.randomness import EVERYONE, Streams
+from sightline.topology import Channel, client_name
+
+
+class PlannedRound(LiveRound):
+    """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
+
+    counting = False
+
+    @property
+    def rehearsal(self) -> bool:
+        """Yes: paths that depend on values are those that cost most."""
+        return True
+
+    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+        return dict.fromkeys(ballot.choosers.members, 0)
+
+    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
+        """The most that may be asked for: calibration must hold whatever will be wanted."""
+        super().set_pace(LocalSchedule(most_steps), most_steps=most_steps)
+
+    def _draw_members(self, channel: Channel) -> tuple[int, ...]:
+        """Everybody, in the rounds of the busiest client: calibration must hold for it."""
+        return channel.members if self._setting.sampler_of(channel).takes_part_in_plan(self.time) else ()
+
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
+    ) -> ReleaseValues:
+        nothing = torch.zeros(1)
+        return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
+
+
+class NoWorker:
+    """Stands where the data would be: a plan never trains."""
+
+    def __init__(self, sizes: list[int], *, real_nodes: bool = False) -> None:
+        self.dimension = 1
+        self.sizes = sizes
+        self.nodes = RealNodes() if real_nodes else None
+
+
+class RealNodes:
+    """Stands where real nodes would be: what rests on everybody's answer cannot be claimed of them."""
+
+    steadfast = False
+
+
+def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
+    """Run the algorithm itself on nothing: the releases that the whole training makes when everybody takes part.
+
+    Noise is as in `setting.mechanism`, one unit before calibration.
+    """
+    ledger = Ledger(participants=setting.participants)
+    worker = cast(ClientExecutor, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
+    streams = Streams.from_seed(0)
+    state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
+    memories: Mapping[str, ClientState] = {}
+    for time in range(1, (rounds or setting.experiment.rounds) + 1):
+        r = PlannedRound(setting, ledger, worker, streams, time, memories)
+        state = setting.algorithm.round(state, r, setting.settings)
+        memories = r.memories
+        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    return ledger
+
+
+def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
+    """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`.
+
+    With `real_nodes` it meets it also when some of them do not answer.
+    """
+    privacy = setting.experiment.privacy
+    if privacy.unit == "none":
+        return rehearse_round(setting)
+    if not privacy.allow_large_delta:
+        accounting.refuse_large_delta("privacy.delta", privacy.delta, *setting.protected)
+    if privacy.noise_multiplier is not None:
+        multipliers = dict.fromkeys(setting.clients, privacy.noise_multiplier)
+    elif privacy.epsilon is not None:
+        multipliers = needed_noise(setting, plan_releases(setting, real_nodes=real_nodes))
+    else:
+        return rehearse_round(setting)  # an absolute amount of noise
+    return rehearse_round(setting.with_noise(multipliers))
+
+
+def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
+    """The setting, when the first round can be claimed as it is; a refusal comes before a run exists."""
+    if setting.experiment.privacy.mechanism != "gaussian" or setting.splitter is not None:
+        plan_releases(setting, rounds=1)
+    return setting
+
+
+def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
+    """Per client, the least noise multiplier that keeps it within (epsilon, delta) against every untrusted observer."""
+    solved: dict[frozenset[tuple[Event, int]], float] = {}
+    needed = {}
+    for client in setting.clients:
+        name = client_name(client)
+        lines = {line for some in setting.topology.lines.values() for line in some if name not in line.exempt}
+        views = [planned.composition(name, line.observer) for line in lines]
+        worst = 0.0
+        for composition in views:
+            key = frozenset(composition.items())
+            if key not in solved:
+                solved[key] = _least_noise(setting, dict(composition))
+            worst = max(worst, solved[key])
+        needed[client] = worst
+    return needed
+
+
+def _least_noise(setting: BuiltExperiment, composition: dict[Event, int]) -> float:
+    privacy, mechanism = setting.experiment.privacy, setting.mechanism
+    scale = mechanism.scaled if isinstance(mechanism, Objective) else scale_noise
+    return accounting.calibrate(
+        lambda noise: {scale(event, noise): times for event, times in composition.items()},
+        epsilon=cast(float, privacy.epsilon),
+        delta=privacy.delta,
+        accountant=setting.accountant,
+    )

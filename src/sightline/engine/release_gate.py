@@ -1,0 +1,118 @@
+"""The only door: the budget is asked and the ledger is written before a value may be handed on."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sightline.engine.build import BuiltExperiment
+from sightline.errors import BudgetExhausted, Refused
+from sightline.events import Allocation, Poisson, Unit, WithoutReplacement
+from sightline.ledger import Ledger, LedgerDamaged, Release
+from sightline.mechanisms import CallId
+from sightline.topology import Channel
+
+
+class SeenBefore(Exception):
+    """Values of this round went out to nodes before it was interrupted, and they may answer otherwise this time."""
+
+
+class ReleaseGate:
+    """The releases of one round on their way to the ledger.
+
+    Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
+    took part has a cohort of its own, drawn by the sampler; a round that was interrupted makes the same releases again,
+    unless real nodes have seen some of it: then it is done `anew`, with other coins and noise, and all of it counts. So
+    does what was released before number `since`, by other code.
+    """
+
+    def __init__(
+        self, setting: BuiltExperiment, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
+        anew: bool = False, since: int = 0,
+    ) -> None:  # fmt: skip
+        self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
+        self._steadfast = steadfast
+        self._made_before = [] if anew else _tail_of(ledger, time, since)
+        self._released: set[CallId] = set()
+        self._cohorts: Counter[str] = Counter()
+
+    @property
+    def next_id(self) -> int:
+        """The ledger number that the next release will get."""
+        return self._made_before[0].id if self._made_before else len(self._ledger)
+
+    def note_draw(self, channel: Channel) -> None:
+        """A cohort of the channel was drawn: one release may hide behind its coins."""
+        self._cohorts[channel.name] += 1
+
+    def check_draws(self, claims: tuple[Release, ...], channel: Channel) -> tuple[Release, ...]:
+        """The claims, when every one that rests on the coins of a cohort has a cohort of its own."""
+        if self._setting.unit is Unit.CLIENT:
+            for claim in claims:
+                if isinstance(claim.event, Poisson | WithoutReplacement | Allocation):
+                    self._use_up(channel)
+        return claims
+
+    def _use_up(self, channel: Channel) -> None:
+        if not self._cohorts[channel.name]:
+            raise Refused(
+                f"channel={channel.name}: this release claims that coins hide who is in it, and no cohort was drawn "
+                "for it; sample the channel again before every release"
+            )
+        self._cohorts[channel.name] -= 1
+
+    def check_first_use(self, at: CallId) -> None:
+        """The noise belongs to the training call: two releases of it at two scales would cancel out."""
+        rivals = {earlier for earlier in self._released if (earlier.round, earlier.use) == (at.round, at.use)}
+        if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:
+            raise Refused(f"release={at}: these updates were released already; train again, or reuse the value")
+        self._released.add(at)
+
+    def record_releases(self, claims: Sequence[Release]) -> Sequence[Release]:
+        """Within the budget, written and durable; of a round that is done again, found in the ledger."""
+        if self._made_before:
+            return self._found_again(claims)
+        if self._budgeted:
+            self._check_budget(claims)
+        return self._ledger.append(claims)
+
+    def _found_again(self, claims: Sequence[Release]) -> Sequence[Release]:
+        """A round that was interrupted after its releases were recorded: the same streams make the same releases.
+
+        Where others were asked for afterwards, nodes have seen the value of this one. The same noise on what they
+        answer now would cancel out.
+        """
+        later = self._made_before[len(claims) :]
+        if not self._steadfast and _asked_for(claims) and _asked_for(later):
+            raise SeenBefore
+        found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
+        if [release.body() for release in found] != [release.body() for release in claims]:
+            raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
+        return found
+
+    def _check_budget(self, claims: Sequence[Release]) -> None:
+        privacy = self._setting.experiment.privacy
+        if privacy.stop_at_epsilon is None:
+            return
+        accountant = self._setting.accountant
+        room = self._ledger.budget_room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
+        for kind, lines in self._setting.topology.lines.items():
+            if not self._ledger.fits_budget(lines, room, planned=claims):
+                epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
+                raise BudgetExhausted(
+                    f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
+                    f"against {kind}; stopped before it"
+                )
+
+
+def _asked_for(releases: Sequence[Release]) -> bool:
+    """Whether members answered for some of the releases; the others only show what was public already."""
+    return any(release.subjects for release in releases)
+
+
+def _tail_of(ledger: Ledger, time: int, since: int) -> list[Release]:
+    found: list[Release] = []
+    for place in range(len(ledger) - 1, since - 1, -1):
+        if ledger[place].time < time:
+            break
+        found.append(ledger[place])
+    return found[::-1]

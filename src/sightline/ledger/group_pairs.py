@@ -1,0 +1,270 @@
+"""What will reach whom in overlapping groups: the planned flow by classes of equal memberships, with epsilons."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.errors import invalid
+from sightline.events import Event
+from sightline.topology import Schedule
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ROWS = 512
+"""Subject classes that are treated at once."""
+
+
+class Rhythm(StrEnum):
+    """When groups release: at every epoch (DP-OGL), or once at the end of an interval (DP-OGL+)."""
+
+    EPOCH = "epoch"
+    INTERVAL = "interval"
+
+
+class Threat(StrEnum):
+    """Who is curious: every other worker (threat model 1), or only those outside one's groups (threat model 2)."""
+
+    EVERYONE = "everyone"
+    OUT_OF_GROUP = "out-of-group"
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A run of DP-OGL or DP-OGL+ before it happens: models of the epochs 1 .. `epochs` are seen.
+
+    Guarantees: the pairs' releases are those that the ledger of such a run has after `epochs - 1` rounds.
+    """
+
+    schedule: Schedule
+    period: int
+    epochs: int
+    events: tuple[Event, ...]
+    """What one release of each group is."""
+    rhythm: Rhythm = Rhythm.EPOCH
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            invalid("period", self.period, "groups exchange every 1, 2, ... epochs")
+        if self.epochs < 1:
+            invalid("epochs", self.epochs, "the models of at least one epoch are seen")
+        if len(self.events) != self.schedule.count:
+            invalid("events", len(self.events), f"one for each of the {self.schedule.count} groups")
+
+    @property
+    def intervals(self) -> int:
+        """Intervals that have begun."""
+        return -(-(self.epochs - 1) // self.period)
+
+    @cached_property
+    def made(self) -> Ints:
+        """made[k]: releases of a group in the intervals 1 .. k."""
+        epochs = np.minimum(np.arange(self.intervals + 1) * self.period, self.epochs - 1)
+        return epochs // self.period if self.rhythm is Rhythm.INTERVAL else epochs
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last interval of every era that begins in time."""
+        begins = [era.since for era in self.schedule.eras] + [self.intervals + 1]
+        return [(low, min(high - 1, self.intervals)) for low, high in pairwise(begins) if low <= self.intervals]
+
+
+def last_intervals(plan: GroupPlan) -> Ints:
+    """(eras x groups, groups): the last interval of a group that reaches who sees another group through an era.
+
+    Backwards in time: what reaches a group in interval k comes from every group that shares a worker with it at the
+    beginning of that interval, and from itself.
+    """
+    count = plan.schedule.count
+    member = plan.schedule.membership.astype(np.float32)
+    reach = np.zeros((len(plan.spans) * count, count), dtype=bool)
+    last = np.zeros(reach.shape, dtype=np.int64)
+    for era in range(len(plan.spans) - 1, -1, -1):
+        low, high = plan.spans[era]
+        near = (member[era].T @ member[era] > 0) | np.eye(count, dtype=bool)
+        points = np.arange(count)
+        reach[era * count + points, points] = True
+        for interval in range(high, low - 1, -1):
+            last[reach & (last == 0)] = interval
+            wider = (reach.astype(np.float32) @ near.astype(np.float32)) > 0
+            settled = bool((wider == reach).all())
+            reach = wider
+            if settled:
+                break
+    return last
+
+
+class Pairs:
+    """Releases that count between classes of workers: for each pair of classes and each event, how many."""
+
+    def __init__(self, plan: GroupPlan) -> None:
+        self.plan = plan
+        self.kinds, self.class_of = plan.schedule.classes
+        self.sizes = np.bincount(self.class_of, minlength=len(self.kinds))
+        self.events = tuple(dict.fromkeys(plan.events))
+        self._seen = self._seen_by(last_intervals(plan))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def _seen_by(self, last: Ints) -> NDArray[np.float32]:
+        """(eras, groups, observers): releases of a group in an era that reach a class of observers."""
+        eras, count = len(self.plan.spans), self.plan.schedule.count
+        latest = np.zeros((len(self), count), dtype=np.int64)
+        for point in range(eras * count):
+            sees = self.kinds[:, point // count, point % count]
+            latest[sees] = np.maximum(latest[sees], last[point])
+        found = np.zeros((eras, count, len(self)), dtype=np.float32)
+        for era, (low, high) in enumerate(self.plan.spans):
+            upto = np.clip(latest.T, low - 1, high)
+            found[era] = self.plan.made[upto] - self.plan.made[low - 1]
+        return found
+
+    def release_counts(self, rows: slice) -> Ints:
+        """(events, subjects, observers): how many releases of each event, for some classes of subjects."""
+        eras = len(self.plan.spans)
+        member = self.kinds[rows, :eras].astype(np.float32)
+        found = np.zeros((len(self.events), len(member), len(self)))
+        for place, event in enumerate(self.events):
+            mine = [m for m, other in enumerate(self.plan.events) if other == event]
+            for era in range(eras):
+                found[place] += member[:, era, mine] @ self._seen[era, mine]
+        return found.round().astype(np.int64)
+
+    def by_group(self, subject: int, observer: int) -> dict[int, int]:
+        """Group -> releases that count, for one pair of classes."""
+        eras = len(self.plan.spans)
+        found = (self.kinds[subject, :eras] * self._seen[:, :, observer]).sum(0)
+        return {int(group): int(found[group]) for group in np.flatnonzero(found)}
+
+    def subject_chunks(self) -> Iterator[slice]:
+        """All subject classes, some at a time."""
+        for low in range(0, len(self), ROWS):
+            yield slice(low, min(low + ROWS, len(self)))
+
+    def allowed_pairs(self, threat: Threat, rows: slice) -> Bools:
+        """(subjects, observers): the pairs that a threat model speaks of; nobody observes itself."""
+        found = np.ones((len(range(*rows.indices(len(self)))), len(self)), dtype=bool)
+        if threat is Threat.OUT_OF_GROUP:
+            found = ~self._together[rows]
+        for place, kind in enumerate(range(*rows.indices(len(self)))):
+            found[place, kind] &= self.sizes[kind] > 1
+        return found
+
+    @cached_property
+    def _together(self) -> Bools:
+        return self.plan.schedule.classes_together()
+
+
+def planned_pairs(plan: GroupPlan) -> Pairs:
+    """The pairs of a planned run.
+
+    >>> from sightline.events import Gaussian
+    >>> from sightline.topology import constant_schedule
+    >>> example = GroupPlan(constant_schedule(3, ((0, 1), (1, 2))), 2, 4, (Gaussian(1.0),) * 2)
+    >>> planned_pairs(example).release_counts(slice(None))[0].tolist()
+    [[3, 3, 2], [5, 6, 5], [2, 3, 3]]
+    """
+    return Pairs(plan)
+
+
+Floats = NDArray[np.float64]
+
+TABLE = 20_000_000
+"""Keys up to this are looked up in a table, larger ones by sorting."""
+
+
+@dataclass(frozen=True)
+class Costing:
+    """How counts become epsilon."""
+
+    delta: float
+    accountant: Accountant = Accountant.PLD
+
+    def of(self, pairs: Pairs, counts: Ints) -> float:
+        """Epsilon of one vector of counts."""
+        held = {event: int(times) for event, times in zip(pairs.events, counts, strict=True) if times}
+        return accounting.epsilon(held, self.delta, accountant=self.accountant)
+
+
+def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floats, Ints]:
+    """(classes, classes): epsilon with NaN where the threat model says nothing, and the number of releases."""
+    epsilon = np.full((len(pairs), len(pairs)), np.nan)
+    releases = np.zeros(epsilon.shape, dtype=np.int64)
+    known: dict[int, float] = {}
+    for rows in pairs.subject_chunks():
+        counts = pairs.release_counts(rows)
+        found = _evaluate_counts(pairs, counts, costing, known)
+        epsilon[rows] = np.where(pairs.allowed_pairs(threat, rows), found, np.nan)
+        releases[rows] = counts.sum(0)
+    return epsilon, releases
+
+
+def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
+    """Per class of subjects the epsilon of its worst observer; NaN where there is none."""
+    known: dict[int, float] = {}
+    worst = np.full(len(pairs), np.nan)
+    for rows in pairs.subject_chunks():
+        counts, allowed = pairs.release_counts(rows), pairs.allowed_pairs(threat, rows)
+        anybody = allowed.any(1)
+        if len(pairs.events) == 1:  # epsilon grows with the count: only the largest of each row is needed
+            counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
+            found = _evaluate_counts(pairs, counts, costing, known)[:, 0]
+        else:
+            found = np.where(allowed, _evaluate_counts(pairs, counts, costing, known), -np.inf).max(1)
+        worst[rows] = np.where(anybody, found, np.nan)
+    return worst
+
+
+def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[int, float]) -> Floats:
+    """Epsilon of every vector of counts; equal vectors share a key and are accounted once."""
+    base = int(pairs.plan.made[-1]) * pairs.plan.schedule.count + 1
+    if base ** len(pairs.events) > 2**62:
+        law = "so many different events over so many epochs cannot be told apart in one number"
+        invalid("events", len(pairs.events), law, "use fewer different rates and noise factors")
+    keys = np.zeros(counts.shape[1:], dtype=np.int64)
+    for some in counts:
+        keys = keys * base + some
+    return map_keys(keys, lambda key: costing.of(pairs, counts_of_key(key, base, len(pairs.events))), known)
+
+
+def counts_of_key(key: int, base: int, places: int) -> Ints:
+    """The counts behind a key.
+
+    >>> counts_of_key(5 * 10 + 7, 10, 2).tolist()
+    [5, 7]
+    """
+    return np.array([key // base ** (places - 1 - place) % base for place in range(places)], dtype=np.int64)
+
+
+def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:
+    """`value` of every key, called once per different key."""
+    largest = int(keys.max(initial=0))
+    if largest < TABLE:
+        present = np.zeros(largest + 1, dtype=bool)
+        present[keys] = True
+        different = np.flatnonzero(present)
+    else:
+        different = np.unique(keys)
+    for key in different.tolist():
+        if key not in known:
+            known[key] = value(key)
+    values = np.array([known[key] for key in different.tolist()])
+    return (
+        values[np.searchsorted(different, keys)]
+        if largest >= TABLE
+        else _lookup_table(different, values, largest)[keys]
+    )
+
+
+def _lookup_table(different: Ints, values: Floats, largest: int) -> Floats:
+    table = np.zeros(largest + 1)
+    table[different] = values
+    return table

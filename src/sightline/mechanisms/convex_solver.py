@@ -1,0 +1,165 @@
+"""The exact minimiser of softmax regression with an L2 or proximal term, in double precision.
+
+Everything happens in the unit space: examples x~ = (x, 1 / sqrt 2) with |x| <= 1 / sqrt 2, so that |x~| <= 1 with the
+bias in it, and parameters v = (W, sqrt 2 b), which give the same logits W x + b.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.errors import SightlineError, refuse
+
+Vector = NDArray[np.float64]
+HALF = math.sqrt(0.5)
+"""The norm that features may have, and the constant feature of the bias: together they make 1."""
+ROUNDING = 1e-5
+"""How much larger than `HALF` a feature vector may be by float32 rounding; it is scaled back to it."""
+MOST_STEPS = 1000
+ROUGH = 1e-6
+"""Where L-BFGS hands over to Newton: below, differences of h are lost in rounding."""
+
+
+class NotSolved(SightlineError):
+    """The local minimiser was not found; nothing of the round may be published."""
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    r"""h(v) = 1/n sum_j CE(softmax(V x~_j), y_j) + weight_decay / 2 |v|^2 + proximal / 2 |v - anchor|^2 + <linear, v>.
+
+    Guarantees: h is (weight_decay + proximal)-strongly convex; one example's gradient has norm <= sqrt 2, one example's
+    Hessian has trace <= 1 - 1 / classes.
+    """
+
+    features: Vector
+    labels: NDArray[np.int64]
+    classes: int
+    anchor: Vector
+    proximal: float
+    weight_decay: float = 0.0
+    linear: Vector | None = None
+
+    @property
+    def curvature(self) -> float:
+        """How strongly convex h is, whatever the data."""
+        return self.proximal + self.weight_decay
+
+    def probabilities(self, v: Vector) -> Vector:
+        """softmax(V x~_j), one row per example."""
+        scores = self.features @ v.reshape(self.classes, -1).T
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares: Vector = scores / scores.sum(axis=1, keepdims=True)
+        return shares
+
+    def value_and_gradient(self, v: Vector) -> tuple[float, Vector]:
+        """h(v) and its gradient."""
+        p = self.probabilities(v)
+        rows = np.arange(len(self.labels))
+        value = -np.log(np.maximum(p[rows, self.labels], 1e-300)).mean()
+        p[rows, self.labels] -= 1
+        gradient = (p.T @ self.features / len(rows)).ravel()
+        away = v - self.anchor
+        value += self.weight_decay / 2 * (v @ v) + self.proximal / 2 * (away @ away)
+        gradient = gradient + self.weight_decay * v + self.proximal * away
+        if self.linear is not None:
+            value, gradient = value + self.linear @ v, gradient + self.linear
+        return float(value), gradient
+
+    def hessian(self, v: Vector) -> Vector:
+        """1/n sum_j (diag p_j - p_j p_j^T) (x) x~_j x~_j^T + curvature I."""
+        p, x = self.probabilities(v), self.features
+        width = x.shape[1]
+        spread = (p[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+        whole: Vector = spread.T @ spread / -len(x) + self.curvature * np.eye(len(v))
+        for k in range(self.classes):
+            block = slice(k * width, (k + 1) * width)
+            whole[block, block] += (x * p[:, k : k + 1]).T @ x / len(x)
+        return whole
+
+
+def minimise_regression(problem: Regression, *, gradient_tolerance: float) -> Vector:
+    """The minimiser of h up to |grad h| <= tolerance: L-BFGS, finished by damped Newton steps.
+
+    Guarantees: the returned v is within tolerance / curvature of the exact minimiser, or `NotSolved` is raised.
+    """
+    from scipy.optimize import minimize
+
+    if not problem.curvature > 0:
+        law = "without a proximal or L2 term the minimiser moves without bound when one example changes"
+        refuse(
+            "algorithm.mu", problem.proximal, law, 'use algorithm = "fedprox" with mu > 0, or local.weight_decay > 0'
+        )
+    options = {"gtol": max(gradient_tolerance, ROUGH) / len(problem.anchor) ** 0.5, "ftol": 0.0, "maxiter": MOST_STEPS}
+    found = minimize(problem.value_and_gradient, problem.anchor, jac=True, method="L-BFGS-B", options=options)
+    v = np.asarray(found.x)
+    for _ in range(MOST_STEPS):
+        value, gradient = problem.value_and_gradient(v)
+        if np.linalg.norm(gradient) <= gradient_tolerance:
+            return v
+        v = newton_step(problem, v, value, gradient)
+    raise NotSolved(
+        f"gradient_tolerance={gradient_tolerance}: not reached in {MOST_STEPS} Newton steps; nothing is sent"
+    )
+
+
+def newton_step(problem: Regression, v: Vector, value: float, gradient: Vector) -> Vector:
+    """One Newton step, halved until h (or, at the end of double precision, its gradient) gets smaller."""
+    direction = np.linalg.solve(problem.hessian(v), -gradient)
+    length = 1.0
+    while length > 1e-10:
+        moved = v + length * direction
+        there, slope = problem.value_and_gradient(moved)
+        if there <= value + 1e-4 * length * (gradient @ direction) or slope @ slope < 0.81 * (gradient @ gradient):
+            return moved
+        length /= 2
+    return v + direction
+
+
+def unit_examples(x: NDArray[np.float32]) -> Vector:
+    """Examples with the bias's constant feature; refused when they were not normalised before."""
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    norms = np.linalg.norm(flat, axis=1, keepdims=True)
+    if norms.max(initial=0.0) > HALF * (1 + ROUNDING):
+        refuse("features", f"norm {norms.max():.4g}", f"norms are at most {HALF:.4g}", "normalise them first")
+    flat = flat * np.minimum(1.0, HALF / np.maximum(norms, 1e-300))
+    return np.concatenate([flat, np.full((len(flat), 1), HALF)], axis=1)
+
+
+def to_unit(vector: Vector, classes: int) -> Vector:
+    """A model's flat vector (W, b) in the unit space: rows (W_k, sqrt 2 b_k)."""
+    weight, bias = vector[:-classes].reshape(classes, -1), vector[-classes:, None]
+    return np.concatenate([weight, bias / HALF], axis=1).ravel()
+
+
+def from_unit(v: Vector, classes: int) -> Vector:
+    """The inverse of `to_unit`."""
+    rows = v.reshape(classes, -1)
+    return np.concatenate([rows[:, :-1].ravel(), rows[:, -1] * HALF])
+
+
+NOTE = "features: every example is scaled to norm <= 1 / sqrt 2, so that with the bias's constant feature it is <= 1"
+
+
+def unit_features(federation: Federation) -> Federation:
+    """The federation with every example scaled down to norm 1 / sqrt 2 where it is longer.
+
+    Guarantees: an example's scaling depends on that example only, so it is no release.
+    """
+    if federation.kind is Kind.TEXT:
+        refuse("data.source", federation.source, "words are not vectors of bounded norm", "use vectors or images")
+    clients = tuple(
+        Client(unit_shard(client.train), unit_shard(client.test), client.cluster) for client in federation.clients
+    )
+    return replace(federation, clients=clients, test=unit_shard(federation.test), notes=(*federation.notes, NOTE))
+
+
+def unit_shard(shard: Shard) -> Shard:
+    """The shard with every example's norm at most 1 / sqrt 2."""
+    flat = shard.x.reshape(len(shard), math.prod(shard.x.shape[1:])).astype(np.float64)
+    norms = np.linalg.norm(flat, axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = (flat * np.minimum(1.0, HALF / np.maximum(norms, 1e-300))).astype(np.float32)
+    return Shard(scaled.reshape(shard.x.shape), shard.y)

@@ -1,0 +1,214 @@
+"""Privacy of single examples: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sightline.config import Sampler
+from sightline.events import Event, Gaussian, Poisson, Repeat
+from sightline.ledger import Release
+from sightline.mechanisms.clip import Aggregate, FiniteOnly
+from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client, only_sums
+from sightline.mechanisms.no_privacy import weighted_mean
+from sightline.mechanisms.noise import with_gaussian_noise
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.schedule import Allotment
+from sightline.mechanisms.updates import WHOLE_BATCH, ClientOutput, PrivateSteps, Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import client_name
+
+
+def event_of(plan: PrivateSteps) -> Event:
+    """What one client's round reveals of any one of its examples: its steps, each a sampled Gaussian.
+
+    Under a schedule it is what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
+    """
+    step: Event = (plan.splitter.event if plan.splitter else Gaussian)(plan.noise_multiplier)
+    if plan.allotment is not None:
+        return plan.allotment.event(step)
+    if plan.rate < 1:
+        step = Poisson(plan.rate, step)
+    return step if plan.steps == 1 else Repeat(plan.steps, step)
+
+
+def steps_for(
+    examples: int, *, batch_size: int | None, epochs: int | None, steps: int | None, clip_norm: float
+) -> PrivateSteps:
+    """Poisson batches of rate b / N_i and ceil(N_i / b) steps an epoch; no batch size means the full batch.
+
+    The noise multiplier is 1 until the engine has set or calibrated it.
+    """
+    batch = examples if batch_size is None else min(batch_size, examples)
+    count = steps if steps is not None else (epochs or 1) * math.ceil(examples / batch)
+    return PrivateSteps(clip_norm, 1.0, batch / examples, count, float(batch))
+
+
+def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: int) -> PrivateSteps:
+    """The same steps with examples by a hidden schedule over all local steps of the run; `batch_size` still says how
+    many steps a round has, and the expected batch follows from the schedule.
+    """
+    allotment = Allotment.read("sampling.samples", sampler, rounds * plan.steps)
+    expected = allotment.share * examples
+    return replace(plan, rate=allotment.share, expected_batch=expected, allotment=allotment)
+
+
+def joint_of(plan: PrivateSteps, scene: ReleaseContext, owner: str) -> str:
+    """The name of the releases that one epoch of a schedule of examples covers; none without a schedule."""
+    if plan.allotment is None:
+        return ""
+    return f"{owner} in {scene.channel.name}, schedule {plan.epoch(scene.time) + 1}"
+
+
+def whole_batch(plan: PrivateSteps) -> PrivateSteps:
+    """As many epochs in full batches: one step an epoch, in which every example takes part.
+
+    >>> whole = whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
+    >>> whole.rate, whole.steps, whole.expected_batch
+    (1.0, 2, 100.0)
+    """
+    examples = round(plan.expected_batch / plan.rate)
+    epochs = max(1, plan.steps // math.ceil(examples / plan.expected_batch))
+    return replace(plan, rate=1.0, steps=epochs, expected_batch=float(examples))
+
+
+@dataclass(frozen=True)
+class SampleAtClient:
+    """Every client trains with DP-SGD and sends the result; the server averages by data size.
+
+    Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
+    client took part in, against everyone; under a schedule, one `Allocation` of all its steps. Sizes are public.
+    """
+
+    plans: Mapping[int, PrivateSteps]
+    own_noise = True
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtClient":
+        """The same steps with each client's own noise."""
+        plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
+        return SampleAtClient(plans)
+
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
+        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
+        return *sent, scene.published_mean(inputs, "mean of privately trained models")
+
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """The members' models averaged by their data sizes."""
+        finite = FiniteOnly()
+        models = finite((member, value) for member, value, _ in updates.collect_outputs(self, scene))
+        return ReleaseValues(
+            {EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected
+        )
+
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """One release per member, to everyone."""
+        return self._claim_sent(updates, scene, scene.channel.audience)
+
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
+        finite = FiniteOnly()
+        values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, scene)))
+        return ReleaseValues(values, finite.rejected)
+
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """Each member's update by private steps."""
+        for member, update in updates.train_privately(self._private_plans(updates, scene)):
+            yield ClientOutput(member, update)
+
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+        """The members."""
+        return float(len(cohort.members))
+
+    def _private_plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
+        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        return [whole_batch(plan) for plan in plans] if updates.terms.get(WHOLE_BATCH) else plans
+
+    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+        return tuple(
+            scene.make_release(
+                source=client_name(member),
+                event=event_of(plan),
+                audience=audience,
+                what="own model after private local steps",
+                subjects=only_client(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+                joint=joint_of(plan, scene, client_name(member)),
+            )
+            for member, plan in zip(updates.cohort.members, self._private_plans(updates, scene), strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class SampleAtServer:
+    r"""One step for all: -eta (sum of clipped per-example gradients + N(0, (z C)^2)) / expected batch.
+
+    Guarantees: for every example of a member, `Poisson(max_i b / N_i, Gaussian(z))` against everyone but the server.
+    Which clients took part is not claimed to hide anything: their other examples would give it away.
+    """
+
+    plans: Mapping[int, PrivateSteps]
+    learning_rate: float
+    own_noise = False
+
+    @property
+    def plan(self) -> PrivateSteps:
+        """The plan of the client whose examples are drawn most often: it bounds the others'."""
+        return max(self.plans.values(), key=lambda plan: plan.rate)
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtServer":
+        """The same step with the one noise that the server adds."""
+        noise = max(multipliers.values())
+        plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
+        return SampleAtServer(plans, self.learning_rate)
+
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """The hand-over to the server, and the noisy gradient that everybody sees."""
+        members = frozenset(client_name(member) for member in updates.cohort.members)
+        published = scene.make_release(
+            source=scene.channel.name,
+            event=event_of(self.plan),
+            audience=scene.channel.audience,
+            what="noisy mean of clipped gradients",
+            subjects=members,
+            inputs=updates.sources,
+            coins_known_to=frozenset({scene.channel.name}),
+            joint=joint_of(self.plan, scene, "examples"),
+        )
+        return scene.handed_over(updates), published
+
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """Sum the clients' clipped gradient sums, noise once, take one step."""
+        total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
+        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        for gradient in updates.gradient_sums(plans):
+            total += gradient
+        noisy = with_gaussian_noise(
+            Aggregate(total, self._noise_scale()),
+            noise_multiplier=self.plan.noise_multiplier,
+            rng=scene.noise(EVERYONE),
+        )
+        share = scene.sampler.expected / scene.sampler.population
+        expected = share * sum(self.plans[member].expected_batch for member in scene.channel.members)
+        return ReleaseValues({EVERYONE: noisy * (-self.learning_rate / expected)})
+
+    def _noise_scale(self) -> float | Tensor:
+        plan = self.plan
+        return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
+
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """Refused: a trusted server protects sums, not single clients."""
+        only_sums()
+        return ()
+
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """Refused, as `claims_each` is."""
+        only_sums()
+        return ReleaseValues({})
+
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+        """The members."""
+        return float(len(cohort.members))

@@ -1,0 +1,81 @@
+"""No privacy: updates are averaged by data size and published as they are. The ledger says so."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sightline.events import Clear
+from sightline.ledger import Release
+from sightline.mechanisms.clip import FiniteOnly
+from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.updates import Updates
+from sightline.randomness import EVERYONE
+from sightline.topology import client_name
+
+
+def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, int], dimension: int) -> Tensor:
+    """Mean of the clients' values by their weights; zero when there are none."""
+    total = torch.zeros(dimension, dtype=torch.float64)
+    mass = 0.0
+    for client, value in values:
+        total.add_(value, alpha=float(weights[client]))
+        mass += weights[client]
+    return (total / mass if mass else total).float()
+
+
+@dataclass(frozen=True)
+class NoPrivacy:
+    """Ordinary federated averaging: every release is `Clear()`, so every epsilon is infinite."""
+
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
+        """Nothing to set."""
+        return self
+
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """One release in the clear, of the members, to everyone."""
+        members = frozenset(client_name(member) for member in updates.cohort.members)
+        return (
+            scene.make_release(
+                source=scene.channel.name,
+                event=Clear(),
+                audience=scene.channel.audience,
+                what="mean of updates, in the clear",
+                subjects=members,
+                inputs=updates.sources,
+            ),
+        )
+
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """The mean by data size of the finite updates."""
+        finite = FiniteOnly()
+        value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
+        return ReleaseValues({EVERYONE: value}, finite.rejected)
+
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """One release in the clear per member."""
+        return tuple(
+            scene.make_release(
+                source=client_name(member),
+                event=Clear(),
+                audience=scene.channel.audience,
+                what="own update, in the clear",
+                subjects=only_client(member),
+                inputs=tuple(sorted(updates.starts[member].sources)),
+            )
+            for member in updates.cohort.members
+        )
+
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """Every member's update; one that is not finite counts as zero."""
+        finite = FiniteOnly()
+        values = dict(finite(updates.train_members()))
+        return ReleaseValues(values, finite.rejected)
+
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+        """The members."""
+        return float(len(cohort.members))

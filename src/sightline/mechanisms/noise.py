@@ -1,0 +1,201 @@
+"""Noise, in floating point or exact on an integer grid: only for sums that carry their sensitivity."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import mpmath
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from torch import Tensor
+
+from sightline.errors import invalid
+from sightline.events import Adjacency
+from sightline.mechanisms.clip import Aggregate, ClippedSum, clip_update, sum_sensitivity
+
+BITS = 53
+"""Bits of the first draw; with a factor 1/2 they are a number in [0, 1/2) that a float64 holds exactly."""
+QUANTILE_ERROR = 2.0**-40
+"""A bound on the relative error of the quantile function, hundreds of times what it was measured to be."""
+CHUNK = 1 << 16
+MORE = 64
+
+
+def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Independent samples of round(sigma X)."""
+    noise = np.empty(size, dtype=np.int64)
+    for start in range(0, size, CHUNK):
+        chunk = noise[start : start + CHUNK]
+        chunk[:] = _draw_samples(sigma, len(chunk), rng)
+    return noise
+
+
+def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    words = rng.integers(0, 1 << 64, size=size, dtype=np.uint64)
+    negative = (words & np.uint64(1)).astype(bool)
+    first = words >> np.uint64(64 - BITS)
+    least, most = _bracket_magnitude(first, sigma)
+    magnitude = least.astype(np.int64)
+    for i in np.flatnonzero(least != most):
+        magnitude[i] = _settle_magnitude(int(first[i]), int(least[i]), sigma, rng)
+    return np.where(negative, -magnitude, magnitude)
+
+
+def _bracket_magnitude(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least and the most that round(sigma |X|) can be, when P(X > |X|) lies in [first, first + 1) / 2^54.
+
+    Over one such interval |X| moves by at most its length over the density at its end, and 1.5 / tail bounds
+    1 / density (the Mills ratio); the quantile's own error comes on top.
+    """
+    tail = np.ldexp(first.astype(np.float64), -BITS - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quantile = -ndtri(tail)
+        slack = sigma * (QUANTILE_ERROR * quantile + np.ldexp(1.5 / tail, -BITS - 1))
+        least = np.floor(np.maximum(sigma * quantile - slack, 0.0) + 0.5)
+        most = np.floor(sigma * quantile + slack + 0.5)
+    return np.where(first == 0, 0.0, least), most
+
+
+class _Tail:
+    """P(X > |X|) as far as it has been drawn: an integer number of units 2^-length, and what follows unknown."""
+
+    def __init__(self, first: int, rng: np.random.Generator) -> None:
+        self.bits, self.length, self.rng = first, BITS + 1, rng
+
+    def passes(self, magnitude: int, sigma: float) -> bool:
+        """Whether sigma |X| lies beyond the border magnitude + 1/2; draws more bits while that is open."""
+        while True:
+            with mpmath.workprec(self.length + 2 * MORE):
+                border = (mpmath.mpf(magnitude) + mpmath.mpf(1) / 2) / mpmath.mpf(sigma)
+                tail = mpmath.ldexp(mpmath.erfc(border / mpmath.sqrt(2)) / 2, self.length)
+                slack = mpmath.ldexp(tail, -self.length - MORE)
+                if self.bits + 1 <= tail - slack:
+                    return True
+                if self.bits >= tail + slack:
+                    return False
+            self.bits = self.bits << MORE | int(self.rng.integers(0, 1 << MORE, dtype=np.uint64))
+            self.length += MORE
+
+
+def _settle_magnitude(first: int, least: int, sigma: float, rng: np.random.Generator) -> int:
+    """The rounded magnitude, known to be at least `least`: strides that double, then halves."""
+    tail, stride = _Tail(first, rng), 1
+    while tail.passes(least + stride - 1, sigma):
+        least, stride = least + stride, 2 * stride
+    while stride > 1:
+        stride //= 2
+        if tail.passes(least + stride - 1, sigma):
+            least += stride
+    return least
+
+
+def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
+    r"""value + N(0, (z S)^2 I), in float32.
+
+    Guarantees: the release is `Gaussian(noise_multiplier)` for every subject whose presence moves the value by at most
+    `aggregate.sensitivity`, up to the floating-point limits stated in the docs.
+    """
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        invalid("noise_multiplier", noise_multiplier, "noise is positive and finite")
+    noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
+    noise *= noise_multiplier * aggregate.sensitivity
+    return (noise.view_as(aggregate.value) + aggregate.value).to(torch.float32)
+
+
+class FloatSum(ClippedSum):
+    """A sum of clipped updates in floating point."""
+
+    def noisy_sum(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """The sum plus N(0, (z S)^2)."""
+        aggregate = Aggregate(self.total, sum_sensitivity(clip_norm, adjacency))
+        return with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=rng)
+
+
+UNITS = 1 << 24
+"""Grid steps in one clip norm: far below the noise, and sums of 10^9 clients still fit."""
+SHRINK = 1 - 2.0**-20
+
+
+def on_grid(update: Tensor, *, clip_norm: float) -> tuple[NDArray[np.int64], bool]:
+    """An update of norm <= C in units of C / 2^24, and whether it was rejected as not finite.
+
+    Guarantees: the integers' squares sum to at most 4^24, checked in integers.
+    """
+    bounded = clip_update(update, clip_norm=clip_norm)
+    scaled = bounded.value.double().numpy() * (UNITS / clip_norm)
+    steps = np.trunc(scaled).astype(np.int64)
+    while int(steps @ steps) > UNITS * UNITS:
+        scaled *= SHRINK
+        steps = np.trunc(scaled).astype(np.int64)
+    return steps, bounded.rejected
+
+
+class GridSum:
+    """A sum of clipped updates on the grid: exact, whatever their order."""
+
+    def __init__(self, dimension: int) -> None:
+        self.total = np.zeros(dimension, dtype=np.int64)
+
+    def add(self, update: Tensor, *, clip_norm: float) -> bool:
+        """Clip, put on the grid and add; True when the update was not finite and counts as zero."""
+        steps, rejected = on_grid(update, clip_norm=clip_norm)
+        self.total += steps
+        return rejected
+
+    def noisy_sum(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """The sum plus N(0, (z S)^2), rounded to the grid."""
+        std = noise_multiplier * sum_sensitivity(float(UNITS), adjacency)
+        noisy = self.total + rounded_gaussian(std, len(self.total), rng)
+        return torch.from_numpy(noisy * (clip_norm / UNITS)).to(torch.float32)
+
+
+class RunningSum(Protocol):
+    """A sum of clipped updates that grows one update at a time, and is noised at the end."""
+
+    def add(self, update: Tensor, *, clip_norm: float) -> bool:
+        """Clip and add; True when the update was not finite and counts as zero."""
+
+    def noisy_sum(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """The sum plus N(0, (z S)^2)."""
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """The sum of clipped updates plus N(0, (z S)^2), and how many updates were not finite."""
+
+    begin: Callable[[int], RunningSum]
+    """dimension -> the empty sum."""
+
+    def __call__(
+        self,
+        updates: Iterable[Tensor],
+        *,
+        dimension: int,
+        clip_norm: float,
+        noise_multiplier: float,
+        adjacency: Adjacency,
+        rng: np.random.Generator,
+    ) -> tuple[Tensor, int]:
+        """`Gaussian(noise_multiplier)` for whoever sends one of the updates."""
+        total, rejected = self.begin(dimension), 0
+        for update in updates:
+            rejected += total.add(update, clip_norm=clip_norm)
+        value = total.noisy_sum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
+        return value, rejected
+
+
+FLOATS = NoisySum(FloatSum)
+"""Fast, and exact up to the floating-point limits stated in the docs."""
+INTEGERS = NoisySum(GridSum)
+"""Exact: see `grid.py`."""
+
+ARITHMETIC: dict[str, NoisySum] = {"float": FLOATS, "integer": INTEGERS}

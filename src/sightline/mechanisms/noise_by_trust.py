@@ -1,0 +1,92 @@
+"""Privacy of clients where trust ends: a trusted server noises the sum, else every device noises what it sends."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from sightline.events import Pooled
+from sightline.ledger import Release
+from sightline.mechanisms.client_side import LocalMean
+from sightline.mechanisms.contract import ReleaseContext, ReleaseValues
+from sightline.mechanisms.noise import FLOATS, NoisySum
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.server_side import CentralMean
+from sightline.mechanisms.submodels import Splitter
+from sightline.mechanisms.updates import ClientOutput, Updates
+
+
+@dataclass(frozen=True)
+class PooledMean(LocalMean):
+    """`LocalMean` whose single messages only the gathering server sees: everybody else sees their sum.
+
+    Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
+    other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
+    members. k is who was drawn, by coins whose rate must not depend on what was released. Not claimed with integer
+    arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
+    then add no noise.
+    """
+
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """One release per member, to the server; the mean is post-processing of them."""
+        *sent, mean = super().claim_mean(updates, scene)
+        others = len(sent) - 1
+        nodes = updates.worker.nodes
+        if others < 2 or self.noisy_sum is not FLOATS or not (nodes is None or nodes.steadfast):
+            return *sent, mean
+        gatherer = frozenset({scene.channel.name})
+        return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
+
+
+@dataclass(frozen=True)
+class NoiseByTrust:
+    """Every channel by its own trust, with the noise that its own members need.
+
+    Guarantees: those of `CentralMean` below a trusted server, those of `PooledMean` elsewhere.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    noisy_sum: NoisySum = FLOATS
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+    """Client -> the noise multiplier that keeps it within its target."""
+    splitter: Splitter | None = None
+    own_noise = False
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "NoiseByTrust":
+        """The same mechanism; every channel takes the largest noise that one of its members needs."""
+        return replace(self, multipliers=dict(multipliers))
+
+    def at(self, scene: ReleaseContext) -> CentralMean | PooledMean:
+        """The mechanism of a channel."""
+        members = scene.channel.members
+        noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members), default=self.noise_multiplier)
+        kind = CentralMean if scene.channel.trusted else PooledMean
+        whole = kind(self.clip_norm, noise, self.noisy_sum)
+        return whole if self.splitter is None else whole.in_parts(self.splitter)
+
+    def in_parts(self, splitter: Splitter) -> "NoiseByTrust":
+        """The same mechanism over parts of the model."""
+        return replace(self, splitter=splitter)
+
+    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """As the channel's own mechanism claims."""
+        return self.at(scene).claim_mean(updates, scene)
+
+    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """As the channel's own mechanism computes."""
+        return self.at(scene).mean(updates, scene)
+
+    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+        """As the channel's own mechanism claims."""
+        return self.at(scene).claim_each(updates, scene)
+
+    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+        """As the channel's own mechanism computes."""
+        return self.at(scene).compute_each(updates, scene)
+
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """As the channel's own mechanism lets go."""
+        return self.at(scene).client_outputs(updates, scene)
+
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+        """As the channel's own mechanism counts."""
+        return self.at(scene).count_senders(cohort, scene)

@@ -1,0 +1,131 @@
+"""Which mechanism an experiment file asks for: by its name, the unit it protects and where the noise is added."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sightline.config import Experiment
+from sightline.errors import refuse
+from sightline.events import Adjacency
+from sightline.mechanisms.client_side import LocalMean
+from sightline.mechanisms.contract import Mechanism
+from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
+from sightline.mechanisms.no_privacy import NoPrivacy
+from sightline.mechanisms.noise import ARITHMETIC, NoisySum
+from sightline.mechanisms.noise_by_trust import NoiseByTrust
+from sightline.mechanisms.objective import Objective
+from sightline.mechanisms.output import Bound, Facts, Output
+from sightline.mechanisms.segments import SegmentSums
+from sightline.mechanisms.server_side import CentralMean
+from sightline.mechanisms.submodels import Splitter
+from sightline.mechanisms.updates import PrivateSteps
+
+UNIT_NOISE = 1.0
+"""The noise of a mechanism that has not been calibrated yet."""
+
+
+def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSteps]:
+    local = experiment.local
+    batch_size = None if experiment.samples_scheme == "full" else local.batch_size
+    clip_norm = experiment.privacy.clip_norm
+    plans = {
+        client: steps_for(size, batch_size=batch_size, epochs=local.epochs, steps=local.steps, clip_norm=clip_norm)
+        for client, size in enumerate(sizes)
+    }
+    sampler = experiment.sampling.samples
+    if sampler is None or not sampler.scheduled:
+        return plans
+    return {
+        client: schedule_steps(plan, sizes[client], sampler, rounds=experiment.rounds) for client, plan in plans.items()
+    }
+
+
+def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
+    privacy = experiment.privacy
+    return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
+
+
+def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
+    privacy, local = experiment.privacy, experiment.local
+    facts = Facts(
+        clip_norm=privacy.clip_norm,
+        adjacency=Adjacency(privacy.adjacency),
+        learning_rate=local.learning_rate,
+        curvature=local.weight_decay,
+        gradient_tolerance=privacy.gradient_tolerance,
+    )
+    bound = Bound(privacy.sensitivity or "clipped_model")
+    return Output(bound, facts, local.weight_decay, dict(enumerate(sizes)), classes, privacy.noise_std)
+
+
+def _build_objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Objective:
+    privacy = experiment.privacy
+    return Objective(
+        sizes=dict(enumerate(sizes)),
+        classes=classes,
+        adjacency=Adjacency(privacy.adjacency),
+        weight_decay=experiment.local.weight_decay,
+        gradient_tolerance=privacy.gradient_tolerance,
+        noise_rate=privacy.noise_rate,
+    )
+
+
+Build = Callable[[Experiment, Sequence[int], int], Mechanism]
+"""(experiment, every client's number of examples, classes) -> the mechanism, with unit noise."""
+
+MECHANISMS: dict[tuple[str, str, str], Build] = {
+    ("gaussian", "client", "server"): lambda experiment, sizes, classes: CentralMean(*_client_noise(experiment)),
+    ("gaussian", "client", "client"): lambda experiment, sizes, classes: LocalMean(*_client_noise(experiment)),
+    ("gaussian", "client", "edge"): lambda experiment, sizes, classes: NoiseByTrust(*_client_noise(experiment)),
+    ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
+        _private_plans(experiment, sizes), experiment.local.learning_rate
+    ),
+    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(
+        _private_plans(experiment, sizes)
+    ),
+    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_private_plans(experiment, sizes)),
+    ("output", "sample", "client"): _build_output,
+    ("objective", "sample", "client"): _build_objective,
+    ("gaussian", "none", "server"): lambda experiment, sizes, classes: NoPrivacy(),
+    ("gaussian", "none", "client"): lambda experiment, sizes, classes: NoPrivacy(),
+    ("gaussian", "none", "edge"): lambda experiment, sizes, classes: NoPrivacy(),
+}
+"""(privacy.mechanism, unit, where) -> how it is built. Every law and every audit walks over these: a mechanism that is
+not here cannot be asked for, and one that is here without a law of its noise turns the tests red."""
+
+
+def needs_unit_features(experiment: Experiment) -> bool:
+    """Whether the guarantee rests on features of bounded norm."""
+    return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
+
+
+def build_mechanism(
+    experiment: Experiment, *, sizes: Sequence[int], classes: int = 0, splitter: Splitter | None = None
+) -> Mechanism:
+    """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter."""
+    mechanism = _for_whole_models(experiment, sizes, classes)
+    return mechanism if splitter is None else in_parts(mechanism, splitter)
+
+
+def in_parts(mechanism: Mechanism, splitter: Splitter) -> Mechanism:
+    """The same mechanism over parts of the model; refused where it has no such form."""
+    if isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
+        return mechanism.in_parts(splitter)
+    if isinstance(mechanism, SampleAtClient | SampleAtServer):
+        plans = {client: replace(plan, splitter=splitter) for client, plan in mechanism.plans.items()}
+        return replace(mechanism, plans=plans)
+    if not isinstance(mechanism, NoPrivacy):
+        law = f"{type(mechanism).__name__} releases whole models"
+        refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
+    return mechanism
+
+
+def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int) -> Mechanism:
+    privacy = experiment.privacy
+    tree = experiment.topology.kind == "tree"
+    if privacy.place == "edge" and not tree:
+        law = f"a {experiment.topology.kind} has no edge servers"
+        refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
+    asked = (privacy.mechanism, privacy.unit, privacy.place)
+    if tree and asked == ("gaussian", "client", "client"):
+        return NoiseByTrust(*_client_noise(experiment))
+    return MECHANISMS[asked](experiment, sizes, classes)

@@ -1,0 +1,158 @@
+"""Splitting: every subject trains one hidden part of the model. The splitter draws the parts and states the event."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.config import Experiment
+from sightline.events import Adjacency, Event, Gaussian, Product
+from sightline.events import Split as SplitEvent
+from sightline.mechanisms.clip import Bounded, clip_update
+from sightline.mechanisms.noise import NoisySum, RunningSum
+from sightline.models import FlatModel, Splitting, split_model, unsplit_mask
+from sightline.randomness import Purpose, Streams
+from sightline.training.submodels import SubmodelClipping
+
+
+@dataclass(frozen=True, eq=False)
+class Splitter:
+    r"""A splitting of the model, and the two balls: radius C and noise z C for the parts, C0 and z r C0 for the rest.
+
+    Guarantees: with updates (or gradients) that are zero outside the subject's part and the unsplit tensors, both
+    clipped apart, the noisy sum is `event(z)` against whoever does not see the assignment: the unsplit tensors'
+    `Gaussian(r z)` together with `Split(d, Gaussian(z))`. A sampler's coin goes around both, once.
+    """
+
+    splitting: Splitting
+    unsplit_clip: float = 1.0
+    """C0 / C."""
+    unsplit_noise: float = 1.0
+    """r: the unsplit tensors' noise multiplier over that of the parts."""
+
+    @property
+    def parts(self) -> int:
+        """d."""
+        return self.splitting.parts
+
+    @property
+    def widest(self) -> float:
+        """How much larger than C a clipped update, and the noise of one coordinate over z C, can be at most."""
+        return math.hypot(1.0, self.unsplit_clip) * max(1.0, self.unsplit_noise)
+
+    @cached_property
+    def unsplit(self) -> Tensor:
+        """(parameters,) bool."""
+        return unsplit_mask(self.splitting.whole, self.splitting.unsplit)
+
+    def event(self, noise_multiplier: float) -> Event:
+        """What a release under noise multiplier z is against whoever does not know the parts.
+
+        A model without unsplit tensors has no such release, and one part is no secret.
+        """
+        inside: Event = Gaussian(noise_multiplier)
+        if self.parts > 1:
+            inside = SplitEvent(self.parts, inside)
+        if not self.splitting.unsplit:
+            return inside
+        return Product((Gaussian(noise_multiplier * self.unsplit_noise), inside))
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What the report shows: public, and the same whatever was drawn."""
+        return {
+            "parts": self.parts,
+            "trained share": round(self.splitting.share, 4),
+            "unsplit parameters": int(self.unsplit.sum()),
+            "unsplit clip norm / clip norm": self.unsplit_clip,
+            "unsplit noise / noise": self.unsplit_noise,
+        }
+
+    def explain_guarantee(self, who: str) -> list[str]:
+        """The promise in words."""
+        if self.parts == 1:
+            return []
+        return [
+            f"Each {who} trains one of {self.parts} parts of the model (on average {self.splitting.share:.0%} of the "
+            "parameters), drawn anew in secret for every release.",
+            "Which part it was is a secret like a cohort: whoever knew it would see the release without the gain of "
+            "splitting. It is drawn where the data lie and written down nowhere.",
+        ]
+
+    def noise_scale(self, clip_norm: float) -> Tensor:
+        """(parameters,) standard deviation of the noise for z = 1: C, and r C0 in the unsplit tensors."""
+        scale = torch.full((self.splitting.whole.parameters,), float(clip_norm), dtype=torch.float64)
+        scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise
+        return scale
+
+    def clip_radii(self, clip_norm: float) -> SubmodelClipping:
+        """The two balls as the training room takes them."""
+        return SubmodelClipping(clip_norm, clip_norm * self.unsplit_clip, self.noise_scale(clip_norm).float())
+
+    def clip(self, update: Tensor, *, clip_norm: float) -> Bounded:
+        """Both pieces inside their balls; an update that is not finite anywhere becomes zero."""
+        out = torch.zeros_like(update)
+        if not bool(torch.isfinite(update).all()):
+            return Bounded(out, clip_norm, rejected=True)
+        radii = (clip_norm, clip_norm * self.unsplit_clip)
+        for piece, radius in zip((~self.unsplit, self.unsplit), radii, strict=True):
+            out[piece] = clip_update(update[piece], clip_norm=radius).value
+        return Bounded(out, math.hypot(*radii))
+
+    def noisy_sum(self, arithmetic: NoisySum) -> NoisySum:
+        """The noisy sum of updates that are clipped in two balls, in the given arithmetic."""
+        return NoisySum(lambda dimension: self._two_sums(arithmetic, dimension))
+
+    def _two_sums(self, arithmetic: NoisySum, dimension: int) -> "TwoSums":
+        inside, outside = torch.nonzero(~self.unsplit).flatten(), torch.nonzero(self.unsplit).flatten()
+        return TwoSums(
+            dimension,
+            (inside, outside),
+            (arithmetic.begin(len(inside)), arithmetic.begin(len(outside))),
+            (1.0, self.unsplit_clip),
+            (1.0, self.unsplit_noise),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TwoSums:
+    """Running sums of two sets of coordinates, each with its own radius and noise."""
+
+    dimension: int
+    positions: tuple[Tensor, Tensor]
+    sums: tuple[RunningSum, RunningSum]
+    clips: tuple[float, float]
+    noises: tuple[float, float]
+
+    def add(self, update: Tensor, *, clip_norm: float) -> bool:
+        """Clip both pieces and add them; an update that is not finite anywhere counts as zero everywhere."""
+        rejected = not bool(torch.isfinite(update).all())
+        whole = torch.zeros_like(update) if rejected else update
+        for some, positions, radius in zip(self.sums, self.positions, self.clips, strict=True):
+            some.add(whole[positions], clip_norm=clip_norm * radius)
+        return rejected
+
+    def noisy_sum(
+        self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
+    ) -> Tensor:
+        """Both sums with their own noise, in one vector."""
+        value = torch.zeros(self.dimension)
+        for some, positions, radius, noise in zip(self.sums, self.positions, self.clips, self.noises, strict=True):
+            value[positions] = some.noisy_sum(
+                clip_norm=clip_norm * radius, noise_multiplier=noise_multiplier * noise, adjacency=adjacency, rng=rng
+            )
+        return value
+
+
+def build_splitter(experiment: Experiment, model: FlatModel, streams: Streams) -> Splitter | None:
+    """The splitter of an experiment file; the ways to cut the model are public and come from the seed."""
+    settings = experiment.algorithm.split
+    if settings is None:
+        return None
+    splitting = split_model(model, settings, rng=streams.rng(Purpose.ASSIGNMENT))
+    clip_norm = experiment.privacy.clip_norm
+    unsplit_clip = (settings.unsplit_clip_norm or clip_norm) / clip_norm
+    return Splitter(splitting, unsplit_clip, settings.unsplit_noise)

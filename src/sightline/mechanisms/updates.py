@@ -1,0 +1,243 @@
+"""What a mechanism may ask of whoever holds the clients' data: the simulator here, real nodes elsewhere."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.mechanisms.client_state import StateAccess
+from sightline.mechanisms.public import Public
+from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.schedule import Allotment
+from sightline.mechanisms.submodels import Splitter
+
+if TYPE_CHECKING:
+    from sightline.mechanisms.contract import ReleaseContext
+    from sightline.mechanisms.selection import ModelChoice
+
+Block = tuple[Sequence[int], Tensor]
+"""Some members of a cohort, and one row per member."""
+
+WHOLE_BATCH = "whole_batch"
+"""The term of a training call by which every step uses the whole shard, whatever the batch size."""
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """How one client runs DP-SGD in one round: the settings of its steps, from which the event follows."""
+
+    clip_norm: float
+    noise_multiplier: float
+    rate: float
+    steps: int
+    expected_batch: float
+    allotment: Allotment | None = None
+    """Of a hidden schedule of examples over the steps of many rounds, in place of a coin at every step."""
+    line: int = 0
+    """Which of the client's schedules: it has one in every channel."""
+    splitter: Splitter | None = None
+    """How every example is sent to a part of the model, when it is."""
+
+    def first_step(self, round: int) -> int:
+        """How many steps the client has done before a round, having done all of them."""
+        return (round - 1) * self.steps
+
+    def epoch(self, round: int) -> int:
+        """The epoch of the schedule that a round belongs to, from 0."""
+        return 0 if self.allotment is None else self.first_step(round) // self.allotment.steps
+
+
+@dataclass(frozen=True)
+class CallId:
+    """The round and the number of the training call in it: together they name the random streams of the call."""
+
+    round: int
+    use: int
+    part: int = 0
+    """Which part of a call that several channels release; 0 is the whole. Only noise of channels differs by it."""
+
+
+class ClientOutput(NamedTuple):
+    """What left one member by its own part of a mechanism."""
+
+    member: int
+    value: Tensor
+    rejected: bool = False
+    """Whether its update was not finite and counts as zero."""
+
+
+class ClientSideMechanism(Protocol):
+    """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
+
+    def client_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+        """What each member lets go of."""
+
+
+class RemoteNodes(Protocol):
+    """Members that are elsewhere, each with its own data, its own copy of the mechanism and a will of its own."""
+
+    @property
+    def steadfast(self) -> bool:
+        """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
+
+    def request_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+        """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
+
+    def request_choices(self, ballot: "ModelChoice", scene: "ReleaseContext") -> dict[int, int]:
+        """Which of the ballot's models each member chose by itself; who does not answer is left out."""
+
+
+class ClientExecutor(Protocol):
+    """Trains clients. Results are private until a mechanism has released them."""
+
+    dimension: int
+    sizes: Sequence[int]
+
+    @property
+    def nodes(self) -> RemoteNodes | None:
+        """Where the members do their part of a mechanism themselves; None when all is done here."""
+
+    def close(self) -> None:
+        """Let go of processes and connections."""
+
+    def train(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        at: CallId,
+        terms: Mapping[str, Any],
+        recall: StateAccess | None = None,
+        splitter: Splitter | None = None,
+    ) -> Iterator[Block]:
+        """End vectors of local training; what clients keep goes into `recall` and stays private.
+
+        With a `splitter` every client trains the part that it draws in secret, and stands still elsewhere.
+        """
+
+    def dp_sgd(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        plans: Sequence[PrivateSteps],
+        at: CallId,
+        terms: Mapping[str, Any],
+        recall: StateAccess | None = None,
+    ) -> Iterator[Block]:
+        """End vectors of local training in which every step is clipped per example and noised by the client."""
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
+    ) -> Iterator[Block]:
+        """Each client's sum of clipped per-example gradients over one drawn batch, not yet noised."""
+
+    def minimise(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]],
+        gradient_tolerance: float,
+    ) -> Iterator[Block]:
+        """Exact minimisers of the local objectives of a linear model, in double precision and in the unit space."""
+
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """(client, how many of its plain training examples each of the models (m, d) gets right)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """What a cohort would send, computed only when a mechanism asks for it: never an algorithm's to look at."""
+
+    cohort: Cohort
+    starts: Mapping[int, Public]
+    """The public model that each member starts from."""
+    worker: ClientExecutor
+    at: CallId
+    terms: Mapping[str, Any]
+    recall: StateAccess | None = None
+    """What the members keep, when the algorithm has them keep something."""
+    splitter: Splitter | None = None
+    """How every member is sent to a part of the model, when it is."""
+    eligible: frozenset[int] = frozenset()
+    """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
+    behind: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The same by client, where everybody has a starting point of its own."""
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The releases that the starting points of all who could have been drawn were computed from."""
+        drawn = frozenset[int]().union(*(start.sources for start in self.starts.values()))
+        return tuple(sorted(self.eligible or drawn))
+
+    def sizes(self) -> dict[int, int]:
+        """Training examples of each member (public)."""
+        return {member: self.worker.sizes[member] for member in self.cohort.members}
+
+    def start_rows(self) -> Tensor:
+        """One shared start as (d,), or one row per member as (n, d)."""
+        values = [self.starts[member].value for member in self.cohort.members]
+        if all(value is values[0] for value in values):
+            return values[0] if values else torch.zeros(self.worker.dimension)
+        return torch.stack(values)
+
+    def collect_outputs(self, mechanism: ClientSideMechanism, scene: "ReleaseContext") -> Iterator[ClientOutput]:
+        """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
+        nodes = self.worker.nodes
+        return mechanism.client_outputs(self, scene) if nodes is None else nodes.request_outputs(self, scene)
+
+    def collect_updates(self, scene: "ReleaseContext") -> Iterator[Tensor]:
+        """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
+        nodes = self.worker.nodes
+        if nodes is None:
+            yield from (update for _, update in self.train_members())
+            return
+        for _, value, rejected in nodes.request_outputs(self, scene):
+            yield torch.full_like(value, torch.nan) if rejected else value
+
+    def train_members(self) -> Iterator[tuple[int, Tensor]]:
+        """(client, end - start) by ordinary local training."""
+        rows = self.start_rows()
+        how: dict[str, Any] = {"at": self.at, "terms": self.terms, "recall": self.recall}
+        if self.splitter is not None:
+            how["splitter"] = self.splitter
+        yield from self._subtract_starts(self.worker.train(self.cohort.members, rows, **how))
+
+    def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
+        """(client, end - start) by DP-SGD at the client."""
+        rows = self.start_rows()
+        blocks = self.worker.dp_sgd(
+            self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms, recall=self.recall
+        )
+        yield from self._subtract_starts(blocks)
+
+    def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
+        """Each member's un-noised sum of clipped gradients."""
+        rows = self.start_rows()
+        for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
+            yield from sums
+
+    def minimise_objectives(
+        self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(client, minimiser of its objective with its own linear term), in the unit space of `objective_solver`."""
+        blocks = self.worker.minimise(
+            self.cohort.members,
+            self.start_rows(),
+            terms=self.terms,
+            linear=linear,
+            gradient_tolerance=gradient_tolerance,
+        )
+        for members, ends in blocks:
+            yield from zip(members, ends, strict=True)
+
+    def _subtract_starts(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
+        for members, ends in blocks:
+            for member, end in zip(members, ends, strict=True):
+                yield member, end - self.starts[member].value

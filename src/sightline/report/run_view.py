@@ -1,0 +1,241 @@
+"""Where runs lie: every run directory below a folder."""
+
+import math
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.engine.record import DATABASE, WHOSE, RunRecord
+from sightline.errors import invalid, printable
+from sightline.events import Event, Unit
+from sightline.ledger import Ledger, read_parties
+from sightline.topology import Line
+
+DEPTH = 4
+"""So many folders deep runs are looked for: runs/SWEEP/RUN is two."""
+
+
+def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
+    """Every run directory in a folder, the folder itself included, by name; links are not followed.
+
+    Folders of others that cannot be looked into are passed over.
+    """
+    try:
+        here = (folder / DATABASE).is_file()
+        with os.scandir(folder) as found:
+            below = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    except PermissionError:
+        return
+    if here:
+        yield folder
+    elif depth:
+        for name in below:
+            if not name.startswith("."):
+                yield from runs_below(folder / name, depth=depth - 1)
+
+
+def runs_of(places: Iterable[Path]) -> list[Path]:
+    """The run directories that are named, or that lie in a folder that is named; none twice."""
+    found: dict[Path, Path] = {}
+    for place in places:
+        try:
+            if not place.is_dir():
+                invalid("run", place, "no such folder", "give the folder that sightline run printed")
+            os.scandir(place).close()
+        except OSError as error:
+            invalid("run", place, f"cannot be looked into ({error.strerror})", WHOSE)
+        below = list(runs_below(place))
+        if not below:
+            invalid("run", place, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
+        for directory in below:
+            found.setdefault(directory.resolve(), directory)
+    return list(found.values())
+
+
+SETTINGS = "config.toml"
+
+CLASSES = 12
+"""More different compositions than these against one observer are not accounted again for a page."""
+
+STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, TemplateError)
+"""What facts of other kinds than a run writes lead to."""
+
+UNLIKE_A_RUN = "hold what no run of this version writes: they were damaged, edited or written by another version"
+
+Composed = frozenset[tuple[Event, int]]
+"""What one subject has to answer for: events with their counts, as `View.compositions` names it."""
+
+
+def locate_error(error: Exception) -> str:
+    """An error and the line of our own code where it came up, for whoever looks for the reason."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {printable(str(error), most=200)}; {Path(last.filename).name}, line {last.lineno}"
+
+
+@contextmanager
+def checked_records(place: object) -> Iterator[None]:
+    """Say in one line that a page cannot be made of these records, whatever in them is not as runs write it."""
+    try:
+        yield
+    except STRANGE as error:
+        invalid("run", place, f"its records {UNLIKE_A_RUN} ({locate_error(error)})")
+
+
+def read_settings_text(directory: Path) -> str:
+    """The settings of a run as it wrote them down; nothing where they are gone or not for this reader."""
+    try:
+        return (directory / SETTINGS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """Everything a page is made of. A broken run lacks facts; every reader of them copes."""
+
+    directory: Path
+    facts: Mapping[str, Any]
+    rounds: list[dict[str, Any]]
+    ledger: Ledger
+    head: str
+    settings: str = ""
+    _accounted: dict[Composed, float] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, directory: Path) -> "RunView":
+        """The run of a directory; a damaged ledger, and facts or rounds that its journal does not know, raise."""
+        with RunRecord.open_to_read(directory) as record:
+            record.verify()
+            settings = read_settings_text(directory)
+            # Rounds before ledger: a run at work may add releases in between, and those must not go uncounted.
+            return cls(directory, record.facts, record.rounds(), record.ledger(), record.store.head(), settings)
+
+    def fact(self, name: str, otherwise: Any = None) -> Any:
+        """A fact, or something else where the run has none."""
+        value = self.facts.get(name)
+        return otherwise if value is None else value
+
+    def series(self, name: str) -> list[float | None]:
+        """One metric over all rounds."""
+        return [row.get(name) for row in self.rounds]
+
+    def last(self, name: str) -> float | None:
+        """A metric's latest known value."""
+        return next((row[name] for row in reversed(self.rounds) if row.get(name) is not None), None)
+
+    def total(self, name: str) -> float:
+        """A metric's sum over all rounds."""
+        return sum(value for value in self.series(name) if value is not None)
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return str(self.fact("name", self.directory.resolve().name))
+
+    @property
+    def unit(self) -> Unit:
+        """What the guarantee protects; NONE where the run does not say."""
+        given = self.fact("unit")
+        return Unit(given) if given in list(Unit) else Unit.NONE
+
+    @property
+    def who(self) -> str:
+        """The protected unit as a noun."""
+        return "example" if self.unit is Unit.SAMPLE else "client"
+
+    @property
+    def delta(self) -> float | None:
+        """The delta of every epsilon on the page."""
+        given = self.fact("delta")
+        return None if given is None else float(given)
+
+    @property
+    def accountant(self) -> Accountant:
+        """The accountant that the run used."""
+        given = self.fact("accountant")
+        return Accountant(given) if given in list(Accountant) else Accountant.PLD
+
+    @property
+    def observers(self) -> dict[str, str]:
+        """Kinds of untrusted observers, each with one that stands for all of its kind."""
+        return dict(self.fact("observers", {}))
+
+    @cached_property
+    def lines(self) -> dict[str, tuple[Line, ...]]:
+        """Every kind's lines of sight; one each where all observers of a kind see the same."""
+        given = self.fact("lines", {})
+        return {
+            kind: tuple(Line(str(who), read_parties(str(exempt))) for who, exempt in given.get(kind, [(name, "")]))
+            for kind, name in self.observers.items()
+        }
+
+    @property
+    def trusted(self) -> list[str]:
+        """Those who are trusted with values in the clear."""
+        return list(self.fact("trusted", []))
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of the last finished round."""
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @cached_property
+    def unfinished(self) -> int:
+        """How many releases belong to rounds whose metrics were never written: made all the same, so counted."""
+        return sum(release.time > self.rounds_done for release in self.ledger)
+
+    @cached_property
+    def spent(self) -> dict[str, float]:
+        """Epsilon against every kind of untrusted observer; infinite where there is no guarantee.
+
+        Guarantees: never below what the last round wrote; it counts every release in the ledger, also those of a round
+        that was broken off. Only where subjects differ in more than `CLASSES` ways, and the last round is whole, is the
+        round's own number taken without accounting again.
+        """
+        written = self.written
+        found = {}
+        for kind in [*self.observers, *(kind for kind in written if kind not in self.observers)]:
+            found[kind] = max(written.get(kind, 0.0), self._by_ledger(kind))
+        return found
+
+    @property
+    def written(self) -> dict[str, float]:
+        """Epsilon by kind of observer as the last round wrote it."""
+        last = (self.rounds[-1].get("epsilon") if self.rounds else None) or {}
+        return {kind: math.inf if value is None else float(value) for kind, value in last.items()}
+
+    def _by_ledger(self, kind: str) -> float:
+        if self.unit is Unit.NONE:
+            return math.inf
+        if kind not in self.observers:
+            return 0.0
+        views = [self.ledger.view(line.observer).compositions(line.exempt) for line in self.lines[kind]]
+        found = frozenset[Composed]().union(*views)
+        if len(found) > CLASSES and not self.unfinished and kind in self.written:
+            return 0.0
+        return max((self.epsilon_of(composed) for composed in found), default=0.0)
+
+    def epsilon_of(self, composed: Composed) -> float:
+        """Epsilon of a composition, accounted once for the whole page; infinite where the run has no guarantee."""
+        if not composed:
+            return 0.0
+        if self.unit is Unit.NONE or self.delta is None:
+            return math.inf
+        if composed not in self._accounted:
+            value = accounting.epsilon(dict(composed), self.delta, accountant=self.accountant)
+            self._accounted[composed] = value
+        return self._accounted[composed]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The worst epsilon over untrusted observers; None when the run names none."""
+        return max(self.spent.values(), default=None)

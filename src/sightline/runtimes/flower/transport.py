@@ -1,0 +1,124 @@
+"""Letters as Flower's records, and back."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from sightline.errors import InvalidInput, SightlineError
+from sightline.runtimes.remote.message import WireMessage, read_words
+
+WORDS, ARRAYS = "words", "arrays"
+
+
+def to_record(letter: WireMessage) -> RecordDict:
+    """Words as one JSON text, arrays as they are."""
+    arrays = {name: Array(np.ascontiguousarray(array)) for name, array in letter.arrays.items()}
+    return RecordDict(
+        {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
+    )
+
+
+def from_record(record: RecordDict) -> WireMessage:
+    """The letter in a record; anything else is refused."""
+    try:
+        words = read_words(str(record[WORDS]["json"]))
+        return WireMessage(words, {name: _array_values(array) for name, array in record[ARRAYS].items()})
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, MemoryError, RecursionError) as error:
+        raise InvalidInput(f"message={type(error).__name__}: not a letter of this version") from None
+
+
+def _array_values(array: Array) -> NDArray[Any]:
+    """The numbers of an array; Flower would unpack whole archives too."""
+    values = array.numpy()
+    if not isinstance(values, np.ndarray):
+        raise TypeError("not an array")
+    return values
+
+
+POLL_SECONDS = 0.02
+SLOWEST_POLL_SECONDS = 1.0
+GRACE_SECONDS = 60.0
+"""Flower drops a reply whose message has expired; the clocks of two machines may differ by this much."""
+
+Answers = dict[int, WireMessage | str]
+NodeOf = Callable[[], Mapping[int, int]]
+"""The node of every client that can be asked now."""
+
+
+class GridTransport:
+    """Takes letters to the nodes of a grid and waits `timeout` seconds for their answers, never longer.
+
+    An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
+    """
+
+    def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float) -> None:
+        self._grid, self._node_of, self._timeout = grid, node_of, timeout
+
+    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
+        """Every client's answer, or why there is none."""
+        node_of = self._node_of()
+        away: Answers = {client: "its node is not connected" for client in letters if client not in node_of}
+        return away | exchange_messages(
+            self._grid,
+            {client: (node_of[client], letter) for client, letter in letters.items() if client in node_of},
+            group=group,
+            timeout=self._timeout,
+        )
+
+    def close(self) -> None:
+        """The grid is Flower's to close."""
+
+
+def exchange_messages(
+    grid: Grid, letters: Mapping[int, tuple[int, WireMessage]], *, group: str, timeout: float
+) -> Answers:
+    """Key -> the answer of the node that its letter was for, or why there is none."""
+    found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
+    messages = {
+        key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
+        for key, (node, letter) in letters.items()
+    }
+    if not messages:
+        return found
+    sent = set(grid.push_messages(list(messages.values())))
+    waiting = {message.metadata.message_id: key for key, message in messages.items()}
+    found |= {key: "its node could not be reached" for id, key in waiting.items() if id not in sent}
+    waiting = {id: key for id, key in waiting.items() if id in sent}
+    end, pause = time.monotonic() + timeout, POLL_SECONDS
+    over = False
+    while waiting and not over:
+        over = time.monotonic() >= end  # a last look: what has come in time counts, however slow this machine is
+        for reply in grid.pull_messages(list(waiting)):
+            key = waiting.get(reply.metadata.reply_to_message_id)
+            if key is not None and reply.metadata.src_node_id == letters[key][0]:
+                del waiting[reply.metadata.reply_to_message_id]
+                found[key] = _read_reply(reply)
+        if waiting and not over:
+            time.sleep(pause)
+            pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
+    return found
+
+
+def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
+    """The nodes of a grid, in the order of their ids, as soon as there are `count` of them."""
+    end = time.monotonic() + timeout
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise SightlineError(f"nodes={len(nodes)}: {count} are needed and the wait of {timeout:g} seconds is over")
+        time.sleep(POLL_SECONDS)
+    return nodes
+
+
+def _read_reply(reply: Any) -> WireMessage | str:
+    if reply.has_error():
+        return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
+    try:
+        return from_record(reply.content)
+    except SightlineError as error:
+        return f"sent nonsense: {error}"

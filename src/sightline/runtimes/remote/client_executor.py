@@ -1,0 +1,168 @@
+"""A client's side of a round: its own part of the mechanism, with its own data."""
+
+import tomllib
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline import engine
+from sightline.config import parse
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.run_directory import SECRET
+from sightline.errors import SightlineError
+from sightline.mechanisms import (
+    Block,
+    ClientOutput,
+    ClientState,
+    Cohort,
+    Mechanism,
+    ModelChoice,
+    PrivateSteps,
+    Public,
+    ReleaseContext,
+    StateAccess,
+    Updates,
+)
+from sightline.mechanisms.noise_by_trust import NoiseByTrust
+from sightline.mechanisms.samplers import Full
+from sightline.randomness import Purpose, Streams
+from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Task
+from sightline.runtimes.simulator import Simulator
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a client computed: the vector that it may send, and the one that it keeps."""
+
+    value: Tensor
+    rejected: bool
+    kept: Tensor | None
+
+
+class ClientSide:
+    """Answers for clients whose data are in `setting`, by the same code as the simulator.
+
+    Guarantees: the value of `leaving` is the one that the mechanism lets go of, with the client's own noise where the
+    mechanism noises at clients; the same streams give the same bits as in the simulator.
+    """
+
+    def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
+        self.setting, self._secret = setting, secret
+        self._simulator = Simulator(setting, public, secret)
+        self._with_noise = lru_cache(maxsize=8)(self._with_noise)
+
+    def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
+        """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
+        found = self.setting.mechanism if noise is None else self._with_noise(noise)
+        return found.at(scene) if isinstance(found, NoiseByTrust) else found
+
+    def _with_noise(self, noise: float) -> Mechanism:
+        return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
+
+    def updates_for(self, task: Task, old: Tensor | None) -> Updates:
+        """What the client would send, not yet computed."""
+        recall = None
+        if task.memory is not None:
+            shelf = ClientState({} if old is None else {task.client: old})
+            recall = StateAccess(task.memory, shelf, self._simulator.dimension)
+        starts = {task.client: Public(task.start)}
+        splitter = self.setting.splitter
+        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall, splitter)
+
+    def release_context(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
+        """The round as this client sees it: a channel of one member, and its own noise."""
+        purpose = Purpose.SELECTION if task.call == CHOOSE else Purpose.NOISE
+        return ReleaseContext(
+            time=task.at.round,
+            unit=self.setting.unit,
+            adjacency=self.setting.adjacency,
+            channel=task.channel,
+            sampler=Full(1),
+            next_id=next_id,
+            line=task.line,
+            use=task.at.use,
+            noise=lambda participant: self._secret.rng(
+                purpose, round=task.at.round, participant=participant, use=task.at.use
+            ),
+        )
+
+    def compute_task(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
+        """Do what the task asks."""
+        if task.call == CHOOSE:
+            choice = read_choice(task).draw_choices(self._simulator, scene)[task.client]
+            value, rejected = torch.tensor([float(choice)]), False
+        elif task.call == LEAVING:
+            _, value, rejected = single_output(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
+        else:
+            value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
+        recall = updates.recall
+        return Result(value, rejected, None if recall is None else recall.after.get(task.client))
+
+    def _raw_output(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
+        cohort, work, plans = [task.client], self._simulator, [self._private_plan(task, mechanism)] if task.plan else []
+        if task.call == "train":
+            how: dict[str, Any] = {"at": task.at, "terms": task.terms, "recall": updates.recall}
+            return work.train(cohort, task.start, **how, splitter=updates.splitter)
+        if task.call == "dp_sgd":
+            return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, terms=task.terms, recall=updates.recall)
+        if task.call == "gradient_sums":
+            return work.gradient_sums(cohort, task.start, plans=plans, at=task.at)
+        linear = {} if task.linear is None else {task.client: task.linear}
+        tolerance = float(task.gradient_tolerance or 0.0)
+        return work.minimise(cohort, task.start, terms=task.terms, linear=linear, gradient_tolerance=tolerance)
+
+    def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
+        """The client's own plan, with the numbers that the task asks for."""
+        own: PrivateSteps = getattr(mechanism, "plans", {}).get(task.client, PrivateSteps(1.0, 1.0, 1.0, 1, 1.0))
+        return replace(own, **(task.plan or {}))
+
+
+def read_choice(task: Task) -> ModelChoice:
+    """The choice that a task asks for."""
+    models = task.start[None] if task.candidates is None else task.candidates
+    return ModelChoice(Cohort((task.client,)), tuple(Public(model) for model in models), float(task.epsilon or 0.0))
+
+
+def single_output(left: Iterator[ClientOutput]) -> ClientOutput:
+    """The single member's own; the generator is run to its end, so that all that belongs to it has happened."""
+    (found,) = left
+    return found
+
+
+def answer_simulated(letter: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
+    """Do what a question asks, as the client that it names; `kept` is what that client remembers.
+
+    Guarantees: the same bits as the simulator, wherever the process is. Mistakes come back as words.
+    """
+    try:
+        client = int(letter.words["client"])
+        desk = desk_of(str(letter.words["experiment"]), letter.words.get("data"), letter.words.get("folder"))
+        task = Task.read(letter, client)
+        name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
+        if task.kept is not None:
+            kept[name] = task.kept
+        updates = desk.updates_for(task, kept.get(name))
+        scene = desk.release_context(task)
+        result = desk.compute_task(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
+    except SightlineError as error:
+        return WireMessage({"refused": str(error)})
+    arrays = {"value": result.value.numpy()}
+    if result.kept is not None:
+        kept[name] = result.kept
+        arrays["kept"] = result.kept.numpy()
+    return letter.reply(client, {"rejected": result.rejected}, arrays)
+
+
+@lru_cache(maxsize=2)
+def desk_of(experiment: str, data: str | None, folder: str | None) -> ClientSide:
+    """The desk of an experiment: data are read once in every process."""
+    setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
+    public = Streams.from_seed(setting.experiment.seed)
+    from_os = setting.experiment.privacy.noise_source == "os" and folder is not None
+    return ClientSide(setting, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)

@@ -1,0 +1,309 @@
+"""What an answer from elsewhere must look like to be used, and what is wrong with one that does not."""
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline import mkl
+from sightline.config import Experiment, to_toml
+from sightline.engine.build import BuiltExperiment
+from sightline.errors import SightlineError, printable, refuse
+from sightline.mechanisms import (
+    Block,
+    CallId,
+    CentralMean,
+    ClientOutput,
+    LocalMean,
+    Mechanism,
+    ModelChoice,
+    PrivateSteps,
+    ReleaseContext,
+    Splitter,
+    StateAccess,
+    Updates,
+)
+from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.noise_by_trust import NoiseByTrust
+from sightline.runtimes.remote.message import MARKS, QUESTION, WireMessage, own_tensor
+from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Request
+from sightline.topology import Channel, client_name
+
+LARGEST_NORM = 1e6
+"""A vector of a larger norm is no model update, whatever the mechanism."""
+NUMBERS = (np.dtype(np.float32), np.dtype(np.float64))
+"""How numbers may be written: as this machine writes them."""
+
+
+@dataclass(frozen=True)
+class ExpectedAnswer:
+    """A vector of so many numbers, of at most this norm."""
+
+    numbers: int
+    largest: float = LARGEST_NORM
+
+    def wrong_with(self, answer: WireMessage, *, simulated: bool) -> str:
+        """Why an answer cannot be used; nothing when it can. Simulated clients are believed what they compute."""
+        if "refused" in answer.words:
+            return f"refused: {answer.words['refused']}"
+        value = answer.arrays.get("value")
+        if value is None or value.shape != (self.numbers,) or value.dtype not in NUMBERS:
+            looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
+            return f"sent {looks} where ({self.numbers},) numbers were asked for"
+        norm = torch.linalg.vector_norm(own_tensor(value), dtype=torch.float64).item()
+        if simulated or norm <= self.largest:
+            return ""
+        if not math.isfinite(norm):
+            return "sent numbers that are not finite"
+        return f"sent a vector of norm {norm:.3g}, at most {self.largest:.3g} is possible"
+
+
+def why_misdirected(answer: WireMessage, letter: WireMessage) -> str:
+    """Why an answer does not belong to a question; nothing when it does, or when it is a refusal.
+
+    The number of a question is known to nobody but who was asked: an answer to an earlier round, to somebody else, or
+    made up by another does not have it.
+    """
+    given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, letter.words))
+    if given == asked or "refused" in answer.words:
+        return ""
+    if given["client"] != asked["client"]:
+        return f"the answer is signed as client {given['client']}"
+    if given["round"] != asked["round"]:
+        return f"answers a question of round {given['round']}"
+    return "answers another question than the one that was asked"
+
+
+def expected_of(setting: BuiltExperiment, mechanism: Mechanism, channel: Channel) -> ExpectedAnswer:
+    """What a member's part of the mechanism can be: the clip norm; with noise, but for odds of e^-40."""
+    dimension = setting.model.parameters
+    if not isinstance(mechanism, CentralMean | LocalMean):
+        return ExpectedAnswer(dimension)
+    splitter = setting.splitter
+    clip_norm = mechanism.clip_norm * channel.clip_factor * (1.0 if splitter is None else splitter.widest)
+    largest = clip_norm * (1 + 1e-5)
+    if isinstance(mechanism, LocalMean):
+        noise = mechanism.noise_multiplier * channel.noise_factor * sum_sensitivity(clip_norm, setting.adjacency)
+        largest += noise * (math.sqrt(dimension) + 9)
+    return ExpectedAnswer(dimension, largest)
+
+
+ROWS_BYTES = 1 << 27
+"""How much memory the answers of one turn may take."""
+LONGEST_REASON = 400
+PATIENCE = 3
+"""So many rounds may pass in which everybody was asked in vain."""
+
+
+class NobodyAnswers(SightlineError):
+    """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
+
+
+class Transport(Protocol):
+    """Takes questions to nodes and brings back answers."""
+
+    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Mapping[int, WireMessage | str]:
+        """Client -> its answer, or in a few words why there is none. Waits no longer than it was told to."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+def refuse_a_known_seed(experiment: Experiment) -> None:
+    """Real sites are sent the experiment with its seed: what the server draws from it hides nothing from them.
+
+    Where every member adds its own noise, the server draws nothing that a guarantee rests on.
+    """
+    privacy = experiment.privacy
+    if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
+        law = "every site is told the seed, and could take the server's noise off again"
+        refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
+
+
+class RemoteClients:
+    """A worker whose clients are behind a `Post`.
+
+    Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
+    not finite or too large to be one, to another question or of another client, is left out, and `tell` says why. Where
+    clients are only `simulated`, nothing of that may happen, so it stops the run; and what they keep comes back too,
+    for the checkpoint. What real clients say that they keep is not looked at.
+    """
+
+    def __init__(
+        self,
+        setting: BuiltExperiment,
+        post: Transport,
+        *,
+        words: Mapping[str, Any],
+        simulated: bool,
+        tell: Callable[[int, int, str], None] | None = None,
+    ) -> None:
+        torch.set_num_threads(1)  # as the simulator does: the server's own sums have its bits too
+        mkl.warn_unless_reproducible()
+        self.dimension = setting.model.parameters
+        self.sizes = setting.federation.sizes.tolist()
+        self._setting, self._post, self._simulated = setting, post, simulated
+        self._tell = tell
+        self._common = dict(words) | {"experiment": to_toml(setting.experiment)}
+        self._known: set[tuple[int, str]] = set()
+        self._in_vain = 0
+
+    @property
+    def nodes(self) -> "RemoteClients":
+        """The members do their part of a mechanism themselves."""
+        return self
+
+    @property
+    def steadfast(self) -> bool:
+        """In a simulation everybody answers, or the run stops."""
+        return self._simulated
+
+    def close(self) -> None:
+        """Let go of the nodes."""
+        self._post.close()
+
+    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """What the members let go of."""
+        how = (updates.start_rows(), updates.at, updates.terms, _state_words(updates.recall), scene.channel)
+        ask = Request(LEAVING, *how, line=scene.line)
+        mechanism = self._setting.mechanism
+        mechanism = mechanism.at(scene) if isinstance(mechanism, NoiseByTrust) else mechanism
+        noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
+        expected = expected_of(self._setting, mechanism, scene.channel)
+        for client, answer in self._usable_answers(updates.cohort.members, ask, updates.recall, expected, noise):
+            yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
+
+    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+        """Which model each member chose by itself."""
+        models = torch.stack([model.value for model in ballot.candidates])
+        at = CallId(scene.time, scene.use)
+        ask = Request(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
+        answers = self._usable_answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
+        return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
+
+    def train(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        at: CallId,
+        terms: Mapping[str, Any],
+        recall: StateAccess | None = None,
+        splitter: Splitter | None = None,
+    ) -> Iterator[Block]:
+        """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
+        yield from self._result_blocks(cohort, Request("train", starts, at, terms, _state_words(recall)), recall)
+
+    def dp_sgd(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        plans: Sequence[PrivateSteps],
+        at: CallId,
+        terms: Mapping[str, Any],
+        recall: StateAccess | None = None,
+    ) -> Iterator[Block]:
+        """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
+        yield from self._result_blocks(
+            cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall
+        )
+
+    def gradient_sums(
+        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
+    ) -> Iterator[Block]:
+        """Sums of clipped gradients, handed over in the clear."""
+        yield from self._result_blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
+
+    def minimise(
+        self,
+        cohort: Sequence[int],
+        starts: Tensor,
+        *,
+        terms: Mapping[str, Any],
+        linear: Mapping[int, NDArray[np.float64]],
+        gradient_tolerance: float,
+    ) -> Iterator[Block]:
+        """Exact minimisers, handed over in the clear."""
+        at = CallId(0, 0)
+        ask = Request("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
+        yield from self._result_blocks(cohort, ask, None)
+
+    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
+        """Refused: counts that are handed over are not private; nodes choose by themselves."""
+        refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
+
+    def _result_blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
+        for client, answer in self._usable_answers(cohort, ask, recall, ExpectedAnswer(self.dimension)):
+            yield [client], own_tensor(answer.arrays["value"])[None]
+
+    def _usable_answers(
+        self,
+        cohort: Sequence[int],
+        ask: Request,
+        recall: StateAccess | None,
+        expected: ExpectedAnswer,
+        noise: float | None = None,
+    ) -> Iterator[tuple[int, WireMessage]]:
+        """The usable answers, in the order of the cohort."""
+        turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
+        for first in range(0, len(cohort), turn):
+            places = range(first, min(first + turn, len(cohort)))
+            letters = {cohort[place]: self._message_for(ask, place, cohort[place], recall, noise) for place in places}
+            group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
+            found = self._post.ask(letters, group)
+            for client, letter in letters.items():
+                answer = found.get(client, "no answer")
+                why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, letter)
+                if why or isinstance(answer, str):
+                    self._left_out(ask.at.round, client, why)
+                    continue
+                answered += 1
+                self._keep_state(client, answer, recall)
+                yield client, answer
+        self._seconds_to_wait(answered, len(cohort))
+
+    def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
+        return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
+
+    def _message_for(
+        self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None
+    ) -> WireMessage:
+        common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
+        common[QUESTION] = secrets.token_hex(16)
+        return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
+
+    def _restore_state(self, client: int, recall: StateAccess | None) -> Tensor | None:
+        """What a simulated client kept in a run that is resumed; afterwards its node remembers by itself."""
+        if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
+            return None
+        self._known.add((client, recall.memory.name))
+        return recall.kept(client)
+
+    def _keep_state(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
+        if self._simulated and recall is not None and "kept" in answer.arrays:
+            recall.keep_value(client, own_tensor(answer.arrays["kept"]))
+
+    def _left_out(self, round: int, client: int, why: str) -> None:
+        why = printable(why, most=LONGEST_REASON)
+        if self._tell is None:
+            raise SightlineError(f"{client_name(client)}: {why}")
+        self._tell(round, client, why)
+
+    def _seconds_to_wait(self, answered: int, asked: int) -> None:
+        self._in_vain = self._in_vain + 1 if asked and not answered else 0
+        if self._in_vain >= PATIENCE:
+            raise NobodyAnswers(
+                f"nodes={asked}: nobody gave a usable answer {PATIENCE} times running; see the reasons above, "
+                "then go on with --resume"
+            )
+
+
+def _state_words(recall: StateAccess | None) -> Any:
+    return None if recall is None else recall.memory

@@ -1,0 +1,67 @@
+"""A site as a process of its own: apps that came over the network reach it by a socket, and reach nothing else."""
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sightline.errors import SightlineError
+from sightline.runtimes.remote.message import WireMessage
+
+if TYPE_CHECKING:  # whoever only knocks does not load torch
+    from sightline.runtimes.site.site import Site
+
+LARGEST_LETTER = 1 << 31
+PATIENCE_SECONDS = 60.0
+
+
+def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+    """Answer one question per connection, until the process is ended.
+
+    Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
+    nothing, one that falls silent is left.
+    """
+    place.unlink(missing_ok=True)
+    before = os.umask(0o117)  # the socket is for its owner and group: the user that runs the SuperNode is in the group
+    try:
+        listener = Listener(str(place), family="AF_UNIX")
+    finally:
+        os.umask(before)
+    with listener:
+        ready()
+        while True:
+            try:
+                with listener.accept() as caller:
+                    _set_deadline(caller.fileno())
+                    caller.send_bytes(_answer_bytes(site, caller.recv_bytes(LARGEST_LETTER)))
+            except (EOFError, OSError, MemoryError):
+                continue
+
+
+def _set_deadline(descriptor: int) -> None:
+    """Wait so long for the next bytes of a caller, or until it takes some, and no longer: others wait behind it."""
+    seconds = struct.pack("ll", int(PATIENCE_SECONDS), int(PATIENCE_SECONDS % 1 * 1e6))
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+
+
+def _answer_bytes(site: "Site", content: bytes) -> bytes:
+    try:
+        letter = WireMessage.from_bytes(content)
+    except SightlineError as error:
+        return WireMessage({"refused": str(error)}).to_bytes()
+    return site.answer(letter).to_bytes()
+
+
+def ask_site(place: Path, letter: WireMessage) -> WireMessage:
+    """The answer of the site behind a socket."""
+    try:
+        with Client(str(place), family="AF_UNIX") as site:
+            site.send_bytes(letter.to_bytes())
+            return WireMessage.from_bytes(site.recv_bytes(LARGEST_LETTER))
+    except (EOFError, OSError) as error:
+        return WireMessage({"refused": f"site-socket: nobody answers there ({type(error).__name__})"})

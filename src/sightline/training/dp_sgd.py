@@ -1,0 +1,132 @@
+"""DP-SGD inside clients: per-example clipping, Poisson batches, each client its own noise."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data.federation import Shard
+from sightline.errors import invalid
+from sightline.models.flat import FlatModel
+from sightline.training.augmentation import Views, clipped_sum_of_views
+from sightline.training.dispatch import dense_layers, worker_for
+from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.fast.stacked import Block
+from sightline.training.fast.stacked_private import private_stacked
+from sightline.training.gradients import GradientWorker, own_dropout
+from sightline.training.local_sgd import check_clients, client_blocks
+from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, client_rows
+
+HEAVY = 1 << 22
+"""Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
+
+
+def dp_sgd(
+    model: FlatModel,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    *,
+    clip_norm: float,
+    noise_std: Sequence[float],
+    sample_rates: Sequence[float],
+    steps: Sequence[int],
+    divisors: Sequence[float],
+    coin_rngs: Sequence[np.random.Generator],
+    noise_rngs: Sequence[np.random.Generator],
+    terms: LocalTerms | None = None,
+    batches: Sequence[Sequence[Index]] | None = None,
+    views: Views | None = None,
+    view_rngs: Sequence[np.random.Generator] | None = None,
+) -> Iterator[Block]:
+    r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
+
+    `work` gives learning rate, momentum and weight decay; `steps`, not `work`, says how often. `batches[i]` lays down
+    the examples of each step of client i in place of its coins (balanced sampling). With `views` the gradient of an
+    example is the mean over its views (batch augmentation), drawn anew at every step from `view_rngs[i]`.
+
+    Guarantees: one example changes the sum by at most C before the noise; every example tosses an independent coin at
+    every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and coins
+    come from the client's own generators, noise drawn afresh for all d coordinates at every step; rate 1 walks through
+    the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
+    """
+    terms = terms or LocalTerms()
+    how = DPSGDSettings(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
+    how = replace(how, views=views, view_rngs=view_rngs)
+    per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
+    check_clients(model, starts, terms, len(shards), **per_client)
+    layers, clients = dense_layers(model), range(len(shards))
+    if layers is None or views is not None:
+        return private_loop(model, starts, shards, work, terms, how, clients)
+    heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
+    light = sorted(set(clients) - set(heavy))
+    return chain(
+        private_stacked(layers, model, starts, shards, work, terms, how, light),
+        private_loop(model, starts, shards, work, terms, how, heavy),
+    )
+
+
+def private_loop(
+    model: FlatModel,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    terms: LocalTerms,
+    how: DPSGDSettings,
+    clients: Sequence[int],
+) -> Iterator[Block]:
+    """One client after the other on one worker."""
+    worker = worker_for(model)
+    for block in client_blocks(clients, model.parameters):
+        ends = torch.empty(len(block), model.parameters)
+        for row, client in enumerate(block.tolist()):
+            worker.weights.copy_(client_rows(starts, client))
+            descent = Descent.begin(work, terms, worker.weights, client)
+            with own_dropout(worker, how.coin_rngs[client]):
+                descend_privately(worker, descent, shards[client], how, client)
+            ends[row] = worker.weights
+        yield block, ends
+
+
+def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, how: DPSGDSettings, client: int) -> None:
+    """One client's private steps on the worker's weights."""
+    x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
+    noises = how.noise_of(client, worker.gradient.numel())
+    for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
+        how.write_sum(worker, shard, x, batch, client)
+        if noise is not None:
+            worker.gradient.add_(noise, alpha=how.noise_std[client])
+        descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))
+
+
+def clipped_gradient_sum(
+    model: FlatModel,
+    vector: Tensor,
+    shard_x: NDArray[np.float32] | NDArray[np.int64],
+    shard_y: NDArray[np.int64],
+    *,
+    clip_norm: float,
+    rng: np.random.Generator | None = None,
+    views: tuple[Views, np.random.Generator] | None = None,
+) -> Tensor:
+    r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the cross entropy of example j at `vector`.
+
+    Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
+    `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.
+    """
+    model.check_vector(vector)
+    if not (np.isfinite(clip_norm) and clip_norm > 0):
+        invalid("clip_norm", clip_norm, "is a positive number")
+    worker = worker_for(model)
+    worker.weights.copy_(vector)
+    with own_dropout(worker, rng) if rng is not None else nullcontext():
+        if views is None:
+            worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+        else:
+            clipped_sum_of_views(worker, shard_x, torch.from_numpy(shard_y), clip_norm, *views)
+    return worker.gradient.clone()

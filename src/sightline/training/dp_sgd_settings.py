@@ -1,0 +1,113 @@
+"""Gaussian noise for whole gradients, fast: Box-Muller on the raw bits of the client's own generator."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from math import pi
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.data.federation import Shard
+from sightline.errors import invalid
+from sightline.training.augmentation import Views, clipped_sum_of_views
+from sightline.training.gradients import GradientWorker
+from sightline.training.local_work import Index, poisson_batches
+
+AHEAD = 1 << 14
+"""How many normal numbers are drawn at once, when one step needs fewer."""
+
+
+def draw_gaussian(size: int, *, rng: np.random.Generator) -> Tensor:
+    """`size` independent standard normal float32 numbers.
+
+    z = sqrt(-2 ln u) (cos t, sin t); u is the magnitude of a random 64-bit word, t the lower half of another pair's
+    word (float32 keeps 24 bits of u, so the halves meet only where u < 2^-7, and there in u's last bits).
+
+    Guarantees: all randomness is the generator's; tails reach 9.3 standard deviations (torch's own float32 normals end
+    at 5.8, because their u has 24 bits); about three times as fast as numpy's.
+    """
+    pairs = max(1, -(-size // 2))
+    words = random_words(pairs, rng)
+    radius = words.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
+    halves = words.view(torch.int32)[::2]
+    angle = torch.cat([halves[pairs // 2 :], halves[: pairs // 2]]).float().mul_(pi / 2**31)
+    both = torch.empty(2, pairs)
+    torch.cos(angle, out=both[0])
+    torch.sin(angle, out=both[1])
+    return both.mul_(radius).view(-1)[:size]
+
+
+def random_words(count: int, rng: np.random.Generator) -> Tensor:
+    """`count` words of 64 random bits, as int64."""
+    if isinstance(rng.bit_generator, np.random.MT19937):  # its raw words have 32 bits
+        return torch.from_numpy(np.frombuffer(bytearray(rng.bytes(8 * count)), np.int64))
+    return torch.from_numpy(rng.bit_generator.random_raw(count).view(np.int64))
+
+
+def gaussian_steps(size: int, *, rng: np.random.Generator) -> Iterator[Tensor]:
+    """A fresh vector of `size` standard normal numbers for every step, without end.
+
+    Guarantees: every number is used once; small vectors are cut from one larger draw, which only saves time.
+    """
+    ahead = max(1, AHEAD // max(size, 1))
+    while True:
+        block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
+        yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps
+
+
+@dataclass(frozen=True, eq=False)
+class DPSGDSettings:
+    """How each client steps in private; every sequence has one entry per client."""
+
+    clip_norm: float
+    noise_std: Sequence[float]
+    sample_rates: Sequence[float]
+    steps: Sequence[int]
+    divisors: Sequence[float]
+    coin_rngs: Sequence[np.random.Generator]
+    noise_rngs: Sequence[np.random.Generator]
+    batches: Sequence[Sequence[Index]] | None = None
+    views: Views | None = None
+    view_rngs: Sequence[np.random.Generator] | None = None
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
+            invalid("clip_norm", self.clip_norm, "is a positive number")
+        for std in self.noise_std:
+            if not (np.isfinite(std) and std >= 0):
+                invalid("noise_std", std, "is a number >= 0")
+        for rate in self.sample_rates:
+            if not 0 < rate <= 1:
+                invalid("sample_rate", rate, "a probability lies in (0, 1]")
+        for divisor in self.divisors:
+            if not (np.isfinite(divisor) and divisor > 0):
+                invalid("divisor", divisor, "the expected batch is a positive number")
+        if (self.views is None) != (self.view_rngs is None):
+            invalid("views", self.views, "every client draws its views from its own generator", "give view_rngs too")
+        for laid, steps in zip(self.batches or (), self.steps, strict=False):
+            if len(laid) != steps:
+                invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
+
+    def batches_of(self, client: int, examples: int) -> Iterator[Index | None]:
+        """The batches of one client, thrown by its own coins or as they were laid down."""
+        if self.batches is not None:
+            return iter(self.batches[client])
+        return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])
+
+    def write_sum(self, worker: GradientWorker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
+        """Write the clipped sum of a batch to the worker's gradient; `x` are the shard's inputs as the worker likes."""
+        index = slice(None) if batch is None else batch
+        y = torch.from_numpy(shard.y[index])
+        if self.views is None or self.view_rngs is None:
+            some = x if batch is None else x[torch.from_numpy(batch)]
+            worker.clipped_sum(some, y, self.clip_norm)
+        else:
+            clipped_sum_of_views(worker, shard.x[index], y, self.clip_norm, self.views, self.view_rngs[client])
+
+    def noise_of(self, client: int, size: int) -> Iterator[Tensor | None]:
+        """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none."""
+        if self.noise_std[client] == 0:
+            return repeat(None)
+        return gaussian_steps(size, rng=self.noise_rngs[client])

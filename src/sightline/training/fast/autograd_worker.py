@@ -1,0 +1,377 @@
+"""An LSTM written out step by step, so that the gradient of its gates can be read."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sightline.models.flat import FlatModel, bind_parameters
+from sightline.training.clipping import Balls, Clip, factors_of
+from sightline.training.fast.layers import size_pair
+from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, square_norms, unfold_patches
+from sightline.training.gradients import GradientWorker, equal_chunks
+
+
+@dataclass(frozen=True, eq=False)
+class DirectionRun:
+    """One direction of one layer over one batch: inputs (B, T, K), states before (B, T, H), gates (B, T, 4 H)."""
+
+    suffix: str
+    inputs: Tensor
+    before: Tensor
+    gates: Tensor
+
+
+class UnrolledLSTM(nn.Module):
+    """The same numbers as the `nn.LSTM` it is made from, whose parameters it shares.
+
+    With gates_t = W_ih x_t + b + W_hh h_{t-1}, the gradient of the product W_ih x_t is the gradient of the gates, and
+    with it both weights' gradients are sums over t of outer products. Every run is kept in `runs`.
+    """
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.lstm = lstm
+        self.runs: list[DirectionRun] = []
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """States of every token (B, T, directions * H), and the last states of every layer and direction."""
+        hidden, cells = [], []
+        for layer in range(self.lstm.num_layers):
+            ways = [f"_l{layer}", f"_l{layer}_reverse"][: 2 if self.lstm.bidirectional else 1]
+            ends = [self.run(x, suffix) for suffix in ways]
+            x = torch.cat([states for states, _, _ in ends], 2)
+            hidden += [h for _, h, _ in ends]
+            cells += [c for _, _, c in ends]
+        return x, (torch.stack(hidden), torch.stack(cells))
+
+    def run(self, x: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
+        """One direction of one layer: states in the order of the tokens, last hidden state, last cell."""
+        back = suffix.endswith("reverse")
+        x = x.flip(1) if back else x
+        gates = self.input_gates(x, suffix)
+        recurrent = getattr(self.lstm, "weight_hh" + suffix).t()
+        h = c = x.new_zeros(len(x), len(recurrent))
+        states = [h]
+        for part in gates.unbind(1):
+            i, f, new, o = torch.addmm(part, h, recurrent).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            states.append(h)
+        self.runs.append(DirectionRun(suffix, x.detach(), torch.stack(states[:-1], 1).detach(), gates))
+        together = torch.stack(states[1:], 1)
+        return (together.flip(1) if back else together), h, c
+
+    def input_gates(self, x: Tensor, suffix: str) -> Tensor:
+        """W_ih x + b for all tokens at once, always with a gradient to be read."""
+        gates: Tensor = x @ getattr(self.lstm, "weight_ih" + suffix).t()
+        if self.lstm.bias:
+            gates = gates + (getattr(self.lstm, "bias_ih" + suffix) + getattr(self.lstm, "bias_hh" + suffix))
+        return gates if gates.requires_grad else gates.requires_grad_()
+
+
+def can_unroll(layer: nn.Module) -> bool:
+    """Whether the layer is a plain LSTM over (B, T, K)."""
+    return type(layer) is nn.LSTM and layer.batch_first and not layer.proj_size and not layer.dropout
+
+
+def unroll_lstms(module: nn.Module) -> None:
+    """Put an unrolled LSTM in the place of every plain one, everywhere below `module`."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.LSTM) and can_unroll(child):
+            setattr(module, name, UnrolledLSTM(child))
+        else:
+            unroll_lstms(child)
+
+
+class ClippingRule(ABC):
+    """Keeps one layer's books for one chunk; `gradient` maps parameter names to views of the flat gradient."""
+
+    def __init__(self, layer: nn.Module, gradient: dict[str, Tensor]) -> None:
+        self.layer, self.gradient = layer, gradient
+
+    @abstractmethod
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Take input and output gradient; give |gradient|^2 of every example for each of this layer's parameters."""
+
+    @abstractmethod
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
+        """Add sum_j s_j g_j to the gradient of each parameter."""
+
+
+class AffineRule(ClippingRule):
+    """Linear layers, on vectors (B, K) or sequences (B, ..., K)."""
+
+    def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
+        """The affine map's inputs and output gradients as (B, P, K) and (B, P, O)."""
+        batch = len(x)
+        return AffineNorms(
+            x.reshape(batch, -1, x.shape[-1]), g.reshape(batch, -1, g.shape[-1]), bias="bias" in self.gradient
+        )
+
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Norms from the book."""
+        self.page = self.norms_of(x, g)
+        return self.page.norms()
+
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
+        """Add the weight's and the bias' clipped sums."""
+        self.gradient["weight"] += self.as_weight(self.page.weight_sum(factors["weight"]))
+        bias = self.page.bias_sum(factors["bias"]) if "bias" in factors else None
+        if bias is not None:
+            self.gradient["bias"] += bias
+        del self.page
+
+    def as_weight(self, total: Tensor) -> Tensor:
+        """(O, K) in the weight's own layout."""
+        return total
+
+
+class ConvolutionRule(AffineRule):
+    """Convolutions, as affine maps of their patches."""
+
+    layer: nn.Conv2d
+
+    def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
+        """Patches and output pixels."""
+        how = (size_pair(self.layer.kernel_size), size_pair(self.layer.stride), size_pair(self.layer.padding))
+        return AffineNorms(unfold_patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
+
+    def as_weight(self, total: Tensor) -> Tensor:
+        """(O, kh, kw, C) -> (O, C, kh, kw)."""
+        size = size_pair(self.layer.kernel_size)
+        return total.view(len(total), *size, -1).permute(0, 3, 1, 2)
+
+
+class NormRule(ClippingRule):
+    """GroupNorm and LayerNorm: gradients are small, so they are instantiated."""
+
+    layer: nn.GroupNorm | nn.LayerNorm
+
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Rows of scale and shift: sum over positions of g times the normalised input, and of g."""
+        self.rows = {"weight": self.sum_positions(g * self.normalise_input(x)), "bias": self.sum_positions(g)}
+        self.rows = {name: self.rows[name] for name in self.gradient}
+        return {name: square_norms(rows) for name, rows in self.rows.items()}
+
+    def normalise_input(self, x: Tensor) -> Tensor:
+        """The input before scale and shift."""
+        if isinstance(self.layer, nn.GroupNorm):
+            return functional.group_norm(x, self.layer.num_groups, eps=self.layer.eps)
+        return functional.layer_norm(x, list(self.layer.normalized_shape), eps=self.layer.eps)
+
+    def sum_positions(self, values: Tensor) -> Tensor:
+        """Sum over everything but the example and the parameter's own axes."""
+        if isinstance(self.layer, nn.GroupNorm):
+            return values.flatten(2).sum(2) if values.dim() > 2 else values
+        return values.reshape(len(values), -1, *self.layer.normalized_shape).sum(1)
+
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
+        """Add s @ rows."""
+        for name, rows in self.rows.items():
+            self.gradient[name] += (factors[name] @ rows.flatten(1)).view(rows.shape[1:])
+        del self.rows
+
+
+class EmbeddingRule(ClippingRule):
+    """Embeddings: |G|^2 = sum over pairs of positions with the same token of g_p . g_q; the sum is a scatter."""
+
+    def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Norms from the Gram matrix of the gradients, masked by equality of tokens."""
+        self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
+        same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
+        inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
+        slack = gram_rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
+        return {"weight": inner + slack}
+
+    def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
+        """Scatter the scaled gradients to their tokens' rows."""
+        scaled = (self.g * factors["weight"][:, None, None]).flatten(0, 1)
+        self.gradient["weight"].index_add_(0, self.tokens.flatten(), scaled)
+        del self.tokens, self.g
+
+
+class RecurrentRule:
+    """One direction of an LSTM layer: two affine maps, of inputs and of states before, with the gates' gradient."""
+
+    def __init__(self, gradient: dict[str, Tensor]) -> None:
+        self.gradient = gradient
+
+    def read(self, run: DirectionRun, g: Tensor) -> Tensor:
+        """|gradient|^2 of every example over both weights and both biases."""
+        self.pages = {
+            "ih": AffineNorms(run.inputs, g, bias="bias_ih" in self.gradient),
+            "hh": AffineNorms(run.before, g, bias="bias_hh" in self.gradient),
+        }
+        both = [torch.stack(list(page.norms().values())).sum(0) for page in self.pages.values()]
+        return both[0] + both[1]
+
+    def add_clipped(self, factors: Tensor) -> None:
+        """Add the clipped sums of both maps."""
+        for name, page in self.pages.items():
+            self.gradient[f"weight_{name}"] += page.weight_sum(factors)
+            bias = page.bias_sum(factors)
+            if bias is not None:
+                self.gradient[f"bias_{name}"] += bias
+        del self.pages
+
+
+def rule_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], ClippingRule] | None:
+    """The scribe that can write this layer's books, or None. A subclass may do something else, so types are exact."""
+    kind = type(layer)
+    if kind in (nn.GroupNorm, nn.LayerNorm):
+        return NormRule
+    if kind is nn.Linear:
+        return AffineRule
+    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
+        plain = layer.groups == 1 and size_pair(layer.dilation) == (1, 1) and layer.padding_mode == "zeros"
+        return ConvolutionRule if plain and not isinstance(layer.padding, str) else None
+    if isinstance(layer, nn.Embedding) and kind is nn.Embedding:
+        plain = (
+            layer.padding_idx is None and layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        )
+        return EmbeddingRule if plain else None
+    return None
+
+
+RECORD_BYTES = 1 << 27
+"""How much the records of one chunk of examples may take."""
+
+
+class NoClippingRule(Exception):
+    """This pass cannot be booked: a layer ran twice, or a recorded value was overwritten."""
+
+
+class AutogradWorker(GradientWorker):
+    """Autograd for plain steps, book-keeping for private ones."""
+
+    def __init__(self, model: FlatModel) -> None:
+        super().__init__(model)
+        self.twin = model.module().requires_grad_(False)
+        bind_parameters(self.twin, model.layout, self.weights)
+        unroll_lstms(self.twin)
+        self.seen: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self.scribes: dict[str, ClippingRule] = {}
+        self.recurrent: dict[tuple[str, str], RecurrentRule] = {}
+        self.attach_rules(model.split(self.gradient))
+        self.per_chunk = 1
+        self.measured = False
+
+    def attach_rules(self, gradient: dict[str, Tensor]) -> None:
+        """Give every layer with parameters its scribe; raise `Unbookable` when one has none."""
+        taken = 0
+        for name, layer in self.twin.named_modules():
+            if isinstance(getattr(layer, "inplace", None), bool):
+                layer.inplace = False
+            words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
+            if any(tensor_name(name, word) not in gradient for word in words):
+                raise NoClippingRule(f"layer {name} shares a parameter with another, or has a frozen one")
+            own = {word: gradient[tensor_name(name, word)] for word in words}
+            if isinstance(layer, UnrolledLSTM):
+                taken += self.attach_recurrent(name, layer, gradient)
+            elif own:
+                kind = rule_for(layer)
+                if kind is None:
+                    raise NoClippingRule(f"no books for {type(layer).__name__}")
+                self.scribes[name] = kind(layer, own)
+                layer.register_forward_hook(lambda _, inputs, output, name=name: self.see_layer(name, inputs, output))
+                taken += len(own)
+        if taken != len(self.model.layout):
+            raise NoClippingRule("a parameter belongs to no known layer")
+
+    def attach_recurrent(self, name: str, layer: UnrolledLSTM, gradient: dict[str, Tensor]) -> int:
+        """One scribe per direction and layer of an LSTM."""
+        words = [word for word, _ in layer.lstm.named_parameters()]
+        for suffix in {word.split("_", 2)[2] for word in words}:
+            own = {
+                w.rsplit("_" + suffix, 1)[0]: gradient[f"{name}.{w}".lstrip(".")]
+                for w in words
+                if w.split("_", 2)[2] == suffix
+            }
+            self.recurrent[name, "_" + suffix] = RecurrentRule(own)
+        return len(words)
+
+    def see_layer(self, name: str, inputs: Any, output: Tensor) -> None:
+        """Remember a layer's input and output, and make sure that the output's gradient can be read."""
+        if name in self.seen or len(inputs) != 1:
+            raise NoClippingRule(f"layer {name} ran twice or takes more than one input")
+        if not output.requires_grad:
+            output.requires_grad_()
+        self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """Books where this pass can be booked, else the definition; always the definition with several views."""
+        if views > 1:
+            super().clipped_sum(x, y, clip, views=views)
+            return
+        self.twin.train(not self.probing)
+        if not self.measured and len(y):
+            self.per_chunk, self.measured = max(1, RECORD_BYTES // self.record_bytes(x[:1], y[:1])), True
+        self.gradient.zero_()
+        try:
+            for some in equal_chunks(len(y), self.per_chunk):
+                self.add_clipped(x[some], y[some], clip)
+        except NoClippingRule:
+            if self.probing:
+                raise
+            super().clipped_sum(x, y, clip)
+
+    def record_bytes(self, x: Tensor, y: Tensor) -> int:
+        """What the books of one example take."""
+        self.output_gradients(x, y)
+        ends = [(a, z) for a, z, _ in self.seen.values()]
+        kernels = sum(9 * a.numel() if z.dim() == 4 else a.numel() for a, z in ends)
+        return 4 * (kernels + 3 * sum(z.numel() for _, z in ends) + min(self.model.parameters, 1 << 22))
+
+    def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], int]:
+        """One forward and one backward pass: gradients of all recorded outputs, those of the gates last."""
+        self.seen.clear()
+        lstms = {name: layer for name, layer in self.twin.named_modules() if isinstance(layer, UnrolledLSTM)}
+        for layer in lstms.values():
+            layer.runs.clear()
+        loss = functional.cross_entropy(self.twin(x), y, reduction="sum")
+        if any(a._version != version for a, _, version in self.seen.values()):
+            raise NoClippingRule("a layer's input was overwritten")
+        self.runs = {(name, run.suffix): run for name, layer in lstms.items() for run in layer.runs}
+        if len(self.runs) != sum(len(layer.runs) for layer in lstms.values()):
+            raise NoClippingRule("an LSTM ran twice")
+        ends = [output for _, output, _ in self.seen.values()] + [run.gates for run in self.runs.values()]
+        return list(torch.autograd.grad(loss, ends)), len(self.seen)
+
+    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip) -> None:
+        """Add the clipped sum of one chunk."""
+        if self.recurrent and isinstance(clip, Balls):
+            raise NoClippingRule("the weights of an LSTM are not booked apart")
+        gradients, plain = self.output_gradients(x, y)
+        norms = [
+            named_norms(n, self.scribes[n].read(seen[0], g))
+            for (n, seen), g in zip(self.seen.items(), gradients[:plain], strict=True)
+        ]
+        norms += [
+            {"": self.recurrent[key].read(run, g)}
+            for (key, run), g in zip(self.runs.items(), gradients[plain:], strict=True)
+        ]
+        finite, factors = factors_of(norms, clip)
+        if not bool(finite.all()):
+            if bool(finite.any()):
+                self.add_clipped(x[finite], y[finite], clip)
+            return
+        for name in self.seen:
+            own = {word: factors(tensor_name(name, word)) for word in self.scribes[name].gradient}
+            self.scribes[name].add_clipped(own)
+        for key in self.runs:
+            self.recurrent[key].add_clipped(factors(""))
+
+
+def tensor_name(layer: str, word: str) -> str:
+    """The name of a layer's tensor in the model."""
+    return f"{layer}.{word}".lstrip(".")
+
+
+def named_norms(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A layer's norms under the full names of its tensors."""
+    return {tensor_name(layer, word): square for word, square in norms.items()}

@@ -1,0 +1,194 @@
+"""Small convolutional networks of several clients at once: patches, and one batched product for all clients.
+
+Worth it where a client's step is so small that calling torch costs as much as the work: a few clients at a time, so
+that their patches stay in the cache. Larger networks are faster in a loop with torch's own kernels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sightline.models.flat import FlatModel, Slot
+from sightline.training.fast.chain import flat_children
+from sightline.training.fast.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, size_pair
+from sightline.training.fast.per_example_norms import (
+    fold_patches,
+    output_size,
+    patches_by_pixel,
+    stride_divides,
+    unfold_patches,
+)
+
+CLIENT_FLOATS = 1 << 17
+"""A client whose patches hold more numbers than this in one step is trained in the loop."""
+
+GROUP_FLOATS = 1 << 19
+"""How many numbers the patches of clients that are trained side by side may hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One layer of the chain and where its tensors stand in the flat vector."""
+
+    module: nn.Module
+    weight: Slot | None
+    bias: Slot | None
+
+
+class StackStage(Layer):
+    """A layer with parameters of every client in the stack: views into (n, d) weights and gradients."""
+
+    def __init__(self, part: Part, weights: Tensor, gradient: Tensor, wanted: bool) -> None:
+        if part.weight is None:
+            raise ValueError("a stage has a weight")
+        self.clients, self.wanted = len(weights), wanted
+        self.weight = weights[:, part.weight.start : part.weight.stop].view(len(weights), *part.weight.shape)
+        self.weight_gradient = gradient[:, part.weight.start : part.weight.stop].view(self.weight.shape)
+        self.bias = self.bias_gradient = None
+        if part.bias is not None:
+            self.bias = weights[:, part.bias.start : part.bias.stop].unsqueeze(1)
+            self.bias_gradient = gradient[:, part.bias.start : part.bias.stop]
+
+    def affine_product(self, rows: Tensor, kernel: Tensor) -> Tensor:
+        """rows kernel^T + bias, client by client."""
+        kernel = kernel.transpose(1, 2)
+        return torch.bmm(rows, kernel) if self.bias is None else torch.baddbmm(self.bias, rows, kernel)
+
+    def write_bias(self, rows: Tensor) -> None:
+        """The bias' summed gradient."""
+        if self.bias_gradient is not None:
+            torch.sum(rows, 1, out=self.bias_gradient)
+
+
+class DenseStage(StackStage):
+    """x W^T + b on (n, b, inputs)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b; images are flattened first."""
+        self.shape = x.shape
+        self.x = x.flatten(1).view(self.clients, -1, self.weight.shape[2])
+        return self.affine_product(self.x, self.weight)
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """The input gradient; weight and bias gradients are written."""
+        torch.bmm(g.transpose(1, 2), self.x, out=self.weight_gradient)
+        self.write_bias(g)
+        before = torch.bmm(g, self.weight).view(self.shape)
+        return before.contiguous(memory_format=torch.channels_last) if before.dim() == 4 else before
+
+
+class ConvolutionStage(StackStage):
+    """A convolution on (n * b, C, H, W) images in channels_last, as a product with their patches."""
+
+    def __init__(self, part: Part, weights: Tensor, gradient: Tensor, wanted: bool) -> None:
+        super().__init__(part, weights, gradient, wanted)
+        how = part.module
+        self.how: tuple[Pair, Pair, Pair] = (size_pair(how.kernel_size), size_pair(how.stride), size_pair(how.padding))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution; the first layer takes its patches pixel by pixel, in the weight's own order."""
+        self.shape = tuple(x.shape)
+        if self.wanted:
+            self.u = unfold_patches(x, *self.how).view(self.clients, -1, self.weight[0, 0].numel())
+            self.kernel = self.weight.permute(0, 1, 3, 4, 2).reshape(*self.weight.shape[:2], -1)
+        else:
+            self.u = patches_by_pixel(x, *self.how).view(self.weight[0, 0].numel(), self.clients, -1).permute(1, 2, 0)
+            self.kernel = self.weight.flatten(2)
+        size = output_size(x, *self.how)
+        return self.affine_product(self.u, self.kernel).view(len(x), *size, -1).permute(0, 3, 1, 2)
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """The input gradient; weight and bias gradients are written."""
+        rows = g.permute(0, 2, 3, 1).reshape(self.clients, -1, g.shape[1])
+        total = torch.bmm(rows.transpose(1, 2), self.u)
+        self.write_bias(rows)
+        if not self.wanted:
+            self.weight_gradient.copy_(total.view(self.weight.shape))
+            return None
+        (tall, wide), channels = self.how[0], self.shape[1]
+        self.weight_gradient.copy_(total.view(*total.shape[:2], tall, wide, channels).permute(0, 1, 4, 2, 3))
+        return fold_patches(torch.bmm(rows, self.kernel).flatten(0, 1), self.shape, *self.how)
+
+
+class ConvStack:
+    """The networks of n clients over (n, d) weights; same interface as `DenseStack` for plain steps."""
+
+    def __init__(self, parts: tuple[Part, ...], weights: Tensor, gradient: Tensor, image: tuple[int, ...]) -> None:
+        self.parts, self.weights, self.gradient, self.image = parts, weights, gradient, image
+        self.layers: list[Layer] = []
+        for part in parts:
+            started = any(isinstance(layer, StackStage) for layer in self.layers)
+            layer = stage_for(part, weights, gradient, started)
+            if isinstance(layer, ReLU | Tanh):
+                layer.in_place = isinstance(self.layers[-1], StackStage | MaxPool)
+            self.layers.append(layer)
+
+    def first(self, count: int) -> "ConvStack":
+        """The stack of the first `count` clients, sharing memory with this one."""
+        if count == len(self.weights):
+            return self
+        return ConvStack(self.parts, self.weights[:count], self.gradient[:count], self.image)
+
+    def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
+        """Write the gradients of sum_j share_j loss_j; share (n, b, 1) is 0 for padding, target = -share onehot(y)."""
+        y = x.reshape(-1, *self.image)
+        for layer in self.layers:
+            y = layer.forward(y)
+        g: Tensor | None = torch.addcmul(target, torch.softmax(y, 2), share)
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.backward(g)
+
+
+def stage_for(part: Part, weights: Tensor, gradient: Tensor, started: bool) -> Layer:
+    """The stacked twin of a layer; those without parameters see one long batch."""
+    module = part.module
+    if isinstance(module, nn.Conv2d):
+        return ConvolutionStage(part, weights, gradient, started)
+    if isinstance(module, nn.Linear):
+        return DenseStage(part, weights, gradient, started)
+    if isinstance(module, nn.MaxPool2d):
+        return MaxPool(size_pair(module.kernel_size), size_pair(module.stride), size_pair(module.padding))
+    return ReLU() if isinstance(module, nn.ReLU) else Tanh()
+
+
+def conv_parts(model: FlatModel) -> tuple[Part, ...] | None:
+    """The layers of a chain that begins with convolutions whose strides divide their kernels, else None."""
+    module = model.module()
+    if type(module) is not nn.Sequential:
+        return None
+    slots = {slot.name: slot for slot in model.layout}
+    parts = [
+        Part(child, slots.get(f"{name}.weight"), slots.get(f"{name}.bias"))
+        for name, child in flat_children(module)
+        if not isinstance(child, nn.Flatten)
+    ]
+    for at in range(len(parts) - 1):
+        if isinstance(parts[at].module, nn.ReLU) and isinstance(parts[at + 1].module, nn.MaxPool2d):
+            parts[at], parts[at + 1] = parts[at + 1], parts[at]
+    stackable = all(can_stack(part.module) for part in parts) and isinstance(parts[0].module, nn.Conv2d)
+    return tuple(parts) if stackable and isinstance(parts[-1].module, nn.Linear) else None
+
+
+def can_stack(module: nn.Module) -> bool:
+    """Whether a layer of a chain has a stacked twin."""
+    if isinstance(module, nn.Conv2d):
+        return convolution_for(module, (torch.empty(1, 1, 1, 1),) * 4, False) is not None and stride_divides(
+            size_pair(module.stride), size_pair(module.kernel_size)
+        )
+    return isinstance(module, nn.Linear | nn.MaxPool2d | nn.ReLU | nn.Tanh)
+
+
+def patch_floats(parts: tuple[Part, ...], image: tuple[int, ...]) -> int:
+    """The most numbers that one layer's patches of one example hold."""
+    largest, x = 0, torch.zeros(1, *image)
+    for part in parts:
+        if isinstance(part.module, nn.Linear):
+            break
+        with torch.no_grad():
+            x = part.module(x)
+        if isinstance(part.module, nn.Conv2d):
+            largest = max(largest, part.module.weight[0].numel() * x.shape[2] * x.shape[3])
+    return largest

@@ -1,0 +1,272 @@
+"""Layers with gradients written by hand, for modules that are plain chains of them.
+
+Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient) and `record` (input
+gradient, and the books from which per-example norms and the clipped sum follow). Images travel in channels_last memory.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.training.fast.per_example_norms import AffineNorms, output_size, patches_by_pixel, unfold_patches
+
+aten: Any = torch.ops.aten
+
+Pair = tuple[int, int]
+
+
+class Layer:
+    """A layer without parameters.
+
+    `wanted` says whether anything before it needs its input gradient, `recording` that `record` will follow.
+    """
+
+    wanted = True
+    recording = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of a batch; keeps what `backward` needs."""
+        raise NotImplementedError
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """The input gradient for the output gradient `g`; parametrised layers write theirs."""
+        raise NotImplementedError
+
+    def record(self, g: Tensor) -> Tensor | None:
+        """As `backward`, with books in place of a summed gradient."""
+        return self.backward(g)
+
+    def norms(self) -> dict[str, Tensor]:
+        """|gradient|^2 of every recorded example, for each of this layer's tensors."""
+        return {}
+
+    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
+        """Add sum_j s_j g_j of the recorded examples to the gradient; `factors` are by tensor name."""
+
+
+class Flatten(Layer):
+    """(B, C, H, W) -> (B, C H W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same numbers in torch's order, one row per example."""
+        self.shape, self.image = x.shape, x.dim() == 4
+        return x.flatten(1)
+
+    def backward(self, g: Tensor) -> Tensor:
+        """The gradient in the shape of the input; images back in channels_last."""
+        g = g.view(self.shape)
+        return g.contiguous(memory_format=torch.channels_last) if self.image else g
+
+
+class ReLU(Layer):
+    """max(x, 0); in place where the chain says that nobody else needs x."""
+
+    in_place = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """max(x, 0)."""
+        self.y = torch.relu_(x) if self.in_place else torch.relu(x)
+        return self.y
+
+    def backward(self, g: Tensor) -> Tensor:
+        """g where the output is positive."""
+        gradient: Tensor = aten.threshold_backward(g, self.y, 0)
+        return gradient
+
+
+class Tanh(Layer):
+    """tanh(x); in place where the chain says that nobody else needs x."""
+
+    in_place = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """tanh(x)."""
+        self.y = torch.tanh_(x) if self.in_place else torch.tanh(x)
+        return self.y
+
+    def backward(self, g: Tensor) -> Tensor:
+        """g (1 - y^2)."""
+        gradient: Tensor = aten.tanh_backward(g, self.y)
+        return gradient
+
+
+class MaxPool(Layer):
+    """Max pooling; the gradient goes to the first largest pixel of a window, as in torch."""
+
+    def __init__(self, size: Pair, stride: Pair, padding: Pair) -> None:
+        self.how = (list(size), list(stride), list(padding), [1, 1], False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest pixel of every window."""
+        self.x = x
+        y, self.index = aten.max_pool2d_with_indices(x, *self.how)
+        pooled: Tensor = y
+        return pooled
+
+    def backward(self, g: Tensor) -> Tensor:
+        """g at the pixels that were the largest."""
+        gradient: Tensor = aten.max_pool2d_with_indices_backward(g, self.x, *self.how, self.index)
+        return gradient
+
+
+class Affine(Layer):
+    """A layer with a weight and perhaps a bias, both views into flat vectors."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, weight_gradient: Tensor, bias_gradient: Tensor | None
+    ) -> None:
+        self.weight, self.bias = weight, bias
+        self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
+        self.book: AffineNorms | None = None
+        self.name = ""
+
+    def join_views(self, views: int) -> None:
+        """Make the recorded rows of each example's views the books of one example."""
+        if views > 1 and self.book is not None:
+            self.book = self.book.join_views(views)
+
+    def norms(self) -> dict[str, Tensor]:
+        """|gradient|^2 of every recorded example, by tensor."""
+        if self.book is None:
+            raise RuntimeError("norms asked for before a backward pass was recorded")
+        return {f"{self.name}.{word}": square for word, square in self.book.norms().items()}
+
+    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
+        """Add the clipped sums of weight and bias, then forget the books."""
+        if self.book is None:
+            raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
+        self.add_weight(self.book.weight_sum(factors(f"{self.name}.weight")))
+        if self.bias_gradient is not None:
+            bias = self.book.bias_sum(factors(f"{self.name}.bias"))
+            if bias is not None:
+                self.bias_gradient += bias
+        self.book = None
+
+    def add_weight(self, total: Tensor) -> None:
+        """Add a weight gradient laid out (outputs, inputs)."""
+        self.weight_gradient += total
+
+
+class Dense(Affine):
+    """y = x W^T + b."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b."""
+        self.x = x
+        return torch.mm(x, self.weight.t()) if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """g W, and the summed gradients g^T x and sum g."""
+        torch.mm(g.t(), self.x, out=self.weight_gradient)
+        if self.bias_gradient is not None:
+            torch.sum(g, 0, out=self.bias_gradient)
+        return g @ self.weight if self.wanted else None
+
+    def record(self, g: Tensor) -> Tensor | None:
+        """g W, and the books."""
+        self.book = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
+        return g @ self.weight if self.wanted else None
+
+
+class Convolution(Affine):
+    """A convolution by torch's own kernels; books by im2col in channels_last."""
+
+    def __init__(self, *tensors: Any, stride: Pair, padding: Pair) -> None:
+        super().__init__(*tensors)
+        self.stride, self.padding = stride, padding
+        self.size: Pair = (self.weight.shape[2], self.weight.shape[3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.x = x
+        self.kernel = self.weight.contiguous(memory_format=torch.channels_last)
+        return torch.conv2d(x, self.kernel, self.bias, self.stride, self.padding)
+
+    def derive_gradients(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        """(input, weight, bias) gradients, those of them that the mask asks for."""
+        sizes = None if self.bias is None else list(self.bias.shape)
+        how = (list(self.stride), list(self.padding), [1, 1], False, [0, 0], 1)
+        parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(g, self.x, self.kernel, sizes, *how, mask)
+        return parts
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """The input gradient, and the summed weight and bias gradients."""
+        before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
+        self.weight_gradient.copy_(weight)
+        if self.bias_gradient is not None:
+            self.bias_gradient.copy_(bias)
+        return before
+
+    def record(self, g: Tensor) -> Tensor | None:
+        """The input gradient, and the books."""
+        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        self.book = AffineNorms(
+            unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
+        )
+        return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
+
+    def add_weight(self, total: Tensor) -> None:
+        """Add a weight gradient laid out (outputs, kh * kw * channels)."""
+        outputs, channels = self.weight.shape[:2]
+        self.weight_gradient += total.view(outputs, *self.size, channels).permute(0, 3, 1, 2)
+
+
+class FirstConvolution(Convolution):
+    """A convolution of few channels that opens the chain: recorded passes make its output from the patches too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution; when recording, as a product with the patches that the books need anyway."""
+        if not self.recording:
+            return super().forward(x)
+        self.u = patches_by_pixel(x, self.size, self.stride, self.padding)
+        rows = affine_product(self.u.flatten(1).t(), self.weight.flatten(1), self.bias)
+        size = output_size(x, self.size, self.stride, self.padding)
+        return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
+
+    def record(self, g: Tensor) -> None:
+        """The books, from the patches of the forward pass."""
+        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        self.book = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
+
+    def add_weight(self, total: Tensor) -> None:
+        """Add a weight gradient laid out as the weight itself."""
+        self.weight_gradient += total.view(self.weight.shape)
+
+
+def affine_product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """rows kernel^T + bias."""
+    return torch.mm(rows, kernel.t()) if bias is None else torch.addmm(bias, rows, kernel.t())
+
+
+def size_pair(value: Any) -> Pair:
+    """A size given once or per axis."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def layer_for(module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool) -> Layer | None:
+    """The hand-written twin of a torch layer, or None when there is none.
+
+    `tensors` are weight, bias, weight gradient, bias gradient; `first` says that no layer before it has parameters.
+    """
+    kind = type(module)  # not isinstance: a subclass may do something else
+    if kind is nn.Linear:
+        return Dense(*tensors)  # type: ignore[arg-type]
+    if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
+        return convolution_for(module, tensors, first)
+    if isinstance(module, nn.MaxPool2d) and size_pair(module.dilation) == (1, 1) and not module.ceil_mode:
+        return MaxPool(size_pair(module.kernel_size), size_pair(module.stride), size_pair(module.padding))
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+        return Flatten()
+    return ReLU() if kind is nn.ReLU else Tanh() if kind is nn.Tanh else None
+
+
+def convolution_for(module: nn.Conv2d, tensors: tuple[Tensor | None, ...], first: bool) -> Layer | None:
+    """The twin of a plain convolution (no groups, no dilation, zeros around the image)."""
+    plain = module.groups == 1 and size_pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
+    if not plain or isinstance(module.padding, str):
+        return None
+    few = first and module.in_channels <= 4
+    kind = FirstConvolution if few else Convolution
+    return kind(*tensors, stride=size_pair(module.stride), padding=size_pair(module.padding))

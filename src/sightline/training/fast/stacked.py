@@ -1,0 +1,223 @@
+"""Many clients of a fully connected network trained side by side: plans, padding and the common walk."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data.federation import Shard
+from sightline.models.flat import FlatModel
+from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, batch_table
+
+Block = tuple[NDArray[np.intp], Tensor]
+
+
+class Stack(Protocol):
+    """The networks of n clients over (n, d) weights, whose gradients are written to (n, d)."""
+
+    weights: Tensor
+    gradient: Tensor
+
+    def first(self, count: int) -> "Stack":
+        """The stack of the first `count` clients, sharing memory with this one."""
+        ...
+
+    def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
+        """Write the gradients of sum_j share_j loss_j."""
+        ...
+
+
+Builder = Callable[[Tensor, Tensor], Stack]
+"""(weights, gradient) -> stack."""
+
+
+@dataclass(frozen=True, eq=False)
+class StackWalk:
+    """What `train` was asked to do, with each client's number of steps."""
+
+    model: FlatModel
+    starts: Tensor
+    shards: Sequence[Shard]
+    work: LocalWork
+    rngs: Sequence[np.random.Generator]
+    terms: LocalTerms
+    steps: Sequence[int]
+
+
+STACK_BYTES = 1 << 27
+"""How much the weights, gradients and inputs of clients that are trained side by side may take."""
+
+GATHER_FLOATS = 1 << 19
+"""How many numbers are gathered ahead for coming steps: few enough to stay in the cache."""
+
+
+def width_of(examples: int, work: LocalWork) -> int:
+    """How long a client's batches are made: a function of its own size only, so that others cannot change its bits."""
+    whole = 1 << max(0, examples - 1).bit_length()
+    return whole if work.batch_size is None else min(work.batch_size, whole)
+
+
+def group_clients(
+    model: FlatModel,
+    shards: Sequence[Shard],
+    clients: Sequence[int],
+    widths: Mapping[int, int],
+    steps: Sequence[int],
+    tables: Mapping[int, int],
+    most: Callable[[int], int],
+) -> Iterator[list[int]]:
+    """Clients of equal width, longest walk first, in groups that fit into STACK_BYTES, `most(width)` at the most.
+
+    `tables` says how many rows of each client's batches are written down ahead.
+    """
+    features = int(np.prod(model.input_shape))
+    group: list[int] = []
+    taken = 0
+    for client in sorted(clients, key=lambda client: (widths[client], -steps[client])):
+        numbers = 4 * model.parameters + features * (2 * widths[client] + len(shards[client])) + 4 * tables[client]
+        full = bool(group) and (len(group) >= most(widths[client]) or taken + 4 * numbers > STACK_BYTES)
+        if full or (group and widths[client] != widths[group[0]]):
+            yield group
+            group, taken = [], 0
+        group.append(client)
+        taken += 4 * numbers
+    if group:
+        yield group
+
+
+class ExamplePile:
+    """The examples of a group on one pile, with a last row of zeros that stands for "no example"."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        sizes = [len(shard) for shard in shards]
+        self.offsets = np.concatenate([[0], np.cumsum(sizes)])
+        features = int(np.prod(shards[0].x.shape[1:]))
+        x = np.empty((int(self.offsets[-1]) + 1, features), np.float32)
+        y = np.zeros(int(self.offsets[-1]) + 1, np.int64)
+        for shard, start in zip(shards, self.offsets[:-1], strict=True):
+            x[start : start + len(shard)] = shard.x.reshape(len(shard), features)
+            y[start : start + len(shard)] = shard.y
+        x[-1] = 0.0
+        self.x, self.y, self.nothing = torch.from_numpy(x), torch.from_numpy(y), len(y) - 1
+
+    def rows(self, member: int, batch: Index | None) -> Index:
+        """The rows of a client's batch; None is its whole shard."""
+        start, stop = self.offsets[member], self.offsets[member + 1]
+        return np.arange(start, stop) if batch is None else batch + start
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples at (n, b) rows."""
+        return self.x[index], self.y[index]
+
+
+def train_stacked(
+    walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]
+) -> Iterator[Block]:
+    """Local SGD of these clients, `most(width)` at a time; those that have finished fall off the end of the stack."""
+    work, shards = walk.work, walk.shards
+    widths = {client: width_of(len(shards[client]), work) for client in clients}
+    tables = {client: widths[client] * (1 if work.batch_size is None else walk.steps[client]) for client in clients}
+    for group in group_clients(walk.model, shards, clients, widths, walk.steps, tables, most):
+        weights = own_copy(walk.starts, group)
+        stack = build(weights, torch.empty_like(weights))
+        descent = Descent.begin(work, walk.terms, weights, group)
+        pile, walks = ExamplePile([shards[client] for client in group]), [walk.steps[client] for client in group]
+        if work.batch_size is None:
+            rows = whole_shards(pile, widths[group[0]])
+        else:
+            rows = tabulate_batches(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
+        for x, target, share in gather_batches(pile, rows, walks, walk.model.classes):
+            if len(x) < len(stack.weights):
+                stack, descent = stack.first(len(x)), descent.first(len(x))
+            stack.mean_gradients(x, target, share)
+            descent.step(stack.weights, stack.gradient)
+        yield np.array(group), weights
+
+
+def own_copy(starts: Tensor, group: list[int]) -> Tensor:
+    """The group's starts as a new (n, d) tensor."""
+    return starts.expand(len(group), -1).clone() if starts.dim() == 1 else starts[group].clone()
+
+
+def tabulate_batches(
+    pile: ExamplePile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
+) -> Tensor:
+    """(steps, n, b) rows of the pile, padded with the empty row; the same batches as `batches.shuffled` gives."""
+    found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
+    for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
+        first, stop = pile.offsets[member], pile.offsets[member + 1]
+        found[:steps, member] = batch_table(
+            stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing
+        )
+    return torch.from_numpy(found)
+
+
+def whole_shards(pile: ExamplePile, width: int) -> Tensor:
+    """(1, n, b) rows: every client's whole shard in its own order, padded with the empty row."""
+    table = np.full((1, len(pile.offsets) - 1, width), pile.nothing, np.int64)
+    for member, (start, stop) in enumerate(pairwise(pile.offsets)):
+        table[0, member, : stop - start] = np.arange(start, stop)
+    return torch.from_numpy(table)
+
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Inputs (n, b, features); -share onehot(y) (n, b, classes); each row's share of the mean (n, b, 1), 0 for padding."""
+
+
+def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], classes: int) -> Iterator[Batch]:
+    """The batches of every step for the clients still walking, several small steps gathered at once.
+
+    A table of one step serves all steps.
+    """
+    active = [sum(walk > step for walk in walks) for step in range(max(walks))]
+    width = table.shape[1] * table.shape[2] * (pile.x.shape[1] + 2 * classes)
+    window = max(1, GATHER_FLOATS // width)
+    ahead: Batch | None = None
+    for step, count in enumerate(active):
+        at = step % window if len(table) > 1 else 0
+        if ahead is None or (at == 0 and len(table) > 1):
+            ahead = gather_rows(pile, table[step : step + window, :count], classes)
+        x, target, share = ahead
+        yield x[at, :count], target[at, :count], share[at, :count]
+
+
+def gather_rows(pile: ExamplePile, index: Tensor, classes: int) -> Batch:
+    """Inputs, targets and shares of (steps, n, b) rows."""
+    there = (index != pile.nothing).float()
+    share = (there / there.sum(2, keepdim=True).clamp_min(1.0)).unsqueeze(3)
+    target = torch.zeros(*index.shape, classes).scatter_(3, pile.y[index].unsqueeze(3), -share)
+    return pile.x[index], target, share
+
+
+class ScatteredExamples(ExamplePile):
+    """The same rows by the same numbers, fetched from the shards when they are asked for.
+
+    For clients that look at few of their examples: nothing is copied that is not used.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.offsets = np.concatenate([[0], np.cumsum([len(shard) for shard in shards])])
+        self.shards, self.nothing = shards, int(self.offsets[-1])
+        self.features = int(np.prod(shards[0].x.shape[1:]))
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples at (n, b) rows; row i is client i's."""
+        places = index.numpy()
+        x = np.zeros((*places.shape, self.features), np.float32)
+        y = np.zeros(places.shape, np.int64)
+        for member, own in enumerate(places):
+            there = own != self.nothing
+            rows, shard = own[there] - self.offsets[member], self.shards[member]
+            x[member, there] = shard.x[rows].reshape(len(rows), self.features)
+            y[member, there] = shard.y[rows]
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def pile_of(shards: Sequence[Shard], looked_at: float) -> ExamplePile:
+    """One pile, unless only a part of the examples will be looked at."""
+    return ScatteredExamples(shards) if 2 * looked_at < sum(map(len, shards)) else ExamplePile(shards)

@@ -1,0 +1,243 @@
+"""The gradient of every example alone, as rows: one at a time (always right), or by torch.func where that agrees."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
+from sightline.models.mixing import refuse_mixing_layers, unknown_part
+from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
+from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart
+
+Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
+"""(module bound to the weights, model, weights, x, y) -> (batch, d)."""
+
+
+def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The definition: a forward and a backward pass for every example on its own."""
+    rows = torch.zeros(len(y), model.parameters)
+    parameters = [module.get_parameter(slot.name) for slot in model.layout]
+    for index in range(len(y)):
+        loss = functional.cross_entropy(module(x[index : index + 1].clone()), y[index : index + 1])
+        for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+            if part is not None:
+                rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
+    return rows
+
+
+def vectorised_gradients(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The same by torch.func: vmap(grad). The module is still given one example: a batch of size one."""
+
+    def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        return functional.cross_entropy(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0))
+
+    per_example = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
+    with sdpa_kernel(SDPBackend.MATH):  # torch.func has no rule for the other kernels of attention
+        parts = per_example(model.split(weights), x.clone(), y)
+    return torch.cat([parts[slot.name].reshape(len(y), slot.size) for slot in model.layout], 1)
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The module's result with these tensors as its parameters, put once into every layer that shares them.
+
+    (torch's own way with tied weights leaves a layer that stands in two places without its parameter.)
+    """
+    names = {id(one): name for name, one in module.named_parameters()}
+    everywhere = {
+        f"{place}.{word}".lstrip("."): tensors[names[id(one)]]
+        for place, layer in module.named_modules()
+        for word, one in layer._parameters.items()
+        if one is not None and names[id(one)] in tensors
+    }
+    output: Tensor = torch.func.functional_call(module, everywhere, (x,), tie_weights=False)
+    return output
+
+
+def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
+    """The logits of every example alone, by torch.func where `rows` may use it."""
+
+    tensors = model.split(weights)
+
+    def alone(one: Tensor) -> Tensor:
+        return call_with(module, tensors, one.unsqueeze(0))[0]
+
+    if rows is vectorised_gradients and len(x):
+        with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
+            found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
+            return found
+    outputs = [module(x[index : index + 1].clone()) for index in range(len(x))]
+    return torch.cat(outputs) if outputs else torch.empty(0, model.classes)
+
+
+def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
+    """`vectorised` when it runs and agrees with the definition on this module, else `one_by_one`.
+
+    Both are asked in evaluation and in training; where training draws at random only the former can agree.
+    """
+    if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        return one_by_one  # torch.func falls back to a slow loop of its own there
+    probe = model.module()
+    weights = flatten_module(probe)
+    x, y = probe_inputs(model, 3), torch.arange(3) % model.classes
+
+    def drawn(rows: Rows, seed: int = 0) -> Tensor:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return rows(probe, model, weights, x, y)
+
+    for training in (False, True):
+        probe.train(training)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                fast = drawn(vectorised_gradients)
+        except Exception:
+            return one_by_one
+        slow = drawn(one_by_one)
+        if not rows_agree(fast, slow) and rows_agree(slow, drawn(one_by_one, seed=1)):
+            return one_by_one
+    return vectorised_gradients
+
+
+def rows_agree(fast: Tensor, slow: Tensor) -> bool:
+    """Whether rows agree to float32 rounding."""
+    return torch.allclose(fast, slow, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+DROPOUT = nn.modules.dropout._DropoutNd
+
+
+class GradientWorker:
+    """Any torch module, differentiated by autograd.
+
+    `weights` and `gradient` are (d,) vectors; the module's parameters are views into them, so that one fused operation
+    on the vector moves the whole model.
+
+    A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
+    example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self.model = model
+        self.module = model.module()
+        self.weights = torch.zeros(model.parameters)
+        self.gradient = torch.zeros(model.parameters)
+        self.strange = unknown_part(self.module)
+        self.state: ModuleState | None = None
+        self.dropout = any(isinstance(layer, DROPOUT) and layer.p > 0 for layer in self.module.modules())
+        if self.strange is not None:
+            self.dropout |= warm_up(self.module, model)
+            self.state = ModuleState(self.module, [slot.name for slot in model.layout])
+        bind_parameters(self.module, model.layout, self.weights, self.gradient)
+        self.rows: Rows | None = None
+        self.probing = False  # a probe wants no dropout and no way round a failure
+
+    def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
+        """A shard's inputs in the memory layout this worker likes; examples on the first axis."""
+        return torch.from_numpy(np.ascontiguousarray(x))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Refuse a module of the user's own when a pass changed anything but its result and the gradient."""
+        if self.state is None:
+            yield
+            return
+        before = self.weights.clone()
+        yield
+        place = self.state.find_change() or (None if same_numbers(before, self.weights) else "its own weights")
+        if place is not None:
+            refuse_change(self.model, place)
+
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """The logits of a batch, without dropout and without a tape; `apart`: of every example alone."""
+        self.module.eval()
+        with torch.no_grad(), self.watched():
+            if apart and self.strange is not None:
+                return logits_apart(self.module, self.model, self.weights, x, self.own_rows())
+            output: Tensor = self.module(x.clone())
+        return output
+
+    def mean_gradient(self, x: Tensor, y: Tensor) -> None:
+        """Write the gradient of the batch's mean cross entropy to `gradient`."""
+        self.module.train(not self.probing)
+        self.gradient.zero_()
+        with self.watched():
+            functional.cross_entropy(self.module(x.clone()), y).backward()  # type: ignore[no-untyped-call]
+
+    def own_rows(self) -> Rows:
+        """How gradients of single examples are computed, chosen once."""
+        if self.rows is None:
+            self.rows = choose_rows(self.module, self.model)
+        return self.rows
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        r"""Write sum_j g_j min(1, C / |g_j|) to `gradient`, g_j being the gradient of example j alone.
+
+        With several `views` x holds that many rows for each label, one after the other, and g_j is their mean gradient.
+        With `Balls` the tensors of every ball are clipped by themselves to its radius.
+
+        Guarantees: the module is given one example at a time, so that whatever it does no example reaches another's
+        g_j; a non-finite g_j contributes zero; memory is bounded whatever the batch.
+        """
+        refuse_mixing_layers(self.module)
+        self.own_rows()
+        self.module.train(not self.probing)
+        self.gradient.zero_()
+        with self.watched():
+            for some in equal_chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
+                labels = y[some].repeat_interleave(views)
+                gradients = self.gradients_apart(x[stretch_views(some, views)], labels, views)
+                if isinstance(clip, Balls):
+                    self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
+                else:
+                    self.gradient += clipped_rows(gradients, clip)
+
+    def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
+        """(examples, d): every example's own gradient, the mean over its views."""
+        rows = self.own_rows()
+        try:
+            found = rows(self.module, self.model, self.weights, x, y)
+        except Exception:
+            if rows is one_by_one:
+                raise
+            self.rows = one_by_one  # on these data the module does what torch.func cannot follow
+            found = one_by_one(self.module, self.model, self.weights, x, y)
+        return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
+
+
+ROW_BYTES = 1 << 26
+"""How much memory instantiated per-example gradients may take."""
+
+MOST_ROWS = 512
+"""How many examples are differentiated at once: what lies between a module's layers takes memory too."""
+
+
+def equal_chunks(length: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of nearly equal length, at most `size`, that cover `length`."""
+    pieces = -(-length // size)
+    edges = [length * piece // pieces for piece in range(pieces + 1)] if pieces else [0]
+    return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+def stretch_views(some: slice, views: int) -> slice:
+    """The rows of some examples that have several views each."""
+    return slice(some.start * views, some.stop * views)
+
+
+@contextmanager
+def own_dropout(worker: GradientWorker, rng: np.random.Generator) -> Iterator[None]:
+    """Draw the module's dropout masks from the client's own generator, when it has any."""
+    if not worker.dropout:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63)))
+        yield

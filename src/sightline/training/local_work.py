@@ -1,0 +1,187 @@
+"""What a client is asked to do: steps and terms, the batches of each step, and one step of SGD on flat vectors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from math import isfinite
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.errors import invalid
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Local SGD: `epochs` passes over the shard or `steps` mini-batches, with momentum and weight decay.
+
+    v <- momentum v + g + weight_decay w;  w <- w - learning_rate v.  `batch_size` None: the whole shard every step.
+    With `step_norm` the gradient of every step, its terms included, is scaled onto the ball of that radius.
+    """
+
+    learning_rate: float
+    momentum: float = 0.0
+    batch_size: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    weight_decay: float = 0.0
+    step_norm: float | None = None
+    compiled: bool = False
+    """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.learning_rate) and self.learning_rate > 0):
+            invalid("learning_rate", self.learning_rate, "is a positive number")
+        if not 0 <= self.momentum < 1:
+            invalid("momentum", self.momentum, "lies in [0, 1)")
+        if not (isfinite(self.weight_decay) and self.weight_decay >= 0):
+            invalid("weight_decay", self.weight_decay, "is a number >= 0")
+        if self.batch_size is not None and self.batch_size < 1:
+            invalid("batch_size", self.batch_size, "is a whole number >= 1", "or None for the whole shard")
+        if self.step_norm is not None and not (isfinite(self.step_norm) and self.step_norm > 0):
+            invalid("step_norm", self.step_norm, "is a positive number", "or None for steps of any length")
+        for name, count in (("epochs", self.epochs), ("steps", self.steps)):
+            if count is not None and count < 0:
+                invalid(name, count, "is a whole number >= 0")
+        if self.epochs is not None and self.steps is not None:
+            invalid("steps", self.steps, f"epochs={self.epochs} is given too", "give one of the two")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTerms:
+    """What is added to client i's objective, and where it may move.
+
+    f_i(w) + proximal / 2 |w - anchor|^2 + <linear, w>; `anchor` defaults to the client's start; each tensor is (d,) for
+    all clients or (n, d). `mask` (zeros and ones) holds the parameters where it is zero at their start.
+    """
+
+    proximal: float = 0.0
+    anchor: Tensor | None = None
+    linear: Tensor | None = None
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.proximal) and self.proximal >= 0):
+            invalid("proximal", self.proximal, "is a number >= 0")
+        if self.anchor is not None and not self.proximal:
+            invalid("anchor", tuple(self.anchor.shape), "has no effect while proximal is 0", "give proximal > 0")
+
+
+def client_rows(value: Tensor, clients: "list[int] | int") -> Tensor:
+    """The row or rows of a per-client tensor; a shared (d,) tensor is the same for everybody."""
+    return value if value.dim() == 1 else value[clients]
+
+
+Index = NDArray[np.intp]
+
+
+def steps_of(examples: int, work: LocalWork, epochs: float | None = None) -> int:
+    """How many steps a client with so many examples takes; `epochs` overrides the work's own number."""
+    if examples == 0:
+        return 0
+    per_epoch = 1 if work.batch_size is None else -(-examples // work.batch_size)
+    if epochs is None and work.steps is not None:
+        return work.steps
+    passes = epochs if epochs is not None else (1 if work.epochs is None else work.epochs)
+    return round(passes * per_epoch)
+
+
+def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
+    """The batches of `steps` steps: a fresh permutation an epoch, cut in order, the last piece kept though smaller.
+
+    Guarantees: inside an epoch every example is used once; None stands for the whole shard in its own order, which is
+    what `batch_size` None gives and for which nothing is drawn.
+    """
+    order: Index = np.empty(0, np.intp)
+    for _ in range(steps):
+        if work.batch_size is None:
+            yield None
+            continue
+        if order.size == 0:
+            order = rng.permutation(examples)
+        batch, order = order[: work.batch_size], order[work.batch_size :]
+        yield batch
+
+
+def batch_table(
+    examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
+) -> NDArray[np.int64]:
+    """(steps, width) rows: the batches of `shuffled` as one array, row numbers from `first`, padded with `nothing`."""
+    per_epoch = max(1, -(-examples // (work.batch_size or 1)))
+    found = np.full((steps, width), nothing, np.int64)
+    for step in range(0, steps, per_epoch):
+        rows = np.full(per_epoch * width, nothing, np.int64)
+        rows[:examples] = first + rng.permutation(examples)
+        found[step : step + per_epoch] = rows.reshape(per_epoch, width)[: steps - step]
+    return found
+
+
+def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
+    """The batches of `steps` steps in which every example tosses its own coin at every step.
+
+    Guarantees: each example is in each batch with probability `rate`, independently of everything else; a batch may be
+    empty; rate 1 is the whole shard (None), for which no coin is needed.
+    """
+    if rate >= 1.0:
+        yield from repeat(None, steps)
+        return
+    ahead = max(1, (1 << 14) // max(examples, 1))  # a block of coins is the same coins as one step at a time
+    for first in range(0, steps, ahead):
+        for coins in rng.random((min(ahead, steps - first), examples)) < rate:
+            yield np.flatnonzero(coins)
+
+
+@dataclass(eq=False)
+class Descent:
+    """The update w <- w - learning_rate v with momentum, weight decay and the terms of the local objective."""
+
+    work: LocalWork
+    proximal: float
+    anchor: Tensor | None
+    linear: Tensor | None
+    mask: Tensor | None
+    velocity: Tensor | None
+
+    @classmethod
+    def begin(cls, work: LocalWork, terms: LocalTerms, start: Tensor, clients: list[int] | int) -> "Descent":
+        """The state before the first step of these clients from `start`; the velocity is zero."""
+        anchor = None
+        if terms.proximal:
+            anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients)
+        linear = None if terms.linear is None else client_rows(terms.linear, clients)
+        mask = None if terms.mask is None else client_rows(terms.mask, clients)
+        velocity = torch.zeros_like(start) if work.momentum else None
+        return cls(work, terms.proximal, anchor, linear, mask, velocity)
+
+    def step(self, weights: Tensor, gradient: Tensor) -> None:
+        """Move `weights` in place; `gradient` is used up."""
+        self.add_terms(weights, gradient)
+        if self.work.step_norm is not None:
+            norms = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+            gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0))
+        direction = gradient
+        if self.velocity is not None:
+            direction = self.velocity.mul_(self.work.momentum).add_(gradient)
+        weights.add_(direction, alpha=-self.work.learning_rate)
+
+    def add_terms(self, weights: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of weight decay, proximal and linear terms; then hold what the mask holds."""
+        if self.work.weight_decay:
+            gradient.add_(weights, alpha=self.work.weight_decay)
+        if self.anchor is not None:
+            gradient.add_(weights - self.anchor, alpha=self.proximal)
+        if self.linear is not None:
+            gradient.add_(self.linear)
+        if self.mask is not None:
+            gradient.mul_(self.mask)
+
+    def first(self, count: int) -> "Descent":
+        """The same state for the first `count` clients of a stack, sharing memory with this one."""
+
+        def head(value: Tensor | None) -> Tensor | None:
+            return value if value is None or value.dim() == 1 else value[:count]
+
+        parts = (head(self.anchor), head(self.linear), head(self.mask), head(self.velocity))
+        return Descent(self.work, self.proximal, *parts)

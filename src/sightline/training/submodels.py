@@ -1,0 +1,160 @@
+"""Training on parts of a model: clients, or examples, that each run only the submodel they were sent to.
+
+A submodel is a smaller model of its own, so all workers and stacks serve it; nothing of the other parts is computed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data.federation import Shard
+from sightline.models.submodel import Splitting, Submodel
+from sightline.training.clipping import Balls, Clip
+from sightline.training.dispatch import worker_for
+from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.fast.stacked import Block
+from sightline.training.gradients import own_dropout
+from sightline.training.local_sgd import check_clients, client_blocks, train_local
+from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, client_rows
+
+
+def train_parts(
+    splitting: Splitting,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    *,
+    assigned: Sequence[Any],
+    rngs: Sequence[np.random.Generator],
+    terms: LocalTerms | None = None,
+    epochs_of: Sequence[float] | None = None,
+) -> Iterator[Block]:
+    """As `train`, every client on the part that `assigned` names, held through all its steps.
+
+    Guarantees: end - start is exactly zero outside the client's part and the unsplit tensors, whatever momentum, weight
+    decay and the terms of the objective do.
+    """
+    terms = terms or LocalTerms()
+    check_clients(splitting.whole, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of, assigned=assigned)
+    sent = [splitting.part_of_one(one, shard.x) for one, shard in zip(assigned, shards, strict=True)]
+    for sub, clients in group_by_submodel([sub for sub, _ in sent]):
+        own = [Shard(sent[client][1], shards[client].y) for client in clients]
+        some = [rngs[client] for client in clients]
+        epochs = None if epochs_of is None else [epochs_of[client] for client in clients]
+        inside = terms_inside(terms, sub, clients)
+        small = client_rows(starts, clients)[..., sub.positions]
+        for found, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
+            numbers = np.array(clients)[found]
+            whole = client_rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()
+            whole[:, sub.positions] = ends
+            yield numbers, whole
+
+
+def group_by_submodel(submodels: Sequence[Submodel]) -> Iterator[tuple[Submodel, list[int]]]:
+    """The clients of one submodel together; a client whose parameters are held in its own way stays alone."""
+    groups: dict[int, list[int]] = {}
+    for client, sub in enumerate(submodels):
+        groups.setdefault(id(sub), []).append(client)
+    for clients in groups.values():
+        yield submodels[clients[0]], clients
+
+
+def terms_inside(terms: LocalTerms, sub: Submodel, clients: list[int]) -> LocalTerms:
+    """The terms of the clients' objectives, cut to the submodel."""
+
+    def cut(value: Tensor | None) -> Tensor | None:
+        return None if value is None else client_rows(value, clients)[..., sub.positions]
+
+    mask = cut(terms.mask)
+    if sub.moves is not None:
+        mask = sub.moves if mask is None else mask * sub.moves
+    return replace(terms, anchor=cut(terms.anchor), linear=cut(terms.linear), mask=mask)
+
+
+@dataclass(frozen=True, eq=False)
+class SubmodelClipping:
+    """Clip norms and noise of the split and the unsplit part."""
+
+    clip_norm: float
+    unsplit_clip_norm: float
+    noise_scale: Tensor
+    """(d,) standard deviation of every coordinate's noise for noise multiplier 1."""
+
+
+def balls_of(splitting: Splitting, sub: Submodel, apart: SubmodelClipping) -> Clip:
+    """How the gradients of a submodel's examples are clipped: the unsplit tensors apart from the others."""
+    if not splitting.unsplit:
+        return apart.clip_norm
+    ball_of = {slot.name: int(slot.name in splitting.unsplit) for slot in sub.model.layout}
+    return Balls((apart.clip_norm, apart.unsplit_clip_norm), ball_of)
+
+
+def parted_gradient_sum(
+    splitting: Splitting, weights: Tensor, x: NDArray[Any], y: NDArray[np.int64], apart: SubmodelClipping, *,
+    rng: np.random.Generator,
+) -> Tensor:  # fmt: skip
+    r"""Sum over examples of their clipped gradients, each of the submodel that the example is sent to by `rng`.
+
+    Guarantees: one example moves the sum by at most `clip_norm` inside one part, by at most `unsplit_clip_norm` in the
+    unsplit tensors, and not at all elsewhere; a non-finite gradient contributes zero. Reference: the partitioning
+    paper, Algorithm 1.
+    """
+    total = torch.zeros(splitting.whole.parameters)
+    assigned = splitting.draw(len(y), rng=rng)
+    for sub, places, inputs in splitting.batches(assigned, x):
+        worker = worker_for(sub.model)
+        worker.weights.copy_(weights[sub.positions])
+        with own_dropout(worker, rng):
+            worker.clipped_sum(worker.inputs(inputs), torch.from_numpy(y[places]), balls_of(splitting, sub, apart))
+        total[sub.positions] += worker.gradient
+    return total
+
+
+def dp_sgd_parts(
+    splitting: Splitting,
+    starts: Tensor,
+    shards: Sequence[Shard],
+    work: LocalWork,
+    *,
+    apart: SubmodelClipping,
+    assign_rngs: Sequence[np.random.Generator],
+    noise_multipliers: Sequence[float],
+    sample_rates: Sequence[float],
+    steps: Sequence[int],
+    divisors: Sequence[float],
+    coin_rngs: Sequence[np.random.Generator],
+    noise_rngs: Sequence[np.random.Generator],
+    terms: LocalTerms | None = None,
+    batches: Sequence[Sequence[Index]] | None = None,
+) -> Iterator[Block]:
+    """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates."""
+    terms = terms or LocalTerms()
+    how = DPSGDSettings(
+        apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches
+    )
+    check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=steps)
+    for block in client_blocks(range(len(shards)), splitting.whole.parameters):
+        ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()
+        for weights, client in zip(ends, block.tolist(), strict=True):
+            descent = Descent.begin(work, terms, weights, client)
+            descend_in_parts(splitting, weights, descent, shards[client], how, apart, client, assign_rngs[client])
+        yield block, ends
+
+
+def descend_in_parts(
+    splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: DPSGDSettings, apart: SubmodelClipping, client: int,
+    assign_rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """One client's private steps on `weights`."""
+    noises = how.noise_of(client, len(weights))
+    for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
+        x, y = (shard.x, shard.y) if batch is None else (shard.x[batch], shard.y[batch])
+        gradient = parted_gradient_sum(splitting, weights, x, y, apart, rng=assign_rng)
+        if noise is not None:
+            gradient.addcmul_(noise, apart.noise_scale, value=how.noise_std[client])
+        descent.step(weights, gradient.div_(how.divisors[client]))
