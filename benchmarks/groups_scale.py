@@ -10,7 +10,7 @@ from benchmarks.measure import line
 
 def run() -> dict[str, Any]:
     """All pairs, by class."""
-    from sightline.cli.main import run_arguments
+    from sightline.apps.cli.main import run_arguments
 
     words = "groups --structure ring --workers 10000 --groups 100 --period 10 --epochs 1000 --noise 2 --rate 0.7"
     begun = time.perf_counter()

@@ -17,9 +17,9 @@ import torch
 
 import sightline
 from benchmarks.measure import line
+from sightline.apps.report import write_report
 from sightline.config import parse
 from sightline.engine import RunRecord
-from sightline.report import write_report
 
 ROUNDS = 5000
 ALLOWED = 1024

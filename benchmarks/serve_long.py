@@ -24,10 +24,10 @@ ALLOWED = {
 
 def run() -> dict[str, Any]:
     """Each page once, in this order."""
-    from sightline.serve.guard import Guard
-    from sightline.serve.message import Request
-    from sightline.serve.pages import PageServer
-    from sightline.serve.server import ROUTES
+    from sightline.apps.serve.guard import Guard
+    from sightline.apps.serve.message import Request
+    from sightline.apps.serve.pages import PageServer
+    from sightline.apps.serve.server import ROUTES
     from tests.report.report_runs import quickstart
 
     with tempfile.TemporaryDirectory() as place:

@@ -11,7 +11,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 
 STOPPING = """
 import os, signal, sys
-from sightline.cli.main import outcome
+from sightline.apps.cli.main import outcome
 from sightline.engine.record import RunRecord
 left, add_round = iter(range(int(sys.argv[1]) - 1, -1, -1)), RunRecord.add_round
 def stopping(*row):

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sightline import engine
+from sightline.apps.report.groups_plot import draw_heatmap, mean_and_deviation
 from sightline.config import parse
 from sightline.ledger.group_privacy import Question, answer_question
-from sightline.report.groups_plot import draw_heatmap, mean_and_deviation
 
 HERE = Path(__file__).parent
 EPOCHS = np.unique(np.concatenate([[1, 2, 3], np.arange(5, 201, 5)]))

@@ -1,5 +1,5 @@
 """`python -m sightline` is `sightline`."""
 
-from sightline.cli.main import main
+from sightline.apps.cli.main import main
 
 main()

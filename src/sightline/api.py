@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sightline import engine, report, shown
+from sightline import engine, shown
+from sightline.apps import report
+from sightline.apps.report.curves import worst_epsilons
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord
 from sightline.engine.record import DATABASE
 from sightline.errors import did_you_mean, invalid, printable
 from sightline.ledger import Ledger
 from sightline.progress import RoundBar, wants_progress
-from sightline.report.curves import worst_epsilons
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
 from sightline.runtimes.simulator import Simulator
 

@@ -10,7 +10,7 @@ from sightline import accounting
 from sightline.accounting import dominating_pairs
 from sightline.accounting.dominating_pairs import mean_of_copies, native_law
 from sightline.accounting.likelihood_ratio import FAR, sampled_points
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from sightline.events import Adjacency, Gaussian, Poisson, Split, Unit, from_json
 from sightline.ledger import Ledger, Release, export_ledger, parties
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline.algorithms.upcycled.theory import upcycled_bound, upcycled_constants
-from sightline.cli.convergence import command
+from sightline.apps.cli.convergence import command
 from sightline.errors import InvalidInput
 
 GRID = [(0.1, 1.0, 1.0, 1.0, 100, 1.0), (2.0, 1.5, 3.0, 2.0, 9, 0.5), (0.7, 3.0, 0.2, 0.4, 30, 4.0)]

@@ -14,7 +14,7 @@ from sightline.algorithms.hierarchy.theory import (
     privacy_noise,
     published_terms,
 )
-from sightline.cli.convergence import command
+from sightline.apps.cli.convergence import command
 from sightline.errors import InvalidInput
 
 PAPER = {

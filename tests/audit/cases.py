@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from sightline import algorithms
-from sightline.audit import audit
-from sightline.audit.audit import DROWNED
+from sightline.apps.audit import audit
+from sightline.apps.audit.audit import DROWNED
 from sightline.config import parse
 from sightline.mechanisms.output import Bound
 from sightline.mechanisms.registry import MECHANISMS

@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from sightline.audit import audit
-from sightline.audit.audit import DROWNED
-from sightline.cli.main import run_arguments, sightline
+from sightline.apps.audit import audit
+from sightline.apps.audit.audit import DROWNED
+from sightline.apps.cli.main import run_arguments, sightline
+from sightline.apps.report.audit_picture import audit_svg
 from sightline.config import parse, to_toml
 from sightline.errors import InvalidInput
-from sightline.report.audit_picture import audit_svg
 from tests.audit.breaking import (
     everybody_is_sampled,
     halved,

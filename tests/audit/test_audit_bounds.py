@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sightline.audit.attack import bound_proportions, bound_surprise, epsilon_of_rates, one_run_lower, two_worlds_lower
+from sightline.apps.audit.attack import (
+    bound_proportions,
+    bound_surprise,
+    epsilon_of_rates,
+    one_run_lower,
+    two_worlds_lower,
+)
 
 
 def test_clopper_pearson_is_scipys():

@@ -11,10 +11,10 @@ import torch
 from scipy import stats
 
 from sightline import engine
-from sightline.audit.canaries import CanaryClients, CanaryCoins, canary_examples
-from sightline.audit.canary_model import CanaryShards
-from sightline.audit.canary_setup import STILL, with_examples
-from sightline.audit.observer import Observer, watched_run
+from sightline.apps.audit.canaries import CanaryClients, CanaryCoins, canary_examples
+from sightline.apps.audit.canary_model import CanaryShards
+from sightline.apps.audit.canary_setup import STILL, with_examples
+from sightline.apps.audit.observer import Observer, watched_run
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.randomness import Purpose, Streams

@@ -8,8 +8,8 @@ import sys
 import click
 import pytest
 
-from sightline.cli.main import COMMANDS, run_arguments
-from sightline.cli.main import sightline as root
+from sightline.apps.cli.main import COMMANDS, run_arguments
+from sightline.apps.cli.main import sightline as root
 
 
 def every(command: click.Command, path: tuple[str, ...] = ()):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from tests.cli.test_help import ALL, lines
 
 ROOT = Path(__file__).parents[2]

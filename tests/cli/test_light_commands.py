@@ -16,7 +16,7 @@ HEAVY = ("torch", "matplotlib", "sklearn", "flwr")
 CALLED = f"""
 import json, sys
 from pathlib import Path
-from sightline.cli.main import outcome
+from sightline.apps.cli.main import outcome
 from tests.serve.serve_asking import asking, site_of
 
 def loaded():

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline.accounting import poisson
-from sightline.cli.main import sightline
+from sightline.apps.cli.main import sightline
 
 
 def told(*words):

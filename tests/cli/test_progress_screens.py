@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 import sightline
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.toml")

@@ -172,7 +172,7 @@ def test_help_is_quick_to_load_nothing_heavy():
     heavy = "torch scipy sklearn dp_accounting matplotlib pydantic"
     script = f"""
 import sys
-from sightline.cli.main import outcome
+from sightline.apps.cli.main import outcome
 outcome(["--help"])
 sys.exit(", ".join(name for name in "{heavy}".split() if name in sys.modules) or 0)
 """

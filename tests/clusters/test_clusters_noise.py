@@ -8,7 +8,7 @@ import pytest
 
 from sightline import accounting
 from sightline.accounting.published import clustered_noise
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 
 NUMBERS = {"samples": 8000, "batch_size": 32, "rounds": 200, "selections": 20}
 REFERENCE = {3: (2.908, 1.545), 4: (2.245, 1.257), 5: (1.851, 1.091), 10: (1.089, 0.773), 15: (0.856, 0.668)}

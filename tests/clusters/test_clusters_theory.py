@@ -14,7 +14,7 @@ from sightline.algorithms.clustered.theory import (
     overlap_of_larger_batch,
     update_noise,
 )
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model

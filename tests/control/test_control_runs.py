@@ -7,7 +7,7 @@ import pytest
 import sightline
 from sightline import engine
 from sightline.algorithms.hierarchy import control, control_search
-from sightline.cli.run import summary_lines
+from sightline.apps.cli.run import summary_lines
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.errors import InvalidInput

@@ -17,7 +17,7 @@ from experiments.reproduce import HOMES, PAGES
 from experiments.systems import SYSTEMS, claims_of
 from experiments.times import measured
 from sightline import engine
-from sightline.cli.experiments import command
+from sightline.apps.cli.experiments import command
 from sightline.config import read
 from sightline.config.exhibit import Exhibit, read_exhibits
 from sightline.errors import InvalidInput

@@ -6,7 +6,7 @@ import pytest
 
 import sightline
 from sightline import engine
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from sightline.config import parse, to_toml
 from sightline.errors import Refused
 

@@ -15,14 +15,14 @@ import pytest
 
 import sightline
 from sightline import engine
-from sightline.cli import main
+from sightline.apps.cli import main
+from sightline.apps.serve.run_folder import RunFolder
 from sightline.config import to_toml
 from sightline.engine import checkpoint, identity, loop, run_directory
 from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
-from sightline.serve.run_folder import RunFolder
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
 OS = {"privacy.noise_source": "os"}

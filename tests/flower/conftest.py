@@ -2,8 +2,9 @@
 
 import pytest
 
-from sightline import engine, report
+from sightline import engine
 from sightline.api import Run
+from sightline.apps import report
 from sightline.config import parse
 from sightline.runtimes.remote import client_executor
 from sightline.runtimes.remote.clients import RemoteClients

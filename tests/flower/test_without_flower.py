@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 
 
 @pytest.mark.skipif(find_spec("flwr") is not None, reason="Flower is installed here")

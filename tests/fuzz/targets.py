@@ -13,6 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.apps.serve.guard import Guard
+from sightline.apps.serve.message import Request
+from sightline.apps.serve.pages import PageServer
+from sightline.apps.serve.server import ROUTES
 from sightline.config import read, to_toml
 from sightline.data.formats import Field, read_arrays, read_csv, read_idx, read_npz
 from sightline.engine import RunRecord, checkpoint
@@ -24,10 +28,6 @@ from sightline.resources.table import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.remote.requests import Task
-from sightline.serve.guard import Guard
-from sightline.serve.message import Request
-from sightline.serve.pages import PageServer
-from sightline.serve.server import ROUTES
 from sightline.topology.groups import read_schedule
 from sightline.topology.tree_build import read_tree
 

@@ -11,7 +11,7 @@ import pytest
 
 import sightline
 from sightline.accounting import epsilon
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from sightline.events import Gaussian, Poisson
 from sightline.ledger.group_privacy import Question, answer_question
 
@@ -180,7 +180,7 @@ def test_many_workers_are_written_by_class(groups, tmp_path):
 
 SCALE = """
 import sys
-from sightline.cli.main import outcome
+from sightline.apps.cli.main import outcome
 code = outcome(["groups", *sys.argv[1:], "--json"])
 print(code, next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
 """

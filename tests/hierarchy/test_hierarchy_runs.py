@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 import sightline
 from sightline import engine
+from sightline.apps.report.matrix import matrix_by_lines
+from sightline.apps.report.run_view import RunView
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
 from sightline.ledger import Ledger
-from sightline.report.matrix import matrix_by_lines
-from sightline.report.run_view import RunView
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp

@@ -16,7 +16,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sightline.cli import main
+from sightline.apps.cli import main
 from sightline.config import parse, read
 from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput

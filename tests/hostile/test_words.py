@@ -10,13 +10,13 @@ import pytest
 
 from sightline.accounting.accountant import Curve
 from sightline.api import Run
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.report.comparison import compare_runs
+from sightline.apps.report.comparison_page import draw_comparison
+from sightline.apps.sweep.jobs import folder_name, list_jobs
 from sightline.config import read
 from sightline.errors import HIDDEN, InvalidInput, printable
 from sightline.ledger import Ledger
-from sightline.report.comparison import compare_runs
-from sightline.report.comparison_page import draw_comparison
-from sightline.sweep.jobs import folder_name, list_jobs
 from tests.report.report_runs import FACTS, SETTINGS, metrics, release, spent, write
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b5m"

@@ -9,11 +9,11 @@ import pytest
 
 from sightline import accounting, algorithms
 from sightline.accounting import Accountant
+from sightline.apps.report import RunView, summarise_run
 from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
 from sightline.events import from_json, to_json
 from sightline.ledger import export_ledger
-from sightline.report import RunView, summarise_run
 from tests.laws import combinations as laws
 from tests.laws.reaccount import charges, confirm, kinds, names, reached
 from tests.laws.table import page

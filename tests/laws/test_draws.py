@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from sightline import algorithms, engine, topology
-from sightline.audit.canaries import CanaryCoins, canary_examples
+from sightline.apps.audit.canaries import CanaryCoins, canary_examples
 from sightline.config import parse
 from sightline.engine.plan import NoWorker, plan_releases
 from sightline.engine.round import LiveRound

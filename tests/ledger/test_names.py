@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import sightline
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, Release, export_ledger, parties, read_export, read_parties
@@ -215,6 +215,6 @@ def test_a_run_of_before_knows_whom_its_facts_name(tmp_path):
 
 
 def test_the_help_says_how_a_coalition_is_written():
-    from sightline.cli.account import command as account
+    from sightline.apps.cli.account import command as account
 
     assert "coalition" in CliRunner().invoke(account, ["ledger", "--help"]).output

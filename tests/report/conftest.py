@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from report_runs import quickstart
 
-from sightline.report import write_report
+from sightline.apps.report import write_report
 
 
 class Page(HTMLParser):

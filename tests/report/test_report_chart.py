@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.report.chart import (
+from sightline.apps.report.chart import (
     Axis,
     ChartLine,
     axis_domain,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from report_runs import FACTS, metrics, quickstart, release, spent, write
 
-from sightline.report import RunView, write_report
+from sightline.apps.report import RunView, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
-from sightline.cli.main import run_arguments
-from sightline.cli.report import command
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.cli.report import command
+from sightline.apps.report import RunView
 from sightline.ledger import read_export
-from sightline.report import RunView
 
 
 def test_it_rebuilds_the_page_and_prints_its_path(tmp_path: Path) -> None:

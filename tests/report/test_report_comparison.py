@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
-from sightline.cli.compare import command, lay_out
-from sightline.cli.main import run_arguments
-from sightline.report import RunView
-from sightline.report.comparison import (
+from sightline.apps.cli.compare import command, lay_out
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.report import RunView
+from sightline.apps.report.comparison import (
     TUNING,
     Spread,
     compare_runs,
@@ -20,7 +20,7 @@ from sightline.report.comparison import (
     comparison_table,
     plain_comparison,
 )
-from sightline.report.comparison_page import AGAINST, comparison_charts, group_course
+from sightline.apps.report.comparison_page import AGAINST, comparison_charts, group_course
 
 BY = {against.name: against for against in AGAINST}
 

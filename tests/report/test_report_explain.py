@@ -2,6 +2,8 @@
 
 import pytest
 
+from sightline.apps.report import explain_event
+from sightline.apps.report.ledger_words import sentence_shape, told_as_one
 from sightline.events import (
     Allocation,
     Clear,
@@ -16,8 +18,6 @@ from sightline.events import (
     Split,
     WithoutReplacement,
 )
-from sightline.report import explain_event
-from sightline.report.ledger_words import sentence_shape, told_as_one
 
 NOISE = Gaussian(1.25)
 WORDS = {

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sightline.report
-from sightline.report.headline import power_at_most
-from sightline.report.numbers import format_duration, format_number, format_upper
-from sightline.report.settings import setting_text
+import sightline.apps.report
+from sightline.apps.report.headline import power_at_most
+from sightline.apps.report.numbers import format_duration, format_number, format_upper
+from sightline.apps.report.settings import setting_text
 
-MODULES = [f"sightline.report.{module.name}" for module in pkgutil.iter_modules(sightline.report.__path__)]
+MODULES = [f"sightline.apps.report.{module.name}" for module in pkgutil.iter_modules(sightline.apps.report.__path__)]
 
 
 @given(st.floats(1e-12, 1e12))

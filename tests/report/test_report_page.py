@@ -24,12 +24,12 @@ from report_runs import (
 
 import sightline
 from sightline import accounting
+from sightline.apps.report import RunView, headline, render_run, write_report
+from sightline.apps.report.numbers import format_upper
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.events import Clear, Gaussian
 from sightline.ledger import parties
-from sightline.report import RunView, headline, render_run, write_report
-from sightline.report.numbers import format_upper
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&</style>{{ 7*7 }}"
 

@@ -6,12 +6,12 @@ import pytest
 from report_runs import FACTS, clients, handover, per_sample, quickstart, release, write
 
 from sightline import accounting
+from sightline.apps.report import RunView
+from sightline.apps.report.ledger_words import holds_clear, tell_ledger
+from sightline.apps.report.matrix import Column, epsilon_matrix
+from sightline.apps.report.numbers import format_upper
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Release, parties
-from sightline.report import RunView
-from sightline.report.ledger_words import holds_clear, tell_ledger
-from sightline.report.matrix import Column, epsilon_matrix
-from sightline.report.numbers import format_upper
 
 
 def test_rounds_become_one_row_of_each_kind(run_dir: Path) -> None:

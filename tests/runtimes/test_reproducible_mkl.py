@@ -12,11 +12,11 @@ import torch
 
 from sightline import mkl
 from sightline.api import Run
+from sightline.apps.sweep import list_jobs, run_sweep
 from sightline.config import parse, to_toml
 from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.runtimes.local_trainer import PoolTrainer
-from sightline.sweep import list_jobs, run_sweep
 from tests.flower.cases import BASE
 
 pytestmark = pytest.mark.skipif(mkl.read_mode() is None, reason="this torch is built without MKL")
@@ -85,7 +85,7 @@ def test_the_command_line_trains_with_it_and_records_it(tmp_path):
     file = tmp_path / "experiment.toml"
     file.write_text(to_toml(parse(BASE | {"rounds": 1})))
     words = ["sightline", "run", str(file), "--out", str(tmp_path / "run"), "--json"]
-    done = run_python(f"import sys; sys.argv = {words!r}\nfrom sightline.cli.main import main\nmain()")
+    done = run_python(f"import sys; sys.argv = {words!r}\nfrom sightline.apps.cli.main import main\nmain()")
     told = json.loads(done.stdout)
     assert (told["mkl_cbwr"], told["threads"]) == ("AUTO", 1)
     assert told["cpu_capability"] == torch.backends.cpu.get_cpu_capability()

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sightline.serve import Server
-from sightline.serve.guard import Guard
-from sightline.serve.message import Request, Response
-from sightline.serve.pages import PageServer
-from sightline.serve.server import ROUTES
+from sightline.apps.serve import Server
+from sightline.apps.serve.guard import Guard
+from sightline.apps.serve.message import Request, Response
+from sightline.apps.serve.pages import PageServer
+from sightline.apps.serve.server import ROUTES
 
 TOKEN = "the-token-of-these-tests"
 HOST = {"Host": "127.0.0.1:8710"}

@@ -14,11 +14,11 @@ import pytest
 
 import sightline
 from sightline import accounting
+from sightline.apps.report import RunView
+from sightline.apps.report.numbers import format_count, format_percent, format_upper
+from sightline.apps.serve import Server
 from sightline.engine.record import RunRecord
 from sightline.ledger.group_privacy import Question, answer_question
-from sightline.report import RunView
-from sightline.report.numbers import format_count, format_percent, format_upper
-from sightline.serve import Server
 from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent
 

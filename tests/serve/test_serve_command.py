@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
 from tests.interrupts import heeds_interrupts
 from tests.report.report_runs import quickstart
 

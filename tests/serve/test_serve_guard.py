@@ -8,11 +8,11 @@ from urllib.parse import quote
 import pytest
 from serve_asking import HOST, TOKEN, Ask, asking, at_work, site_of
 
+from sightline.apps.serve import Server
+from sightline.apps.serve.guard import Guard, names_of
+from sightline.apps.serve.message import SECURITY, Request
+from sightline.apps.serve.server import ROUTES
 from sightline.errors import InvalidInput
-from sightline.serve import Server
-from sightline.serve.guard import Guard, names_of
-from sightline.serve.message import SECURITY, Request
-from sightline.serve.server import ROUTES
 from tests.report.report_runs import quickstart
 
 EVERYTHING = [*ROUTES, "/static/page.css", "/static/serve.js", "/nowhere"]

@@ -13,18 +13,18 @@ from serve_asking import Ask, asking, site_of
 
 from sightline import accounting
 from sightline.accounting import Accountant
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.report import RunView
+from sightline.apps.report.comparison import compare_runs
+from sightline.apps.report.comparison import plain_comparison as compared_plain
+from sightline.apps.report.numbers import format_percent, format_upper
+from sightline.apps.serve.calculator import SCHEMES
+from sightline.apps.serve.run_folder import LiveRuns
+from sightline.apps.serve.sight import pair_classes
+from sightline.apps.serve.timeline import PAGE
 from sightline.config import read
 from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged
-from sightline.report import RunView
-from sightline.report.comparison import compare_runs
-from sightline.report.comparison import plain_comparison as compared_plain
-from sightline.report.numbers import format_percent, format_upper
-from sightline.serve.calculator import SCHEMES
-from sightline.serve.run_folder import LiveRuns
-from sightline.serve.sight import pair_classes
-from sightline.serve.timeline import PAGE
 from tests.report.report_runs import FACTS, handover, metrics, per_sample, quickstart, release, spent, write
 
 
@@ -259,8 +259,8 @@ def test_every_pair_is_what_the_ledger_says_of_it(folder: Path, name: str) -> No
 def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Nine participants and a server, three at a time."""
     per_sample(tmp_path / "many", rounds=2, number=9)
-    monkeypatch.setattr("sightline.serve.sight.MOST", 3)
-    monkeypatch.setattr("sightline.serve.sight.LEAST", 3)
+    monkeypatch.setattr("sightline.apps.serve.sight.MOST", 3)
+    monkeypatch.setattr("sightline.apps.serve.sight.LEAST", 3)
     return asking(site_of(tmp_path))
 
 
@@ -295,7 +295,7 @@ def test_where_observers_are_too_many_to_ask_the_worst_of_all_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per_sample(tmp_path / "many", rounds=2, number=9)
-    monkeypatch.setattr("sightline.serve.matrix.WORK", 1)
+    monkeypatch.setattr("sightline.apps.serve.matrix.WORK", 1)
     page = text_of(asking(site_of(tmp_path))("/sight?run=many&q=client-3").body)
     run = RunView.read(tmp_path / "many")
     for kind, value in run.spent.items():
@@ -304,7 +304,7 @@ def test_where_observers_are_too_many_to_ask_the_worst_of_all_stands(
 
 def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     per_sample(tmp_path / "many", rounds=2, number=12)
-    monkeypatch.setattr("sightline.serve.matrix.QUICK", 1)
+    monkeypatch.setattr("sightline.apps.serve.matrix.QUICK", 1)
     ask = asking(site_of(tmp_path))
     first = ask("/sight?run=many").body.decode()
     assert "Working out" in first
@@ -570,7 +570,7 @@ def test_a_failure_inside_is_one_line_for_the_reader(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("sightline.serve.calculator.worked_out", broken)
+    monkeypatch.setattr("sightline.apps.serve.calculator.worked_out", broken)
     answer = ask("/calculator")
     assert answer.status == 500
     assert b"secret" not in answer.body
@@ -578,7 +578,7 @@ def test_a_failure_inside_is_one_line_for_the_reader(
 
 
 def test_the_saved_report_is_the_report(ask: Ask, folder: Path) -> None:
-    from sightline.report import render_run
+    from sightline.apps.report import render_run
 
     answer = ask("/report.html?run=quick")
     assert answer.body.decode() == render_run(RunView.read(folder / "quick"))
@@ -587,7 +587,7 @@ def test_the_saved_report_is_the_report(ask: Ask, folder: Path) -> None:
 
 def test_a_long_run_is_announced_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quickstart(tmp_path / "long", rounds=3)
-    monkeypatch.setattr("sightline.serve.running.LONG", 5)
+    monkeypatch.setattr("sightline.apps.serve.running.LONG", 5)
     ask = asking(site_of(tmp_path))
     first = ask("/run?run=long").body.decode()
     assert "Reading and checking 6 releases" in first

@@ -16,11 +16,11 @@ from urllib.parse import quote
 import pytest
 from serve_asking import TOKEN, Ask, asking, at_work, site_of
 
-from sightline.cli.main import run_arguments
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.serve import Server
+from sightline.apps.serve.message import SECURITY, Request, Response
+from sightline.apps.serve.server import ROUTES
 from sightline.engine.record import RunRecord
-from sightline.serve import Server
-from sightline.serve.message import SECURITY, Request, Response
-from sightline.serve.server import ROUTES
 from tests.report.report_runs import FACTS, quickstart, write
 
 BEARER = "Authorization: Bearer {token}\r\n"
@@ -29,7 +29,7 @@ BEARER = "Authorization: Bearer {token}\r\n"
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(Server, "most_connections", 6)
-    monkeypatch.setattr("sightline.serve.server.Handler.request_seconds", 1)
+    monkeypatch.setattr("sightline.apps.serve.server.Handler.request_seconds", 1)
     with at_work(folder) as running:
         yield running
 
@@ -170,7 +170,7 @@ def asks(server: Server, owner: http.client.HTTPConnection) -> int:
 
 def test_a_crowd_that_drips_does_not_lock_the_owner_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """However patient the server is: who is waited for longest makes room, those without the token first."""
-    monkeypatch.setattr("sightline.serve.server.Handler.request_seconds", 600)
+    monkeypatch.setattr("sightline.apps.serve.server.Handler.request_seconds", 600)
     with (
         closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)) as owner,
         ExitStack() as crowd,
@@ -439,12 +439,12 @@ def test_the_token_is_no_word_of_the_command_line_or_the_environment(tmp_path: P
 def test_the_tokens_comparison_does_not_stop_at_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     import hmac
 
-    from sightline.serve.guard import Guard
-    from sightline.serve.message import Request
+    from sightline.apps.serve.guard import Guard
+    from sightline.apps.serve.message import Request
 
     asked = []
     compare = hmac.compare_digest
-    monkeypatch.setattr("sightline.serve.guard.hmac.compare_digest", lambda a, b: asked.append(1) or compare(a, b))
+    monkeypatch.setattr("sightline.apps.serve.guard.hmac.compare_digest", lambda a, b: asked.append(1) or compare(a, b))
     guard = Guard(TOKEN)
     for headers in ({"Authorization": "Bearer x"}, {"Cookie": "sightline=x"}):
         assert guard.refusal(Request.of("/", {"Host": "localhost"} | headers)) is not None

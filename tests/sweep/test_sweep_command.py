@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sightline
-from sightline.cli.main import run_arguments
-from sightline.report import RunView
+from sightline.apps.cli.main import run_arguments
+from sightline.apps.report import RunView
 from tests.interrupts import heeds_interrupts
 
 ROOT = Path(__file__).parents[2]

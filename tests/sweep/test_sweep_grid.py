@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sightline.apps.sweep.jobs import MOST, JobStatus, folder_name, job_status, list_jobs, split_choices
+from sightline.apps.sweep.sweep import run_sweep
 from sightline.config import to_toml
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput
-from sightline.sweep.jobs import MOST, JobStatus, folder_name, job_status, list_jobs, split_choices
-from sightline.sweep.sweep import run_sweep
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.toml"

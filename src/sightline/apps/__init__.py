@@ -1,0 +1,1 @@
+"""What people use: the command line, reports, the local pages, sweeps and audits."""

@@ -1,0 +1,5 @@
+"""Attacks on the mechanisms that experiments run, and the lower bounds on epsilon that follow."""
+
+from sightline.apps.audit.audit import Audit, Finding, audit, audit_built
+
+__all__ = ["Audit", "Finding", "audit", "audit_built"]

@@ -1,0 +1,288 @@
+"""`audit`: how large epsilon must at least be, by attacks on the mechanism that an experiment file runs."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline import engine
+from sightline.apps.audit.attack import MarkedValues, Runs, fit_attack, one_run_lower, two_worlds_lower
+from sightline.apps.audit.canary_setup import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
+from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading
+from sightline.apps.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
+from sightline.config import Experiment
+from sightline.engine.build import BuiltExperiment
+from sightline.errors import invalid
+from sightline.randomness import Purpose, Streams
+from sightline.topology import client_name
+
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+DROWNED = 0.03
+"""canaries x delta beyond which a bound of one run at 95% says nothing: it pays for every canary with delta."""
+NORMAL_MEDIAN = 0.6745
+"""Of the absolute value of a standard normal number."""
+OTHERS = 3
+"""How many senders besides the subject the attack listens to: noise may have been used for two of them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one method found: with the stated confidence epsilon is at least `lower`, where `upper` is claimed."""
+
+    method: str
+    lower: float
+    upper: float
+    delta: float
+    confidence: float
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings. Their confidence is joint: the largest bound holds with it."""
+
+    findings: tuple[Finding, ...]
+    confidence: float
+    facts: dict[str, Any]
+
+    @property
+    def lower(self) -> float:
+        """The largest lower bound at the audit's delta."""
+        return max(finding.lower for finding in self.findings if finding.delta == self.facts["delta"])
+
+    @property
+    def upper(self) -> float:
+        """What is claimed at that delta of the subject that is protected least."""
+        return self.findings[0].upper
+
+    def told(self) -> dict[str, Any]:
+        """What `sightline audit --json` prints."""
+        return {
+            "epsilon_lower": self.lower,
+            "epsilon_upper": self.upper,
+            "confidence": self.confidence,
+            "refuted": self.broken,
+            **self.facts,
+            "findings": [
+                {"method": f.method, "epsilon_lower": f.lower, "epsilon_upper": f.upper, "delta": f.delta, **f.details}
+                for f in self.findings
+            ],
+        }
+
+    @property
+    def broken(self) -> bool:
+        """Whether a claim is refuted: epsilon is larger than it says, or one example moved a sum by more than C."""
+        return any(finding.lower > finding.upper for finding in self.findings) or self.unbounded
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether an example moved a sum of clipped gradients further than the clip norm that the claim rests on."""
+        return any((finding.details.get("clip_norms_moved") or 0.0) > 1 + ROUNDING for finding in self.findings)
+
+
+def audit(
+    experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
+    delta: float | None = None, delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0,
+    observer: str | None = None, subject: str | None = None, progress: Progress = lambda done, all: None,
+) -> Audit:  # fmt: skip
+    """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
+
+    Both bounds are at `delta`: by default the file's, or 0.03 / canaries where that is smaller, because the bound of
+    one run pays for every canary with delta. `delta_of_canaries` states that bound at another one.
+
+    Guarantees: the bounds hold with `confidence` over the audit's own coins; the runs are the engine's own rounds with
+    the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
+    """
+    check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
+    return audit_built(
+        engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
+        delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer, subject=subject,
+        progress=progress,
+    )  # fmt: skip
+
+
+def check_numbers(*, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float) -> None:
+    """Raise unless the numbers of an audit make sense."""
+    for name, value, least in (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1)):
+        if value < least:
+            invalid(name, value, f"at least {least} are needed to say anything")
+    if delta is not None and not 0 <= delta < 1:
+        invalid("delta", delta, "a delta lies in [0, 1)")
+    if not 0 < confidence < 1:
+        invalid("confidence", confidence, "a confidence lies between 0 and 1")
+
+
+def audit_built(
+    setting: BuiltExperiment, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
+    delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
+    subject: str | None = None, progress: Progress = lambda done, all: None,
+) -> Audit:  # fmt: skip
+    """`audit` of a setting whose noise is calibrated already."""
+    privacy = setting.experiment.privacy
+    count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
+    at = min(privacy.delta, DROWNED / canaries) if delta is None else delta
+    pair = AskedPair(observer, subject)
+    own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
+    each = 1 - (1 - confidence) / (2 if own is None else 3)
+    one = for_one(setting, rounds=count, delta=at, pair=pair)
+    there = at if delta_of_canaries is None else delta_of_canaries
+    many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
+    findings = [
+        repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
+        in_one_run(many, confidence=each, seed=seed),
+    ]
+    if own is not None:
+        found = repeat_runs(
+            own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None
+        )
+        details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
+        findings.append(replace(found, method="own model", details=details))
+    facts = {
+        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed(setting, one, privacy.delta),
+        "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
+        "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
+        "trials": trials, "seed": seed,
+    }  # fmt: skip
+    return Audit(tuple(findings), confidence, facts)
+
+
+def _claimed(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
+    """What the file claims at its own delta of the pair that is attacked, for the rounds that are."""
+    if delta == stage.sight.delta:
+        return stage.sight.upper
+    pair = AskedPair(stage.sight.observer, client_name(stage.sight.subject))
+    return worst_sight(setting, engine.plan_releases(setting, rounds=stage.rounds), delta, pair).upper
+
+
+def secret_of(seed: int, number: int, world: int) -> Streams:
+    """The streams of one run of an audit: every run has its own."""
+    return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
+
+
+def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
+    """Runs with and without the subject: the attack is chosen on one half of them and counted on the other."""
+    ears = _listened_values(stage)
+    worlds: dict[bool, list[Observer]] = {True: [], False: []}
+    for number in range(trials):
+        for inside, watches in worlds.items():
+            watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
+        progress(2 * (number + 1), 2 * trials)
+    keys = sorted({key for watches in worlds.values() for watch in watches for key in watch.seen})
+    yes, no = (_value_table(worlds[inside], keys) for inside in (True, False))
+    marks = _mark_values(stage, keys, yes.shape[2])
+    half = trials // 2
+    sight = stage.sight
+    attack = fit_attack(yes[:half], no[:half], marks, delta=sight.delta, confidence=confidence)
+    left = trials - half
+    counts = attack.says_in(yes[half:]), attack.says_in(no[half:])
+    lower = two_worlds_lower(*counts, left, delta=sight.delta, confidence=confidence)
+    details = {"attack": attack.name, "runs": left, "true_alarms": counts[0], "false_alarms": counts[1]}
+    return Finding("repeated", lower, sight.upper, sight.delta, confidence, details)
+
+
+def _listened_values(stage: CanarySetup) -> Reading:
+    """The attack listens to the subject and whoever gathers it, and to a few others."""
+    place, own = stage.setting.topology, _gathering_channels(stage)
+    clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
+    servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
+    deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
+    return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
+
+
+def _gathering_channels(stage: CanarySetup) -> set[str]:
+    """Who publishes values that the subject is in."""
+    place, subject = stage.setting.topology, stage.sight.subject
+    own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
+    return own | {client_name(subject)}
+
+
+def _mark_values(stage: CanarySetup, keys: list[Key], numbers: int) -> MarkedValues:
+    """The values that the subject is in; where none of them is seen, those that were worked out of them; else all."""
+    own = _gathering_channels(stage)
+    there = np.array([key[3] in own for key in keys], dtype=bool)
+    shown = np.array([key[1] == SHOWN for key in keys], dtype=bool)
+    everything = np.ones(len(keys), dtype=bool)
+    tells = np.outer(there if there.any() else everything, np.ones(numbers, dtype=bool))
+    if not stage.parted:
+        tells[:, 1:] = False
+    return MarkedValues(next((some for some in (there & ~shown, there) if some.any()), everything), tells, stage.shared)
+
+
+def _value_table(watches: list[Observer], keys: list[Key]) -> Runs:
+    width = max((len(value) for watch in watches for value in watch.seen.values()), default=1)
+    table = np.zeros((len(watches), len(keys), width))
+    for row, watch in enumerate(watches):
+        for column, key in enumerate(keys):
+            if key in watch.seen:
+                table[row, column] = watch.seen[key].numpy()
+    return table
+
+
+def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
+    """Every canary in or out by a fair coin, one run, guesses about those that stand out most.
+
+    The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
+    """
+    rng = secret_of(seed, -1, 0).rng(Purpose.AUDIT)
+    slots = [slot for own in stage.holders.values() for slot in own]
+    inside = dict(zip(slots, (rng.random(len(slots)) < 0.5).tolist(), strict=True))
+    mine = {client_name(client): list(own) for client, own in stage.holders.items()}
+    watch = stage.run(
+        inside, secret_of(seed, -1, 1), lambda who, value, round: stage.reading(value, mine.get(who, slots))
+    )
+    score = _canary_evidence(watch, mine, slots, stage)
+    order = np.argsort(-score, kind="stable")
+    best = 0.0
+    details: dict[str, Any] = {}
+    for share in SHARES:
+        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
+        right = sum(inside[slots[place]] for place in order[:half])
+        right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
+        each = 1 - (1 - confidence) / len(SHARES)
+        found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
+        if not details or found > best:
+            best, details = found, {"canaries": len(slots), "guesses": 2 * half, "right": right}
+    return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
+
+
+def _canary_evidence(
+    watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup
+) -> NDArray[np.float64]:
+    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
+
+    What is shown was worked out of the rest, and is listened to only where the rest is not seen.
+    """
+    place = {slot: index for index, slot in enumerate(slots)}
+    sent, said = np.zeros(len(slots)), np.zeros(len(slots))
+    direct = any(key[1] != SHOWN for key in watch.seen)
+    gathered = _canaries_by_channel(stage, slots)
+    leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
+    for (_, use, _, who), values in watch.seen.items():
+        if use == SHOWN and direct:
+            continue
+        if who in mine:
+            sent[[place[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
+        else:
+            said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
+    return np.where(sent != 0, sent, said)
+
+
+def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
+    """Channel -> one for every canary of its members: what it says tells nothing of the others."""
+    topology = stage.setting.topology
+    found = dict[str, NDArray[np.float64]]()
+    for channel in (*topology.channels, *topology.gathers, topology.top):
+        own = {slot for client in channel.members for slot in stage.holders.get(client, ())}
+        found[channel.name] = np.array([float(slot in own) for slot in slots])
+    return found
+
+
+def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
+    """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
+    if values.shape[1] == 1:
+        return values[:, 0]
+    scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN or 1.0
+    standing = np.clip(values / scale * leaning - leaning**2 / 2, -700, 700)
+    return np.asarray(np.log(np.exp(standing).mean(axis=1)))

@@ -1,0 +1,301 @@
+"""The stage of an audit: the file's own mechanism, samplers, algorithm and noise, with canaries as its data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sightline import accounting, engine
+from sightline.apps.audit.canaries import (
+    CanaryClients,
+    CanaryCoins,
+    Relays,
+    Where,
+    canary_examples,
+    relays_for,
+    round_sign,
+    silent_clients,
+)
+from sightline.apps.audit.canary_model import (
+    FAR,
+    CanaryNet,
+    CanaryShards,
+    hit_coordinates,
+    part_probes,
+    probe_places,
+    small_experiment,
+)
+from sightline.apps.audit.observer import Observer, Reading, watched_run
+from sightline.config import Experiment, Model
+from sightline.engine.build import BuiltExperiment
+from sightline.errors import invalid, refuse
+from sightline.events import Event, Unit
+from sightline.ledger import Ledger
+from sightline.ledger.parties import suggest_name
+from sightline.mechanisms import SampleAtClient, SampleAtServer, SegmentSums
+from sightline.mechanisms.convex_solver import unit_features
+from sightline.mechanisms.objective import Objective
+from sightline.mechanisms.output import Output
+from sightline.mechanisms.registry import needs_unit_features
+from sightline.randomness import Streams
+from sightline.topology import Line, client_name
+
+STILL = 1e-3
+"""The learning rate of audited steps over the clip norm: the model stays where canaries are loudest."""
+
+Events = frozenset[tuple[Event, int]]
+
+
+@dataclass(frozen=True)
+class AttackedPair:
+    """Whom the audit attacks, from where, and what is claimed of it."""
+
+    subject: int
+    observer: str
+    upper: float
+    delta: float
+
+
+@dataclass(frozen=True, eq=False)
+class CanarySetup:
+    """A setting, its canaries, and how to run it."""
+
+    setting: BuiltExperiment
+    sight: AttackedPair
+    rounds: int
+    holders: Mapping[int, Sequence[int]]
+    """Client -> the numbers of its canaries."""
+    probes: Sequence[int]
+    """What the attack on one canary looks at: coordinates where clients are canaries, canaries where examples are."""
+    shared: tuple[float, ...] = ()
+    """How far the last of these stand out where they move together with whichever other one moves, see `Marks`."""
+    net: CanaryNet | None = None
+    """Where canaries are found, when the network is the audit's own."""
+    relays: Relays | None = None
+
+    @property
+    def examples(self) -> bool:
+        """Whether the canaries are examples that the real training code works on."""
+        return self.setting.unit is Unit.SAMPLE
+
+    @property
+    def parted(self) -> bool:
+        """Whether one of several numbers moves; else the first does, and the others show only the noise."""
+        return self.setting.splitter is not None
+
+    @property
+    def turning(self) -> bool:
+        """Whether canaries pull the other way every second round: not where models add up, nor before real solvers."""
+        solved = isinstance(self.setting.mechanism, Objective | Output)
+        return self.relays is None and not solved
+
+    def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
+        """One run with some of the canaries in, and all that the observer saw of it."""
+        coins, setting = CanaryCoins(inside, self.setting.adjacency), self.setting
+        watch = Observer(self.sight.observer, read, turning=self.turning)
+        worker: Any
+        if self.examples:
+            features = setting.model.input_shape[0]
+            far = 0.0 if self.net is None else FAR
+            loud = canary_examples(setting.federation, features, self.holders, coins, far)
+            fit = unit_features(loud) if needs_unit_features(setting.experiment) else loud
+            setting = replace(setting, federation=fit)
+            worker = CanaryShards(setting, secret, coins, self.holders, self.net)
+        else:
+            worker = self._clients(coins, secret)
+        watched_run(setting, watch, worker, rounds=self.rounds, secret=secret)
+        return watch
+
+    def _clients(self, coins: CanaryCoins, secret: Streams) -> CanaryClients:
+        setting, net = self.setting, self.net
+        slots = {client: own[0] for client, own in self.holders.items()}
+        sizes = setting.federation.sizes.tolist()
+        clip_norm = setting.experiment.privacy.clip_norm
+        where: Where = lambda splitter, assigned, slot: (  # noqa: E731
+            probe_places(splitter, assigned) if net is None else hit_coordinates(splitter, assigned, net.columns, slot)
+        )
+        return CanaryClients(
+            len(setting.start), sizes, slots, coins, clip_norm, secret, where=where, relays=self.relays
+        )  # fmt: skip
+
+    def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
+        """(canaries, numbers): a released vector at the coordinates, or along the gradients, of the given canaries."""
+        if self.net is not None:
+            return self.net.reading(value, slots) * (1 if self.examples else -1)
+        where = torch.as_tensor(list(slots))
+        if not self.examples:
+            return value[where, None].double()
+        features = self.setting.model.input_shape[0]
+        return ((value[features + where].double() - value[where].double()) / -(2**0.5))[:, None]
+
+    def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
+        """What the attack on one canary reads of a released vector: where its source would tell of it."""
+        if self.relays is not None:
+            return value[[self.relays.coordinate(source)]].double()
+        if self.net is not None and self.examples:
+            return self.net.reading_of_one(value, round_sign(round))
+        return self.reading(value, self.probes)[:, 0]
+
+
+@dataclass(frozen=True)
+class AskedPair:
+    """Who is asked for: the observer, the subject, or neither."""
+
+    observer: str | None = None
+    subject: str | None = None
+
+
+ANY = AskedPair()
+
+
+def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: AskedPair) -> AttackedPair:
+    """The subject and the untrusted observer with the largest claimed epsilon; or those that are named."""
+    if setting.unit is Unit.NONE:
+        _nothing_claimed(setting)
+    found = [
+        AttackedPair(int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(setting, dict(events), delta), delta)
+        for line in _asked_lines(setting, pair)
+        for events, subject in _asked_subjects(setting, ledger, line, pair)
+    ]
+    if not any(sight.upper < float("inf") for sight in found):
+        _nothing_claimed(setting)
+    worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
+    return worst if pair.subject is not None else _nearest_subject(setting, ledger, worst)
+
+
+def _nearest_subject(setting: BuiltExperiment, ledger: Ledger, sight: AttackedPair) -> AttackedPair:
+    """The same sight of a subject of whom as much is claimed, and whom the observer meets in a channel of its own."""
+    same = ledger.composition(client_name(sight.subject), sight.observer)
+    own = [channel for channel in setting.topology.channels if sight.observer in channel.audience]
+    near = sorted({n for channel in own for n in channel.members if client_name(n) != sight.observer})
+    if sight.subject in near:
+        return sight
+    found = (n for n in near if ledger.composition(client_name(n), sight.observer) == same)
+    return replace(sight, subject=next(found, sight.subject))
+
+
+def _nothing_claimed(setting: BuiltExperiment) -> NoReturn:
+    law = "nothing is claimed of what these rounds release, so there is nothing to audit"
+    refuse("privacy.unit", setting.unit, law, "protect a unit, audit more rounds, or name another pair")
+
+
+def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
+    """The lines of sight of the observer that is asked for, or all."""
+    known = [line for lines in setting.topology.lines.values() for line in lines]
+    names = {client_name(n) for n in setting.clients} & {n for c in setting.topology.channels for n in c.audience}
+    lines = [line for line in known if pair.observer in (None, line.observer)]
+    if not lines and pair.observer in names:
+        return [Line(pair.observer, frozenset({pair.observer}))]
+    if not lines:
+        way_out = suggest_name(str(pair.observer), frozenset(line.observer for line in known) | names)
+        invalid("observer", pair.observer, "nobody untrusted has that name; coalitions are not attacked", way_out)
+    return lines
+
+
+def _asked_subjects(
+    setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair
+) -> Iterable[tuple[Events, str]]:
+    """What the observer of a line sees of the subject that is asked for, or of every one that it sees otherwise."""
+    if pair.subject is None:
+        return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
+    names = [client_name(n) for n in setting.clients if client_name(n) != pair.observer]
+    if pair.subject not in names:
+        invalid("subject", pair.subject, "no other client has that name", suggest_name(pair.subject, frozenset(names)))
+    if pair.subject in line.exempt | {line.observer}:
+        return ()
+    seen = frozenset(ledger.composition(pair.subject, line.observer).items())
+    return ((seen, pair.subject),) if seen else ()
+
+
+def _pair_epsilon(setting: BuiltExperiment, events: dict[Any, int], delta: float) -> float:
+    return accounting.epsilon(events, delta, accountant=setting.accountant)
+
+
+def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
+    """The stage with one canary, the subject that the file protects least."""
+    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
+    splitter, holders = setting.splitter, {sight.subject: (0,)}
+    if setting.unit is Unit.SAMPLE:
+        built, net = with_examples(setting, 2)
+        return CanarySetup(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
+    if splitter is not None:
+        own, shared = part_probes(splitter, Streams.from_seed(0))
+        still = replace(setting, start=torch.zeros(setting.model.parameters))
+        return CanarySetup(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
+    relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
+    size = 2 if relays is None else max(2, relays.dimension)
+    return CanarySetup(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
+
+
+def for_many(
+    setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY
+) -> CanarySetup:
+    """The stage with many canaries, all of whom the observer sees as it sees the subject."""
+    if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
+        setting = _enlarge_star(setting, canaries)
+    ledger = engine.plan_releases(setting, rounds=rounds)
+    sight = worst_sight(setting, ledger, delta, pair)
+    same = ledger.composition(client_name(sight.subject), sight.observer)
+    alike = [
+        n
+        for n in setting.clients
+        if client_name(n) != sight.observer and ledger.composition(client_name(n), sight.observer) == same
+    ]
+    if setting.unit is Unit.CLIENT:
+        return _many_clients(setting, sight, rounds, alike[:canaries])
+    least = min(int(setting.federation.sizes[n]) for n in alike)
+    each = 1 if isinstance(setting.mechanism, SegmentSums) else max(1, min(canaries // len(alike), least))
+    spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
+    built, net = with_examples(setting, each * len(alike))
+    return CanarySetup(built, sight, rounds, spread, range(each * len(alike)), net=net)
+
+
+def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, alike: Sequence[int]) -> CanarySetup:
+    """Clients that are canaries, each with a coordinate of its own; in split models, with one in every part."""
+    holders = {client: (slot,) for slot, client in enumerate(alike)}
+    probes = range(len(holders))
+    if setting.splitter is None:
+        return CanarySetup(replace(setting, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
+    built, net = with_examples(setting, len(holders))
+    still = replace(built, start=torch.zeros(built.model.parameters))
+    return CanarySetup(still, sight, rounds, holders, probes, net=net)
+
+
+def _enlarge_star(setting: BuiltExperiment, clients: int) -> BuiltExperiment:
+    """The same star with so many clients, the same samplers' rates and the same noise."""
+    experiment = setting.experiment
+    few = small_experiment(experiment, setting.splitter) if setting.splitter else _is_linear(experiment)
+    more = few.model_copy(update={"data": experiment.data.model_copy(update={"clients": clients})})
+    built = engine.build_experiment(more, federation=silent_clients(clients))
+    return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
+
+
+def _is_linear(experiment: Experiment) -> Experiment:
+    return experiment.model_copy(update={"model": Model(name="linear")})
+
+
+def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperiment, CanaryNet | None]:
+    """A small network on so many features in place of the file's model and data; sizes, samplers and noise stay.
+
+    Softmax regression where no gradients are released.
+    """
+    experiment, splitter = setting.experiment, setting.splitter
+    change: dict[str, Any] = {"augment": None}
+    steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
+    if steps:
+        change["learning_rate"] = STILL / experiment.privacy.clip_norm
+    few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
+    few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})
+    nothing = canary_examples(setting.federation, features, {}, CanaryCoins({}, setting.adjacency))
+    built = engine.build_experiment(few, federation=nothing)
+    if setting.multipliers:
+        built = built.with_noise(setting.multipliers)
+    net = CanaryNet(built.model, splitter) if steps or splitter is not None else None
+    start = torch.zeros(built.model.parameters) if net is None else net.start()
+    return replace(built, topology=setting.topology, samplers=setting.samplers, start=start), net
+
+
+Progress = Callable[[int, int], None]
+"""(runs done, runs in all)."""

@@ -1,0 +1,148 @@
+"""The engine's own rounds with somebody watching: what the observer sees, read along the canaries' coordinates."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline.apps.audit.canaries import round_sign
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.round import LiveRound
+from sightline.ledger import Ledger, Parties, Release
+from sightline.mechanisms import (
+    CentralMean,
+    ModelChoice,
+    NoiseByTrust,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    Schedules,
+    Updates,
+)
+from sightline.mechanisms.updates import ClientOutput
+from sightline.randomness import EVERYONE, Streams
+from sightline.topology import Channel, client_name
+
+Key = tuple[int, int, int, str]
+"""Round, number of the training call, part of it, who published the value."""
+
+SHOWN = 1 << 20
+"""Stands for the number of the training call where a value is shown: after all calls of its round."""
+
+Reading = Callable[[str, Tensor, int], Tensor | None]
+"""(who published, value, round) -> the numbers that the attack will look at; None when it will not."""
+
+
+@dataclass(eq=False)
+class Observer:
+    """What one observer sees in one run."""
+
+    observer: str
+    read: Reading
+    turning: bool = True
+    """Whether canaries turn round every round."""
+    seen: dict[Key, Tensor] = field(default_factory=dict)
+    _open: dict[str, bool] = field(default_factory=dict)
+    _known: tuple[int, int] = (0, 0)
+
+    def note(self, ledger: Ledger, scene: ReleaseContext, part: int, source: str, value: Tensor) -> None:
+        """Take in a value, when the release by which its source let it go is the observer's to see."""
+        reading = self.read(source, value, scene.time)
+        if reading is not None and self._sees(ledger, scene.next_id, source):
+            turned = round_sign(scene.time) if self.turning else 1.0
+            self.seen[scene.time, scene.use, part, source] = turned * reading
+
+    def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
+        """Take in a value that was worked out of releases and shown to some."""
+        reading = self.read(source, value, time) if self.observer in audience else None
+        if reading is not None:
+            self.seen[time, SHOWN, number, source] = (round_sign(time) if self.turning else 1.0) * reading
+
+    def _sees(self, ledger: Ledger, first: int, source: str) -> bool:
+        """Whether the source's first release from the scene's own on has the observer in its audience."""
+        if self._known != (first, len(ledger)):
+            self._known, self._open = (first, len(ledger)), {}
+            for place in range(first, len(ledger)):
+                self._open.setdefault(ledger[place].source, self.observer in ledger[place].audience)
+        return self._open.get(source, False)
+
+
+class ObservedNodes:
+    """Members that do their part of the mechanism themselves, each seen by the watch when it sends.
+
+    To a trusted server they send what they have, and do not clip it: clipping there is the server's promise.
+    """
+
+    steadfast = True
+
+    def __init__(self, setting: BuiltExperiment, ledger: Ledger, watch: Observer) -> None:
+        self._mechanism: Any = setting.mechanism
+        self._ledger, self._watch = ledger, watch
+
+    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """What the members send."""
+        mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, NoiseByTrust) else self._mechanism
+        if isinstance(mechanism, CentralMean):
+            yield from (ClientOutput(member, update) for member, update in updates.train_members())
+            return
+        for left in mechanism.client_outputs(updates, scene):
+            self._watch.note(self._ledger, scene, updates.at.part, client_name(left.member), left.value)
+            yield left
+
+    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+        """Nobody: choices are made where the data are."""
+        return {}
+
+
+class ObservedRound(LiveRound):
+    """A round of a real run, watched."""
+
+    def __init__(self, watch: Observer, *where: Any) -> None:
+        super().__init__(*where)
+        self._watch, self._shown = watch, 0
+
+    def _compute_values(
+        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
+    ) -> ReleaseValues:
+        outcome = super()._compute_values(updates, scene, compute)
+        for member, value in outcome.values.items():
+            source = scene.channel.name if member == EVERYONE else client_name(member)
+            self._watch.note(self._ledger, scene, updates.at.part, source, value)
+        return outcome
+
+    def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
+        """As every round does; the watch sees what is for it to see."""
+        made = super().show_values(shown)
+        for value, channel, audience, _ in shown:
+            self._watch.note_shown(self.time, self._shown, channel.name, audience, value.value)
+            self._shown += 1
+        return made
+
+    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+        worker: Any = self._worker
+        witness, worker.nodes = worker.nodes, None
+        choices = super()._collect_choices(ballot, scene)
+        worker.nodes = witness
+        for member, choice in choices.items():
+            told = torch.full((worker.dimension,), float(choice == 0))
+            self._watch.note(self._ledger, scene, 0, client_name(member), told)
+        return choices
+
+
+def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
+    """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
+    ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
+    worker.nodes = ObservedNodes(setting, ledger, watch)
+    state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
+    memories: Any = {}
+    for time in range(1, rounds + 1):
+        if setting.algorithm.finished(state):
+            break
+        setting = setting.as_found(state)
+        r = ObservedRound(watch, setting, ledger, worker, secret, time, memories, schedules)
+        after = setting.algorithm.round(state, r, setting.settings)
+        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        memories = r.memories
+    worker.close()

@@ -1,0 +1,135 @@
+"""`sightline run`: from an experiment file to a model, a ledger and a report."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sightline.errors import printable
+
+EXAMPLES = """
+\b
+Examples:
+  sightline run examples/quickstart.toml
+  sightline run examples/quickstart.toml --set rounds=50 --set privacy.epsilon=4
+  sightline run --resume runs/quickstart
+  sightline run examples/quickstart.toml --json | jq .epsilon
+
+A run that was interrupted goes on from its directory, which holds its settings. One that has ended does not.
+Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 interrupted, 1 anything else.
+"""
+
+
+@click.command("run", epilog=EXAMPLES)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run; CONFIG may be its directory.")
+@click.option("--accept-changes", is_flag=True, help="Resume although model code or packages are not what they were.")
+@click.option("--seed", type=int, help="Same as --set seed=N.")
+@click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def command(
+    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool, seed: int | None,
+    runtime: str, workers: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Train the experiment in CONFIG (a TOML file) and write its report."""
+    from sightline.config import read
+
+    words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
+    if not config.is_dir():
+        read(config, words)  # what is wrong with it is told before anything large is loaded
+    import sightline
+
+    done = sightline.run(
+        config, overrides=words, out=out, resume=resume, accept_changes=accept_changes, workers=workers,
+        runtime=runtime, progress=True,
+    )  # fmt: skip
+    summary = done.summary
+    if as_json:
+        click.echo(json.dumps(summary, allow_nan=False))
+    else:
+        _print_summary(summary)
+    if summary["status"] == "stopped":
+        click.echo(f"sightline: {printable(summary['status_reason'])}", err=True)
+        return 3
+    return 0
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in summary_lines(summary):
+        table.add_row(Text(printable(name, keep=True)), Text(printable(value)))
+    console.print(table)
+    console.print(Text(f"report  {summary['report']}"))
+
+
+def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and words of every line that `sightline run` ends with."""
+    lines = [
+        ("rounds", str(summary["rounds_done"])),
+        *([("ended early", summary["stopped"])] if summary["stopped"] else []),
+        ("test accuracy", _percent_words(summary["test_accuracy"])),
+        ("clients' own test sets", _clients_words(summary)),
+    ]
+    if summary["unit"] == "none":
+        lines.append(("privacy", "none: updates are published without noise"))
+    else:
+        lines.append(
+            ("epsilon", f"{_epsilon_words(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
+        )
+        if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
+            lines += [(f"  against {kind}", _epsilon_words(value)) for kind, value in summary["observers"].items()]
+        lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
+    if "energy_joule" in summary:
+        energy, delay = summary["energy_joule"], summary["delay_seconds"]
+        lines.append(("uploads", f"{energy:.4g} J, {delay:.4g} s (mean over who could take part)"))
+    if summary["rejected_updates"]:
+        lines.append(("rejected updates", f"{summary['rejected_updates']} were not finite and counted as zero"))
+    if "clusters" in summary:
+        lines.append(("clusters", _clusters_words(summary["clusters"])))
+    lines += [("note", note) for note in summary["notes"]]
+    lines.append(("time", f"{summary['seconds']:.1f} s"))
+    return lines
+
+
+def _clients_words(summary: dict[str, Any]) -> str:
+    """Mean, 10th percentile, and the worst with the number of examples that say so."""
+    words = [f"mean {_percent_words(summary['client_accuracy_mean'])}"]
+    if summary["client_accuracy_decile"] is not None:
+        words.append(f"10th percentile {_percent_words(summary['client_accuracy_decile'])}")
+    of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
+    return ", ".join([*words, f"worst {_percent_words(summary['client_accuracy_worst'])}{of}"])
+
+
+def _clusters_words(found: dict[str, Any]) -> str:
+    """The clusters of a run in one line; what needs the true ones is said where they are known."""
+    words = [] if found["count"] is None else [str(found["count"])]
+    if found["mss"] is not None:
+        words.append(f"MSS {found['mss']:.2f}")
+    if found["purity"] is not None:
+        words.append(f"purity {_percent_words(found['purity'])}")
+    if found["minority_accuracy"] is not None:
+        words.append(f"minority's accuracy {_percent_words(found['minority_accuracy'])}")
+    return ", ".join(words)
+
+
+def _percent_words(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f}%"
+
+
+def _epsilon_words(value: float | None) -> str:
+    from sightline.apps.report.numbers import format_upper
+
+    return "infinite" if value is None else format_upper(value, digits=4)

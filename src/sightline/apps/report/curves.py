@@ -1,0 +1,239 @@
+"""Accuracy, loss and epsilon over rounds, and accuracy against epsilon."""
+
+import math
+from itertools import accumulate
+from typing import Any
+
+from sightline.apps.report.chart import Axis, Chart, ChartLine, Values, line_chart
+from sightline.apps.report.numbers import (
+    NONE,
+    floats_as_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_short,
+    format_upper,
+)
+from sightline.apps.report.run_view import RunView
+from sightline.apps.report.section import Content, Section
+from sightline.events import Unit
+
+ROUNDS = Axis("round", tick=lambda value: f"{value:,g}", value=lambda value: f"round {value:,g}", whole=True)
+ACCURACY = Axis("accuracy", tick=lambda value: f"{100 * value:.4g} %", value=format_percent, floor=0.0, ceiling=1.0)
+LOSS = Axis("loss", tick=format_short, value=format_number)
+EPSILON = Axis("epsilon", tick=format_short, value=format_upper, floor=0.0, from_zero=True)
+SPENT = Axis("epsilon spent", tick=format_short, value=lambda value: f"epsilon {format_upper(value)}", floor=0.0)
+
+ROWS = 60
+"""At most so many rounds are printed as a table."""
+
+
+def curves_content(run: RunView) -> Content | None:
+    """The charts that the run has numbers for, and the numbers themselves."""
+    if not run.rounds:
+        return None
+    charts = [accuracy_chart(run), loss_chart(run), epsilon_chart(run), accuracy_for_epsilon(run)]
+    return {"charts": [chart for chart in charts if chart], "silence": explain_silence(run), "table": rounds_table(run)}
+
+
+CURVES_SECTION = Section("curves", "Over the rounds", curves_content)
+
+
+def accuracy_chart(run: RunView) -> Chart | None:
+    """Test set, mean client, 10th percentile of the clients, and the worst."""
+    names = {
+        "test set": "test_accuracy",
+        "mean client": "client_accuracy_mean",
+        "10th percentile": "client_accuracy_decile",
+        "worst client": "client_accuracy_worst",
+    }
+    found = {name: run.series(key) for name, key in names.items()}
+    lines = [ChartLine(name, values) for name, values in found.items() if any(value is not None for value in values)]
+    return line_chart("accuracy", "Accuracy", _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=ACCURACY)
+
+
+def loss_chart(run: RunView) -> Chart | None:
+    """Test set and mean client."""
+    lines = [ChartLine("test set", run.series("test_loss")), ChartLine("mean client", run.series("client_loss_mean"))]
+    return line_chart("loss", "Loss", _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=LOSS)
+
+
+def epsilon_chart(run: RunView) -> Chart | None:
+    """What each kind of observer could have learned by then."""
+    if run.unit is Unit.NONE:
+        return None
+    lines = [ChartLine(kind, values) for kind, values in epsilons_by_observer(run).items()]
+    target = run.fact("target_epsilon")
+    mark = (float(target), f"target {format_short(target)}") if target else None
+    title = f"Epsilon by observer, at δ\u00a0=\u00a0{format_short(run.delta)}" if run.delta else "Epsilon by observer"
+    return line_chart("epsilon", title, _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=EPSILON, mark=mark)
+
+
+def accuracy_for_epsilon(run: RunView) -> Chart | None:
+    """What the privacy bought: test accuracy against the worst epsilon so far."""
+    if run.unit is Unit.NONE:
+        return None
+    pairs = [(spent, reached) for spent, reached in zip(worst_epsilons(run), run.series("test_accuracy"), strict=True)]
+    pairs = [(spent, reached) for spent, reached in pairs if spent is not None and reached is not None]
+    if len(pairs) < 2:
+        return None
+    xs, ys = [float(spent or 0.0) for spent, _ in pairs], [reached for _, reached in pairs]
+    title = "Accuracy for the epsilon spent"
+    return line_chart("price", title, xs, [ChartLine("test set", ys)], x_axis=SPENT, y_axis=ACCURACY)
+
+
+def epsilons_by_observer(run: RunView) -> dict[str, Values]:
+    """Epsilon over rounds by kind of observer; None where it is infinite or unknown."""
+    kinds = dict.fromkeys(kind for row in run.rounds for kind in row.get("epsilon") or {})
+    return {kind: [(row.get("epsilon") or {}).get(kind) for row in run.rounds] for kind in kinds}
+
+
+def worst_epsilons(run: RunView) -> Values:
+    """The worst epsilon of each round; None as soon as one observer's is infinite."""
+    found: list[float | None] = []
+    for row in run.rounds:
+        values = list((row.get("epsilon") or {}).values())
+        found.append(max(values) if values and None not in values else None)
+    return found
+
+
+def explain_silence(run: RunView) -> str:
+    """Why there is no curve of epsilon against somebody."""
+    if run.unit is Unit.NONE:
+        return "There is no curve of epsilon: without noise there is no guarantee to draw."
+    without = [kind for kind, value in run.spent.items() if math.isinf(value)]
+    return f"No guarantee, hence no curve, against: {', '.join(without)}." if without else ""
+
+
+def rounds_table(run: RunView) -> dict[str, Any]:
+    """The evaluated rounds as rows, evenly thinned when there are many."""
+    rows, spent = run.rounds, worst_epsilons(run)
+    shown = [place for place, row in enumerate(rows) if row.get("test_accuracy") is not None] or list(range(len(rows)))
+    places = [*shown[: -1 : -(-len(shown) // ROWS)], shown[-1]]
+    private = run.unit is not Unit.NONE
+    header = ["Round", "Test accuracy", "Test loss", "Mean client", "Worst client", *(["Epsilon"] if private else [])]
+    body = [_row_cells(rows[place], spent[place], private) for place in places]
+    return {"header": header, "rows": body, "all": len(body) == len(rows), "count": format_count(len(rows))}
+
+
+def _row_cells(row: dict[str, Any], spent: float | None, private: bool) -> list[str]:
+    known = bool(row.get("epsilon"))
+    cells = [format_count(row["round"]), format_percent(row.get("test_accuracy")), format_number(row.get("test_loss"))]
+    cells += [format_percent(row.get("client_accuracy_mean")), format_percent(row.get("client_accuracy_worst"))]
+    return cells + ([format_upper(spent) if known else NONE] if private else [])
+
+
+def _evaluated_rows(run: RunView) -> list[float]:
+    return [float(row["round"]) for row in run.rounds]
+
+
+KINDS = {
+    "energy_joule": (
+        "Energy",
+        "joule",
+        Axis("joule", tick=format_short, value=lambda v: f"{format_number(v)} J", from_zero=True),
+    ),
+    "delay_seconds": (
+        "Delay",
+        "seconds",
+        Axis("seconds", tick=format_short, value=lambda v: f"{format_number(v)} s", from_zero=True),
+    ),
+}
+
+
+def costs_content(run: RunView) -> Content | None:
+    """Totals, means and curves of a run with a resource model; None for every other run."""
+    if not run.fact("resources") or not run.rounds:
+        return None
+    rows = [
+        (name, f"{format_number(run.total(key))} {unit}", f"{format_number(run.total(key) / len(run.rounds))} {unit}")
+        for key, (name, unit, _) in KINDS.items()
+    ]
+    charts = [_each_round(run, key) for key in KINDS] + [_accuracy_bought(run, key) for key in KINDS]
+    return {"model": run.fact("resources")["model"], "rows": rows, "charts": [chart for chart in charts if chart]}
+
+
+COSTS_SECTION = Section("costs", "Energy and delay", costs_content)
+
+
+def _each_round(run: RunView, key: str) -> Chart | None:
+    name, _unit, axis = KINDS[key]
+    numbers = [float(row["round"]) for row in run.rounds]
+    return line_chart(
+        key, f"{name} of a round", numbers, [ChartLine(name, run.series(key))], x_axis=ROUNDS, y_axis=axis
+    )
+
+
+def _accuracy_bought(run: RunView, key: str) -> Chart | None:
+    """Accuracy against all that was spent until then."""
+    name, unit, _ = KINDS[key]
+    spent = list(accumulate(value or 0.0 for value in run.series(key)))
+    pairs = [
+        (cost, reached) for cost, reached in zip(spent, run.series("test_accuracy"), strict=True) if reached is not None
+    ]
+    if len(pairs) < 2:
+        return None
+    across = Axis(f"{unit} so far", tick=format_short, value=lambda v: f"{format_number(v)} {unit}", floor=0.0)
+    line = ChartLine("test set", [reached for _, reached in pairs])
+    title = f"Accuracy for the {name.lower()} spent"
+    return line_chart(f"{key}-bought", title, [cost for cost, _ in pairs], [line], x_axis=across, y_axis=ACCURACY)
+
+
+def traffic_content(run: RunView) -> Content | None:
+    """Totals and the mean of a round, for each direction."""
+    if not run.rounds:
+        return None
+    done = len(run.rounds)
+    rows = []
+    for name, key in (("Clients to server", "uplink_floats"), ("Server to clients", "downlink_floats")):
+        if any(value is not None for value in run.series(key)):
+            total = run.total(key)
+            rows.append((name, format_count(total), floats_as_bytes(total), floats_as_bytes(total / done)))
+    seconds = run.fact("seconds") or run.total("seconds") or None
+    if not rows and seconds is None:
+        return None
+    return {"rows": rows, "seconds": format_duration(seconds), "pace": format_duration(run.total("seconds") / done)}
+
+
+TRAFFIC_SECTION = Section("traffic", "Traffic and time", traffic_content)
+
+
+STEPS = Axis("local steps", tick=format_short, value=lambda v: f"{format_short(v)} steps", from_zero=True, whole=True)
+DEVICES = Axis("devices", tick=format_short, value=lambda v: f"{format_short(v)} devices", from_zero=True, whole=True)
+SIZE = Axis("step size", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+TERM = Axis("share of the objective", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+
+
+def control_content(run: RunView) -> Content | None:
+    """The decisions of a controlled run; None for every other run."""
+    if not run.fact("control") or not run.rounds:
+        return None
+    weights = run.fact("control")
+    charts = [
+        _decision_chart(run, "tau", "Length of the interval", STEPS, {"local steps": "tau"}),
+        _decision_chart(run, "devices", "Devices of a subnet that take part, in the mean", DEVICES,
+               {"trusted edge": "devices_trusted", "untrusted edge": "devices_untrusted"}),
+        _decision_chart(run, "step-size", "Step size", SIZE, {"gamma": "step_size"}),
+        _decision_chart(run, "terms", "What the decision weighed", TERM,
+               {"energy": "energy_term", "delay": "delay_term", "accuracy": "accuracy_term"}),
+    ]  # fmt: skip
+    return {
+        "weights": ", ".join(
+            f"{name} {format_short(float(weights.get(name, 1)))}" for name in ("energy", "delay", "accuracy")
+        ),
+        "tau_max": weights.get("tau_max", 40),
+        "rounds": len(run.rounds),
+        "planned": run.fact("rounds_planned"),
+        "charts": [chart for chart in charts if chart],
+    }
+
+
+CONTROL_SECTION = Section("control", "Decisions of the control", control_content)
+
+
+def _decision_chart(run: RunView, key: str, title: str, axis: Axis, names: dict[str, str]) -> Chart | None:
+    rounds = [float(row["round"]) for row in run.rounds]
+    known = {name: [value or None for value in run.series(metric)] for name, metric in names.items()}
+    lines = [ChartLine(name, values) for name, values in known.items()]
+    return line_chart(f"control-{key}", title, rounds, lines, x_axis=ROUNDS, y_axis=axis)

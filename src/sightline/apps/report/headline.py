@@ -1,0 +1,208 @@
+"""The top of the page: what came out, and what the guarantee means in plain words."""
+
+import math
+from datetime import datetime
+
+from sightline.apps.report.numbers import (
+    NONE,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_plural,
+    format_short,
+    format_upper,
+)
+from sightline.apps.report.run_view import RunView
+from sightline.apps.report.section import Content, Section
+from sightline.events import Adjacency, Unit
+
+FALSE_ALARMS = 0.05
+"""The share of false alarms at which the guarantee is put into words."""
+EMPTY = 0.95
+"""A power beyond which a bound on it says nothing worth a number."""
+
+
+def headline_content(run: RunView) -> Content:
+    """Name, status, figures, promise and its limits."""
+    return {
+        "name": run.name,
+        "status": str(run.fact("status", "unknown")),
+        "reason": str(run.fact("status_reason", "")),
+        "stopped": run.fact("status") == "stopped",
+        "about": about_run(run),
+        "figures": headline_figures(run),
+        "promise": promise_words(run),
+        "limits": limit_words(run),
+        "unfinished": unfinished_words(run),
+        "guarantee": list(run.fact("guarantee", [])) if run.unit is not Unit.NONE else [],
+        "caveats": list(run.fact("caveats", [])),
+    }
+
+
+SECTION = Section("headline", "Result", headline_content)
+
+
+def about_run(run: RunView) -> list[str]:
+    """Short facts for the line under the name."""
+    parameters = run.fact("parameters")
+    model = run.fact("model", "") and f"{run.fact('model')}" + (
+        f", {format_count(parameters)} parameters" if parameters else ""
+    )
+    source = run.fact("source")
+    words = [run.fact("algorithm", ""), f"{source} data" if source else "", model, run.fact("topology", "")]
+    words += [_created_words(run.fact("created")), format_duration(run.fact("seconds")) if run.fact("seconds") else ""]
+    return [str(word) for word in words if word]
+
+
+def _created_words(created: str | None) -> str:
+    try:
+        moment = datetime.fromisoformat(str(created))
+    except ValueError:
+        return ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}" + (" UTC" if moment.tzname() == "UTC" else "")
+
+
+def headline_figures(run: RunView) -> list[dict[str, str]]:
+    """The numbers that a reader looks for first, each with its name and what it is of."""
+    planned = run.fact("rounds_planned")
+    loss = run.last("test_loss")
+    found = [
+        (
+            "Test accuracy",
+            format_percent(run.last("test_accuracy")),
+            f"loss {format_number(loss)}" if loss is not None else "",
+        ),
+        ("Epsilon", epsilon_words(run), _epsilon_note(run)),
+        ("Protected", protected_subjects(run), _adjacency_words(run)),
+        ("Clients", format_count(run.fact("clients")), clients_note(run)),
+        ("Rounds", format_count(run.rounds_done), f"of {format_count(planned)} planned" if planned else ""),
+        ("Releases", format_count(len(run.ledger)), "in the ledger"),
+    ]
+    return [{"name": name, "value": value, "note": note} for name, value, note in found]
+
+
+def clients_note(run: RunView) -> str:
+    """The 10th percentile of the clients, and the worst with the number of examples that say so."""
+    worst, most = run.last("client_accuracy_worst"), run.last("client_accuracy_decile")
+    examples = run.last("client_worst_examples")
+    if worst is None:
+        return ""
+    of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
+    return (
+        f"10th percentile {format_percent(most)}, " if most is not None else ""
+    ) + f"worst {format_percent(worst)}{of}"
+
+
+def epsilon_words(run: RunView) -> str:
+    """The headline's epsilon: rounded up, or the plain word that there is none."""
+    if run.unit is Unit.NONE:
+        return "none"
+    return NONE if run.epsilon is None else format_upper(run.epsilon)
+
+
+def _epsilon_note(run: RunView) -> str:
+    if run.unit is Unit.NONE or (run.epsilon is not None and math.isinf(run.epsilon)):
+        return "no guarantee"
+    target = run.fact("target_epsilon")
+    words = f"at δ = {format_short(run.delta)}" if run.delta else ""
+    return words + (f", target {format_short(target)}" if target else "")
+
+
+def protected_subjects(run: RunView) -> str:
+    """Whom the guarantee is for."""
+    return {Unit.CLIENT: "each client", Unit.SAMPLE: "each example", Unit.NONE: "nobody"}[run.unit]
+
+
+def _adjacency_words(run: RunView) -> str:
+    if run.unit is Unit.NONE:
+        return "no noise was added"
+    return {Adjacency.ADD_REMOVE: "added or removed", Adjacency.REPLACE: "exchanged for any other"}.get(
+        run.fact("adjacency"), ""
+    )
+
+
+def promise_words(run: RunView) -> list[str]:
+    """What the guarantee means, in two sentences; the first is set larger."""
+    if run.unit is Unit.NONE:
+        return [
+            "There is no privacy guarantee.",
+            "The models were published without noise: whoever sees them may learn anything that they reveal.",
+        ]
+    if run.epsilon is None:
+        return ["The run has not yet stated an epsilon, so nothing is promised here."]
+    if math.isinf(run.epsilon):
+        against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
+        return [f"There is no privacy guarantee against {against}.", "Something reached them in the clear."]
+    return [_strength_words(run.epsilon, observer_question(run)), test_power_words(run.epsilon, run.delta or 0.0)]
+
+
+def observer_question(run: RunView) -> str:
+    """What an observer must not find out."""
+    if run.fact("adjacency") == Adjacency.REPLACE:
+        return (
+            f"which of two sets of data any one {run.who} held" if run.who == "client" else "what any one example was"
+        )
+    return "whether any one client took part" if run.who == "client" else "whether any one example was used"
+
+
+def _strength_words(epsilon: float, question: str) -> str:
+    if epsilon <= 1:
+        return f"Whoever sees every published model can hardly tell {question}."
+    if epsilon <= 2.5:
+        return f"Whoever sees every published model gets only limited evidence of {question}."
+    return f"What the published models can tell about {question} is bounded, but at this epsilon the bound is loose."
+
+
+def test_power_words(epsilon: float, delta: float) -> str:
+    """The guarantee as the power of the best test, rounded up; where that is next to everything, what would be less."""
+    power, blind = power_at_most(epsilon, delta), f"{100 * FALSE_ALARMS:g} %"
+    if power > EMPTY:
+        one, two = (_power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
+        return (
+            f"In numbers: this bound alone does not keep a test with {blind} false alarms from finding almost every "
+            f"true case. At epsilon 1 it would find at most {one}, at epsilon 2 at most {two}; "
+            f"a blind guess finds {blind}."
+        )
+    return (
+        f"In numbers: a test with {blind} false alarms finds at most {_power_words(power)} of the true cases; "
+        f"a blind guess finds {blind}."
+    )
+
+
+def _power_words(power: float) -> str:
+    return f"{format_upper(100 * power)} %"
+
+
+def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
+    """The best power of a test between two neighbours: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
+
+    Reference: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", Theorem 2.1.
+    """
+    grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
+
+
+def limit_words(run: RunView) -> list[str]:
+    """What the guarantee does not say."""
+    if run.unit is Unit.NONE or run.epsilon is None or math.isinf(run.epsilon):
+        return []
+    found = ["It does not hide what is true of the whole population: a model may tell of people who never took part."]
+    if run.unit is Unit.CLIENT:
+        found.append("A person whose data are held by several clients is protected by less than this epsilon says.")
+    else:
+        found.append("A person with several examples is protected by less than this epsilon says.")
+    if run.trusted:
+        found.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
+    return found
+
+
+def unfinished_words(run: RunView) -> str:
+    """A word about releases of a round that has no metrics, or that the rounds' epsilon does not cover."""
+    if not run.unfinished:
+        more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
+        return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
+    return (
+        f"The ledger holds {format_plural(run.unfinished, 'release')} of a round that is not finished or was broken off; "
+        "epsilon counts them."
+    )

@@ -1,0 +1,120 @@
+"""The page: sections in their order, drawn by templates into one file that needs nothing else."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sightline.apps.report import clients, clusters, curves, groups, headline, matrix, settings
+from sightline.apps.report.run_view import RunView
+from sightline.apps.report.section import Content, Frame, Section, write_whole
+from sightline.errors import invalid
+
+REPORT = "report.html"
+
+SECTIONS: tuple[Section, ...] = (
+    headline.SECTION,
+    curves.CURVES_SECTION,
+    matrix.SECTION,
+    groups.SECTION,
+    clusters.SECTION,
+    clients.CLIENTS_SECTION,
+    clients.LOAD_SECTION,
+    curves.TRAFFIC_SECTION,
+    curves.COSTS_SECTION,
+    curves.CONTROL_SECTION,
+    settings.SECTION,
+)
+"""To add a section: a module with its `content`, a template of the same name, and a line here."""
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write `report.html` into a run directory, from its own records, and return its path.
+
+    Guarantees: the page loads nothing from anywhere and says so in its Content-Security-Policy; whatever a run's names
+    and words hold is shown as text; the file is replaced whole.
+    """
+    return write_page(RunView.read(Path(run_dir)))
+
+
+def write_page(run: RunView) -> Path:
+    """Write the page of a run that was read before."""
+    path = run.directory / REPORT
+    try:
+        write_whole(path, render_run(run))
+    except OSError as error:
+        invalid("report", path, f"cannot be written ({error.strerror})", "make the run directory writable")
+    return path
+
+
+def render_run(run: RunView, sections: Sequence[Section] = SECTIONS) -> str:
+    """The page of a run as text."""
+    return render_page(run.name, section_contents(run, sections), version=run.fact("sightline_version", ""))
+
+
+def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
+    """The sections in which the run has something to say, with what they say."""
+    found = [(section, section.content(run)) for section in sections]
+    return [(section, content) for section, content in found if content is not None]
+
+
+def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:
+    """A page that needs nothing but itself."""
+    style, script = read_asset("page.css"), read_asset("page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {_content_hash(style)}; script-src {_content_hash(script)}; base-uri 'none'"
+    return (
+        template_environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            sections=sections,
+            style=Markup(style),  # our own files: no user's words in them
+            script=Markup(script),
+            policy=policy,
+            version=version,
+        )
+    )
+
+
+@cache
+def template_environment(*rooms: str) -> Environment:
+    """Templates of the report, and before them those of other rooms; whatever they are given is shown as text.
+
+    They are compiled once in a process: that took longer than all the rest of a page.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("sightline", room) for room in (*rooms, "report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["parties"] = kept_whole
+    return made
+
+
+def kept_whole(names: str) -> Markup:
+    """Names between commas as markup that breaks a line between names before it breaks one in two.
+
+    >>> kept_whole("client-0..9, <b>")
+    Markup('<span class="party">client-0..9,</span> <span class="party">&lt;b&gt;</span>')
+    """
+    parts = names.split(", ")
+    words = [f"{name}," for name in parts[:-1]] + parts[-1:]
+    return Markup(" ").join(Markup('<span class="party">{}</span>').format(word) for word in words)
+
+
+def read_asset(name: str) -> str:
+    """A style or script of the report."""
+    return resources.files("sightline.apps.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _content_hash(text: str) -> str:
+    """The source expression that allows exactly this text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

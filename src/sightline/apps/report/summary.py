@@ -1,0 +1,52 @@
+"""The numbers of a run for scripts: what `sightline run --json` and `sightline report --json` print."""
+
+from typing import Any
+
+from sightline.apps.report.page import REPORT
+from sightline.apps.report.run_view import RunView
+from sightline.engine.record import replace_nonfinite
+
+DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
+"""What adaptive control decides before every round."""
+
+
+def summarise_run(run: RunView) -> dict[str, Any]:
+    """The numbers of a run, as plain values; None stands for infinite or unknown.
+
+    Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
+    """
+    facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds",
+             "threads", "mkl_cbwr", "cpu_capability")  # fmt: skip
+    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
+               "client_accuracy_worst", "client_worst_examples")  # fmt: skip
+    summary: dict[str, Any] = replace_nonfinite(
+        {
+            "run_dir": str(run.directory),
+            "report": str(run.directory / REPORT),
+            "rounds_done": run.rounds_done,
+            **{name: run.last(name) for name in metrics},
+            "epsilon": run.epsilon,
+            "observers": run.spent,
+            "trusted": run.trusted,
+            **{name: run.fact(name) for name in facts},
+            "stopped": run.fact("status_reason") or None,
+            "notes": run.fact("notes", []),
+            "releases": len(run.ledger),
+            "rejected_updates": int(run.total("rejected")),
+            "uplink_floats": run.total("uplink_floats"),
+            **{name: run.total(name) for name in ("energy_joule", "delay_seconds") if run.fact("resources")},
+            **_summarise_clusters(run),
+            **({"control": {name: run.series(name) for name in DECISIONS}} if run.fact("control") else {}),
+        }
+    )
+    return summary
+
+
+def _summarise_clusters(run: RunView) -> dict[str, Any]:
+    """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
+    facts = run.fact("clusters")
+    if facts is None:
+        return {}
+    last = (run.rounds[-1].get("clusters") if run.rounds else None) or {}
+    own = {"purity": last.get("purity"), "minority_accuracy": run.last("minority_accuracy")}
+    return {"clusters": {"count": facts["count"], "mss": facts["mss"]} | own}

@@ -1,0 +1,337 @@
+"""Knobs: the numbers that a calculator's page turns."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sightline import accounting
+from sightline.accounting import Accountant, Scheme
+from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
+from sightline.apps.report.numbers import format_short, format_upper
+from sightline.apps.serve.message import Request, Response, json_response
+from sightline.apps.serve.pages import PageServer
+from sightline.engine.record import replace_nonfinite
+from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.events import with_known_coins
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number of a scheme: its name, its meaning, its range, and where it starts. Its scale is logarithmic."""
+
+    name: str
+    label: str
+    low: float
+    high: float
+    start: float
+    whole: bool = False
+    command: str = "account"
+    """Which command goes further."""
+
+    def starting_at(self, start: float) -> "Knob":
+        """The same knob with another start."""
+        return replace(self, start=start)
+
+    def read(self, text: str) -> float:
+        """The number in a text; outside of its range it is refused."""
+        try:
+            value = float(text) if text else self.start
+        except ValueError:
+            invalid(self.name, text, "is not a number")
+        if not self.low <= value <= self.high:
+            law = f"the calculator goes from {self.low:g} to {self.high:g}"
+            invalid(self.name, text, law, f"use sightline {self.command}")
+        if self.whole and value != int(value):
+            invalid(self.name, text, "a whole number")
+        return int(value) if self.whole else value
+
+
+NOISE = Knob("noise", "Noise multiplier z", 0.2, 50, 1.0)
+STEPS = Knob("steps", "Steps", 1, 1_000_000, 1000, whole=True)
+RATE = Knob("rate", "Rate", 1e-6, 1, 0.1)
+DELTA = Knob("delta", "Delta", 1e-12, 0.1, 1e-5)
+EPSILON = Knob("epsilon", "Epsilon", 0.01, 1000, 8.0, command="calibrate")
+
+
+def drawn_knob(knob: Knob, request: Request) -> dict[str, Any]:
+    """A knob as the page draws it, where the request left it."""
+    return {
+        "name": knob.name,
+        "label": knob.label,
+        "value": _number_text(request.one(knob.name) or format_short(knob.start, 12)),
+        "low": f"{math.log10(knob.low):.4f}",
+        "high": f"{math.log10(knob.high):.4f}",
+        "whole": knob.whole,
+    }
+
+
+def _number_text(text: str) -> str:
+    """The text, where it is a number: nothing else goes into a field for numbers."""
+    try:
+        return text if math.isfinite(float(text)) else ""
+    except ValueError:
+        return ""
+
+
+USES = Knob("uses", "Uses of each subject", 1, 100_000, 100, whole=True)
+EPOCHS = Knob("epochs", "Epochs", 1, 1000, 1, whole=True)
+PARTS = Knob("parts", "Parts of the model", 1, 1000, 4, whole=True)
+CHANCE = Knob("chance", "Chance of checking in", 1e-6, 1, 0.5)
+
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A scheme of the calculator; `poisson` is the plain Poisson sampling that it is set against."""
+
+    title: str
+    words: str
+    knobs: tuple[Knob, ...]
+    make: Callable[..., Scheme]
+    poisson: Callable[[Numbers], Scheme] | None = None
+
+
+def _poisson_line(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]) -> Callable[[Numbers], Scheme]:
+    return lambda n: accounting.poisson(noise=n["noise"], rate=min(1.0, rate(n)), steps=int(steps(n)))
+
+
+SCHEMES: dict[str, Entry] = {
+    "poisson": Entry(
+        "Poisson: each with a probability",
+        "Each step uses each subject with the same probability, independently.",
+        (NOISE, RATE.starting_at(0.01), STEPS),
+        accounting.poisson,
+    ),
+    "balanced": Entry(
+        "Balanced: exactly k of T steps",
+        "Each subject is used in exactly so many of the steps, a hidden choice.",
+        (NOISE, STEPS, USES, EPOCHS),
+        accounting.balanced,
+        _poisson_line(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
+    ),
+    "split": Entry(
+        "Split model: one of d parts",
+        "Each subject that takes part trains one of the parts of the model, a hidden choice.",
+        (NOISE, PARTS, RATE, STEPS),
+        accounting.split,
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
+    ),
+    "dropout": Entry(
+        "Dropout, one mask per subject",
+        "Each subject that takes part trains half of the model, a hidden choice.",
+        (NOISE, RATE, STEPS),
+        accounting.dropout,
+        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
+    ),
+    "check-ins": Entry(
+        "Random check-ins",
+        "Each subject opts in with a probability and then takes part once, at a hidden step.",
+        (NOISE, STEPS, CHANCE),
+        accounting.check_ins,
+        _poisson_line(lambda n: n["chance"] / n["steps"], lambda n: n["steps"]),
+    ),
+    "gaussian": Entry(
+        "No sampling",
+        "Every step uses every subject.",
+        (NOISE, STEPS),
+        accounting.gaussian,
+    ),
+}
+
+
+def known_coins(scheme: Scheme) -> Scheme:
+    """The scheme against somebody who knows every coin: no amplification."""
+    return Scheme(scheme.name, scheme.noise_multiplier, tuple((with_known_coins(e), n) for e, n in scheme.events))
+
+
+def comparison_lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
+    """What the calculator sets side by side, by name: the scheme first."""
+    scheme = entry.make(**numbers)
+    found = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}
+    if entry.poisson is not None:
+        found["Poisson sampling"] = (entry.poisson(numbers), Accountant.PLD)
+    if entry.make is not accounting.gaussian:
+        found["no amplification"] = (known_coins(scheme), Accountant.PLD)
+    return found
+
+
+POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
+"""In which order the 15 points of a curve are worked out: coarse first."""
+SPAN = 3.0
+"""A curve goes from the chosen value over this number to the chosen value times it."""
+PATIENCE = 2.5
+"""Processor seconds that a curve, or a search for noise, may take; what is not begun by then is left out."""
+SOLVE = {"epsilon": "epsilon, of a noise", "noise": "the noise, for an epsilon"}
+"""What the calculator works out."""
+
+Asked = tuple[Entry, dict[str, float], float]
+
+
+def calculator_page(site: PageServer, request: Request) -> Response:
+    """The form, the numbers, and with `part=curve` the curve."""
+    name, solve = chosen_scheme(request), solved_for(request)
+    entry = SCHEMES[name]
+    content: dict[str, Any] = {"numbers": None, "mistake": "", "chart": None}
+    try:
+        entry, numbers, delta = read_question(request)
+        if request.one("part") == "curve":
+            content["chart"] = drawn_curve(request, entry, numbers, delta)
+        elif solve == "noise":
+            content["numbers"] = noises(entry, numbers, delta)
+        else:
+            content["numbers"] = worked_out(entry, numbers, delta)
+    except SightlineError as error:
+        content["mistake"] = str(error)
+    return site.draw(
+        request,
+        "curve.html" if request.one("part") == "curve" else "calculator.html",
+        "Calculator",
+        scheme=name,
+        schemes=[(key, one.title) for key, one in SCHEMES.items()],
+        words=entry.words,
+        solve=solve,
+        solves=list(SOLVE.items()),
+        knobs=[drawn_knob(knob, request) for knob in (*knobs_of(entry, solve), DELTA)],
+        against=request.one("against", "noise"),
+        ways=[knob.name for knob in entry.knobs if knob.name in ("noise", "steps")],
+        **content,
+    )
+
+
+def calculator_api(site: PageServer, request: Request) -> Response:
+    """Epsilon of every line as JSON, or with `solve=noise` the noise multiplier; null is infinite or not worked out."""
+    entry, numbers, delta = read_question(request)
+    told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
+    if solved_for(request) == "noise":
+        told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(entry, numbers, delta)}
+    else:
+        told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(entry, numbers, delta)}
+    return json_response(replace_nonfinite(told))
+
+
+def solved_for(request: Request) -> str:
+    """What is to be worked out."""
+    name = request.one("solve", "epsilon")
+    if name not in SOLVE:
+        invalid("solve", name, "epsilon or noise is worked out", did_you_mean(name, list(SOLVE)))
+    return name
+
+
+def knobs_of(entry: Entry, solve: str) -> list[Knob]:
+    """The numbers that are turned: where the noise is worked out, epsilon in its place."""
+    return [EPSILON if knob is NOISE and solve == "noise" else knob for knob in entry.knobs]
+
+
+def chosen_scheme(request: Request) -> str:
+    """The scheme's name."""
+    name = request.one("scheme", "poisson")
+    if name not in SCHEMES:
+        invalid("scheme", name, "no such scheme", did_you_mean(name, list(SCHEMES)))
+    return name
+
+
+def read_question(request: Request) -> Asked:
+    """The scheme, its numbers and delta."""
+    entry = SCHEMES[chosen_scheme(request)]
+    knobs = knobs_of(entry, solved_for(request))
+    return entry, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
+
+
+def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
+    """Epsilon; the accountant remembers what it was asked before."""
+    return scheme.epsilon(delta=delta, accountant=accountant)
+
+
+def worked_out(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+    """Name, epsilon, its words, and its length against the longest."""
+    found = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(entry, numbers).items()}
+    top = max([value for value in found.values() if math.isfinite(value)], default=1.0)
+    return [
+        {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
+        for name, value in found.items()
+    ]
+
+
+def least_noise(scheme: Scheme, accountant: Accountant, budget: float, delta: float) -> float:
+    """The least noise multiplier with which the scheme costs at most the budget."""
+    return scheme.calibrated(epsilon=budget, delta=delta, accountant=accountant).noise_multiplier
+
+
+def _with_noise(numbers: Numbers, noise: float) -> dict[str, float]:
+    """The numbers of the scheme itself: a noise in place of the budget."""
+    return {name: value for name, value in numbers.items() if name != "epsilon"} | {"noise": noise}
+
+
+def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+    """The same for the least noise multiplier whose epsilon is at most `numbers["epsilon"]`.
+
+    Guarantees: what is shown was evaluated and meets the budget, and is rounded up. The scheme itself is always
+    searched, the others while there is time.
+    """
+    begun = time.thread_time()
+    schemes = comparison_lines(entry, _with_noise(numbers, 1.0))
+    found: dict[str, float | None] = dict.fromkeys(schemes)
+    for name in sorted(schemes, key=lambda name: (name != "this scheme", name == "by RDP")):
+        if name == "this scheme" or time.thread_time() - begun < PATIENCE:
+            found[name] = least_noise(*schemes[name], numbers["epsilon"], delta)
+    top = max(value for value in found.values() if value)
+    return [
+        {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
+        if value
+        else {"name": name, "noise": None, "words": "–", "share": "0"}
+        for name, value in found.items()
+    ]
+
+
+def drawn_curve(request: Request, entry: Entry, numbers: dict[str, float], delta: float) -> Chart | None:
+    """The curve around the chosen noise, or around the one that meets the chosen epsilon."""
+    if solved_for(request) == "noise":
+        scheme, accountant = comparison_lines(entry, _with_noise(numbers, 1.0))["this scheme"]
+        numbers = _with_noise(numbers, least_noise(scheme, accountant, numbers["epsilon"], delta))
+    return epsilon_curve(entry, numbers, delta, request.one("against", "noise"))
+
+
+def _bar_share(value: float, top: float) -> str:
+    if not math.isfinite(value):
+        return "100"
+    return f"{100 * value / top:.1f}" if top > 0 else "0"
+
+
+def epsilon_curve(entry: Entry, numbers: Numbers, delta: float, against: str) -> Chart | None:
+    """Epsilon of every line around the chosen noise, or number of steps."""
+    knob = next((one for one in entry.knobs if one.name == against and one.name in ("noise", "steps")), entry.knobs[0])
+    xs, found = _curve_points(entry, numbers, delta, knob)
+    exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in found.values() for v in row if v)}
+    logs = {name: [math.log10(value) if value else None for value in row] for name, row in found.items()}
+    axis = Axis("epsilon", tick=_tick_word, value=lambda log: format_upper(exact.get(log, 10**log), digits=4))
+    title = f"Epsilon by {knob.name}, logarithmic"
+    x_axis = Axis(knob.label, tick=lambda x: format_short(x, 4), value=lambda x: f"{knob.name} {format_short(x, 4)}")
+    here = {row["name"]: row["words"] for row in worked_out(entry, numbers, delta)}
+    drawn = [ChartLine(name, row, here[name]) for name, row in logs.items()]
+    return line_chart("calculator", title, xs, drawn, x_axis=x_axis, y_axis=axis, joined=True)
+
+
+def _tick_word(log: float) -> str:
+    value = 10**log
+    return f"{value:,.0f}" if value > 9.5 else format_short(value, 2)
+
+
+def _curve_points(
+    entry: Entry, numbers: Numbers, delta: float, knob: Knob
+) -> tuple[list[float], dict[str, list[float | None]]]:
+    middle = numbers[knob.name]
+    low, high = max(min(knob.low, middle), middle / SPAN), min(max(knob.high, middle), middle * SPAN)
+    if knob.name == "steps" and "uses" in numbers:
+        low = max(low, numbers["uses"])
+    grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]
+    xs = sorted({round(x) if knob.whole else float(f"{x:.4g}") for x in grid})
+    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(entry, numbers)}
+    begun = time.thread_time()
+    for place in POINTS:
+        if place < len(xs) and time.thread_time() - begun < PATIENCE:
+            for name, pair in comparison_lines(entry, {**numbers, knob.name: xs[place]}).items():
+                found[name][place] = cached_epsilon(*pair, delta)
+    return [float(x) for x in xs], found

@@ -1,0 +1,203 @@
+"""The calculator for overlapping groups: who could learn how much of whom, from who is in which group."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from sightline import accounting
+from sightline.apps.report.heat import ITSELF, draw_heat
+from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
+from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
+from sightline.apps.serve.message import Request, Response, json_response
+from sightline.apps.serve.pages import PageServer
+from sightline.engine.record import replace_nonfinite
+from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.events import Event, Gaussian, Pooled
+from sightline.ledger import write_parties
+from sightline.ledger.group_privacy import Answer, Question, answer_question
+from sightline.topology import client_name
+
+MOST = 200
+"""So many different memberships are drawn."""
+
+GROUPS_KNOBS = (
+    Knob("workers", "Workers", 2, 10_000, 100, whole=True, command="groups"),
+    Knob("groups", "Groups", 1, 400, 4, whole=True, command="groups"),
+    Knob("period", "Period: epochs from exchange to exchange", 1, 1000, 10, whole=True, command="groups"),
+    Knob("epochs", "Epochs", 2, 10_000, 200, whole=True, command="groups"),
+    NOISE.starting_at(4.0),
+    RATE.starting_at(0.7),
+    DELTA,
+)
+STRUCTURES = {
+    "ring": "Ring: neighbours share a worker",
+    "string": "String: a ring with open ends",
+    "clusters": "Clusters: no group shares a worker",
+    "global": "Global: one group",
+}
+SILENT = {"everyone": ITSELF, "out-of-group": "{of} and {by} share a group: not asked here."}
+THREATS = {"everyone": "Every other worker is curious", "out-of-group": "Workers outside of one's groups are curious"}
+
+
+def groups_page(site: PageServer, request: Request) -> Response:
+    """The form, the numbers and the map."""
+    content: dict[str, Any] = {"numbers": [], "mistake": "", "map": None, "about": "", "cut": ""}
+    try:
+        content |= groups_result(read_groups(request))
+    except SightlineError as error:
+        content["mistake"] = str(error)
+    return site.draw(
+        request,
+        "planned_groups.html",
+        "Groups",
+        knobs=[drawn_knob(knob, request) for knob in GROUPS_KNOBS],
+        selects=[
+            ("structure", "Structure", STRUCTURES, request.one("structure", "ring")),
+            ("threat", "Threat", THREATS, request.one("threat", "everyone")),
+        ],
+        plus=bool(request.one("plus")),
+        **content,
+    )
+
+
+def groups_api(site: PageServer, request: Request) -> Response:
+    """What `sightline groups --json` says of the same numbers, in part; null is infinite, or nobody is curious."""
+    answer = worked_out(read_groups(request))
+    found = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
+    return json_response(replace_nonfinite(found | {"workers": answer.workers, "groups": answer.groups}))
+
+
+def read_groups(request: Request) -> Question:
+    """The question of a request."""
+    numbers: dict[str, Any] = {knob.name: knob.read(request.one(knob.name)) for knob in GROUPS_KNOBS}
+    words: dict[str, Any] = {}
+    for name, known in (("structure", STRUCTURES), ("threat", THREATS)):
+        words[name] = request.one(name, next(iter(known)))
+        if words[name] not in known:
+            invalid(name, words[name], f"no such {name}", did_you_mean(words[name], list(known)))
+    return Question(count=numbers.pop("groups"), plus=bool(request.one("plus")), **numbers, **words)
+
+
+@lru_cache(maxsize=64)
+def worked_out(question: Question) -> Answer:
+    """The answer; turning a knob back does not ask twice."""
+    return answer_question(question)
+
+
+def groups_result(question: Question) -> dict[str, Any]:
+    """The numbers as bars, and the map of all pairs."""
+    answer = worked_out(question)
+    together = worked_out(replace(question, structure="global", threat="everyone"))
+    rows = {
+        "the worst off worker": answer.largest,
+        "mean over the workers": answer.mean,
+        "all in one group": together.largest,
+    }
+    return {
+        "numbers": groups_bars(rows),
+        "about": f"{format_plural(answer.workers, 'worker')} in {format_plural(answer.groups, 'group')}, "
+        f"{format_plural(len(answer.pairs), 'different membership')}; at most {format_plural(answer.releases_max, 'release')} of one "
+        "worker reach another",
+        "map": pairs_map(answer),
+        "cut": f"Memberships 1 to {MOST} of {format_count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
+    }
+
+
+def groups_bars(found: dict[str, float]) -> list[dict[str, str]]:
+    """Name, words and length of every number; nobody is curious where there is none."""
+    top = max((value for value in found.values() if math.isfinite(value)), default=0.0)
+    return [
+        {
+            "name": name,
+            "words": "nobody" if math.isnan(value) else format_upper(value, digits=4),
+            "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
+        }
+        for name, value in found.items()
+    ]
+
+
+def pairs_map(answer: Answer) -> dict[str, Any]:
+    """Every membership against every other."""
+    members: list[list[str]] = [[] for _ in range(len(answer.pairs))]
+    for worker, kind in enumerate(answer.pairs.class_of.tolist()):
+        members[kind].append(client_name(worker))
+    order = sorted(range(len(members)), key=lambda kind: int(members[kind][0].rpartition("-")[2]))[:MOST]
+    words = [write_parties(frozenset(members[kind])) for kind in order]
+    values = [[_known_or(answer.matrix[n, i]) for i in order] for n in order]
+    return draw_heat(values, words, words, SILENT[answer.question.threat])
+
+
+def _known_or(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+TREE_KNOBS = (
+    NOISE,
+    Knob("devices", "Devices of a subnet", 1, 100_000, 20, whole=True),
+    Knob("segments", "Local aggregations a round", 1, 1000, 2, whole=True),
+    Knob("rounds", "Rounds", 1, 100_000, 15, whole=True),
+    DELTA,
+)
+OBSERVERS = ("its edge", "its subnet", "all others")
+
+
+def tree_page(site: PageServer, request: Request) -> Response:
+    """The form and the table."""
+    content: dict[str, Any] = {"rows": [], "mistake": "", "means": []}
+    try:
+        numbers = read_tree(request)
+        content |= {"rows": _observer_rows(numbers), "means": _mean_rows(numbers)}
+    except SightlineError as error:
+        content["mistake"] = str(error)
+    knobs = [drawn_knob(knob, request) for knob in TREE_KNOBS]
+    return site.draw(request, "planned_tree.html", "Tree", knobs=knobs, observers=OBSERVERS, **content)
+
+
+def tree_api(site: PageServer, request: Request) -> Response:
+    """The same as JSON; null is in the clear."""
+    numbers = read_tree(request)
+    return json_response(
+        replace_nonfinite(
+            {**numbers, "trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
+        )
+    )
+
+
+def read_tree(request: Request) -> dict[str, float]:
+    """The numbers of a request."""
+    return {knob.name: knob.read(request.one(knob.name)) for knob in TREE_KNOBS}
+
+
+def tree_epsilons(numbers: dict[str, float], trusted: bool) -> dict[str, float]:
+    """Observer -> epsilon, for a device that takes part in every segment.
+
+    Guarantees: what the ledger of such a run adds up to (decisions 0070, 0072): a trusted edge noises the sum of
+    its devices; below an untrusted one each device noises what it sends, and who sees only sums is charged with all
+    noises of the subnet but one.
+    """
+    alone = Gaussian(numbers["noise"])
+    others = int(numbers["devices"]) - 1
+    summed: Event = alone if trusted or others < 2 else Pooled(others, alone)
+    own = math.inf if trusted else _event_epsilon(numbers, alone)
+    seen = _event_epsilon(numbers, summed)
+    return dict(zip(OBSERVERS, (own, seen, seen), strict=True))
+
+
+def _event_epsilon(numbers: dict[str, float], event: Event) -> float:
+    return accounting.epsilon({event: int(numbers["segments"] * numbers["rounds"])}, numbers["delta"])
+
+
+def _observer_rows(numbers: dict[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "cells": [format_upper(value, digits=4) for value in tree_epsilons(numbers, trusted).values()]}
+        for name, trusted in (("below a trusted edge", True), ("below an untrusted edge", False))
+    ]
+
+
+def _mean_rows(numbers: dict[str, float]) -> list[tuple[str, str]]:
+    noise, devices = numbers["noise"], numbers["devices"]
+    return [
+        ("trusted edge", format_short(noise / devices, 3)),
+        ("untrusted edge", format_short(noise / math.sqrt(devices), 3)),
+    ]

@@ -1,0 +1,274 @@
+"""The runs folder: which runs are in it, each at a glance, and whole runs that are kept in memory as they grow."""
+
+import math
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any, TypeVar
+
+from sightline.apps.report import RunView
+from sightline.apps.report.run_view import STRANGE, read_settings_text, runs_below
+from sightline.engine import CONFIG
+from sightline.engine.record import DATABASE, RunRecord, replace_nonfinite
+from sightline.errors import SightlineError, invalid
+from sightline.ledger import GENESIS, Ledger
+
+READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
+"""The files of a run that pages are made of."""
+
+
+class NotThere(Exception):
+    """No run of that name."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Runs by their path inside one folder."""
+
+    folder: Path
+
+    @cached_property
+    def _real(self) -> Path:
+        return self.folder.resolve()
+
+    def ids(self) -> Iterator[str]:
+        """The name of every run: its path inside the folder, with slashes; what cannot be shown is passed over."""
+        if self.folder.is_dir():
+            for directory in runs_below(self.folder):
+                id = directory.relative_to(self.folder).as_posix()
+                if id.isprintable():
+                    yield id
+
+    def directory(self, id: str) -> Path:
+        """The folder of a run; a name that leads out of the runs folder, by dots or by links, is no run."""
+        parts = PurePosixPath(id).parts
+        if not id or id.startswith("/") or "\\" in id or "\0" in id or ".." in parts:
+            raise NotThere(id)
+        directory = self.folder.joinpath(*parts)
+        try:
+            inside = [(directory / name).resolve().is_relative_to(self._real) for name in READ]
+            there = (directory / DATABASE).is_file()
+            if not all(inside) or not (there or (directory / DATABASE).is_dir()):
+                raise NotThere(id)
+        except (OSError, RuntimeError, ValueError):  # too long a name, links that go in circles, half a character
+            raise NotThere(id) from None
+        if not there:
+            invalid("run", id, f"{DATABASE} in it is a folder, where a run has a file", "restore it from a copy")
+        return directory
+
+
+Signature = tuple[tuple[int, int], ...]
+
+QUIET = 60
+"""A run that says it is running and wrote nothing for so many seconds is said to be silent."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The list's row. `epsilon` is what the last round that knew it wrote; `since` counts releases made after it."""
+
+    run: str
+    name: str
+    status: str
+    round: int
+    planned: int
+    accuracy: float | None
+    epsilon: float | None
+    since: int
+    releases: int
+    delta: float | None
+    unit: str
+    algorithm: str
+    source: str
+    topology: str
+    seed: int | None
+    created: str
+    seconds: float
+    pace: float
+    """Seconds of the last round."""
+    wrote: float
+    """When the database was last written, in seconds since 1970."""
+
+    @property
+    def left(self) -> float | None:
+        """About how many seconds are left."""
+        running = self.status == "running" and self.pace > 0
+        return self.pace * (self.planned - self.round) if running else None
+
+    @property
+    def silent(self) -> float | None:
+        """For how long a running run has written nothing; None when that is not worth a word."""
+        quiet = time.time() - self.wrote
+        return quiet if self.status == "running" and quiet > max(QUIET, 5 * self.pace) else None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON; null is infinite or unknown."""
+        found: dict[str, Any] = replace_nonfinite(asdict(self) | {"left": self.left, "silent": self.silent})
+        return found
+
+
+def database_signature(directory: Path) -> Signature:
+    """Changes whenever the database does."""
+    found = []
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        try:
+            about = (directory / name).stat()
+            found.append((about.st_mtime_ns, about.st_size))
+        except FileNotFoundError:
+            found.append((0, 0))
+    return tuple(found)
+
+
+class Glances:
+    """Glances that are remembered until the run writes again."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Signature, Glance | None]] = {}
+        self._lock = Lock()
+
+    def of(self, id: str, directory: Path) -> Glance | None:
+        """The glance of a run; None while, or because, it cannot be read."""
+        now = database_signature(directory)
+        with self._lock:
+            held = self._held.get(id)
+        if held is not None and held[0] == now:
+            return held[1]
+        glance = glance_at(id, directory)
+        with self._lock:
+            self._held[id] = (now, glance)
+        return glance
+
+
+def glance_at(id: str, directory: Path) -> Glance | None:
+    """Read a glance; None of a run that has not begun, is being written, or is damaged in whatever way."""
+    try:
+        return read_glance(id, directory)
+    except (SightlineError, OSError, sqlite3.Error, *STRANGE):
+        return None
+
+
+def read_glance(id: str, directory: Path) -> Glance:
+    """Read a glance; whatever is wrong with the run raises."""
+    with RunRecord.open_to_read(directory) as record:
+        return _read_record(id, directory, record)
+
+
+def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
+    facts, last, known = record.facts, record.last_round() or {}, record.last_with("epsilon") or {}
+    spent = [math.inf if value is None else float(value) for value in (known.get("epsilon") or {}).values()]
+    number = int(last.get("round") or 0)
+    private = facts.get("unit") not in (None, "none")
+    return Glance(
+        run=id,
+        name=str(facts.get("name") or directory.name),
+        status=str(facts.get("status") or "unknown"),
+        round=number,
+        planned=int(facts.get("rounds_planned") or 0),
+        accuracy=record.latest_metric("test_accuracy"),
+        epsilon=(max(spent) if spent else None) if private else math.inf,
+        since=record.pages.count_since(int(known.get("round") or 0)),
+        releases=record.pages.count_releases(),
+        delta=None if facts.get("delta") is None else float(facts["delta"]),
+        unit=str(facts.get("unit") or "none"),
+        algorithm=str(facts.get("algorithm") or ""),
+        source=str(facts.get("source") or ""),
+        topology=str(facts.get("topology") or ""),
+        seed=None if facts.get("seed") is None else int(facts["seed"]),
+        created=str(facts.get("created") or ""),
+        seconds=float(facts.get("seconds") or 0.0),
+        pace=float(last.get("seconds") or 0.0),
+        wrote=max(moment for moment, _ in database_signature(directory)) / 1e9,
+    )
+
+
+Value = TypeVar("Value")
+
+HELD = 8
+"""So many runs are kept in memory."""
+
+
+class Made:
+    """What was made of a run, kept until the run moves on."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What was made under that key, or make it."""
+        if key not in self._held:
+            self._held[key] = make()
+        found: Value = self._held[key]
+        return found
+
+    def has(self, key: Hashable) -> bool:
+        """Whether something was made under that key."""
+        return key in self._held
+
+
+@dataclass
+class _Entry:
+    lock: Lock = field(default_factory=Lock)
+    seen: Signature = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    head: str = GENESIS
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    run: RunView | None = None
+    made: Made = field(default_factory=Made)
+
+
+class LiveRuns:
+    """The runs that were asked for last."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Path, _Entry] = OrderedDict()
+        self._lock = Lock()
+
+    @contextmanager
+    def held(self, directory: Path) -> Iterator[tuple[RunView, Made]]:
+        """The run as it is now, held still while it is read, and room for what is made of it until it moves on."""
+        entry = self._entry_of(directory)
+        with entry.lock:
+            now = database_signature(directory)
+            if entry.run is None or entry.seen != now:
+                _refresh_entry(entry, directory)
+                entry.seen, entry.made = now, Made()
+            if entry.run is not None:
+                yield entry.run, entry.made
+
+    def knows(self, directory: Path) -> bool:
+        """Whether the run is in memory already."""
+        with self._lock:
+            entry = self._entries.get(directory)
+        return entry is not None and entry.run is not None
+
+    def _entry_of(self, directory: Path) -> _Entry:
+        with self._lock:
+            entry = self._entries.setdefault(directory, _Entry())
+            self._entries.move_to_end(directory)
+            while len(self._entries) > HELD:
+                self._entries.popitem(last=False)
+            return entry
+
+
+def _refresh_entry(entry: _Entry, directory: Path) -> None:
+    """Read what was added; everything, where the run was made anew."""
+    with RunRecord.open_to_read(directory) as record:
+        if not record.store.vouches_for(len(entry.ledger), entry.head):
+            entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
+        if not entry.rounds:
+            record.verify()
+        entry.ledger.register(record.participants)
+        done = entry.rounds[-1]["round"] if entry.rounds else 0
+        facts = record.facts
+        # Rounds before releases, as Run.read does: a release that is made in between must not go uncounted.
+        entry.rounds = entry.rounds + record.rounds(after=done)
+        entry.ledger.append(record.store.read(len(entry.ledger), entry.head))
+        entry.head = record.store.hash_of(len(entry.ledger) - 1)
+        settings = read_settings_text(directory)
+        entry.run = RunView(directory, facts, entry.rounds, entry.ledger, entry.head, settings)

@@ -1,0 +1,6 @@
+"""Every combination of some settings, several seeds, side by side."""
+
+from sightline.apps.sweep.jobs import SweepJob, list_jobs
+from sightline.apps.sweep.sweep import Swept, run_sweep
+
+__all__ = ["SweepJob", "Swept", "list_jobs", "run_sweep"]

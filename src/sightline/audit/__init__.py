@@ -1,5 +1,0 @@
-"""Attacks on the mechanisms that experiments run, and the lower bounds on epsilon that follow."""
-
-from sightline.audit.audit import Audit, Finding, audit, audit_built
-
-__all__ = ["Audit", "Finding", "audit", "audit_built"]

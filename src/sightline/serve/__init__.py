@@ -1,5 +1,0 @@
-"""A local web page over the runs folder."""
-
-from sightline.serve.server import Server
-
-__all__ = ["Server"]
