@@ -24,7 +24,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.list:
         return show(given.only)
-    if given.fresh_streams:
+    if given.anew:
         shutil.rmtree(SCRATCH, ignore_errors=True)
     failed = [] if given.page_only else reproduce(given.only)
     write_heads()

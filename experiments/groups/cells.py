@@ -36,7 +36,7 @@ class Cell:
     @property
     def name(self) -> str:
         """As the paper's legend has it: structure (N, M, S, noise)."""
-        return f"{self.tail_curve} ({self.workers}, {self.groups}, {self.period}, {self.noise:g})"
+        return f"{self.curve} ({self.workers}, {self.groups}, {self.period}, {self.noise:g})"
 
     @property
     def key(self) -> str:
@@ -57,7 +57,7 @@ class Cell:
             "model": {"name": "mlp", "hidden": [32]},
             "local": {"steps": 10, "batch_size": 64, "learning_rate": 0.05},
             "topology": topology,
-            "algorithm": {"name": "dp_ogl_plus" if self.tail_curve == "RI+" else "dp_ogl"},
+            "algorithm": {"name": "dp_ogl_plus" if self.curve == "RI+" else "dp_ogl"},
             "sampling": {"clients": {"scheme": "poisson", "rate": 0.7}},
             "privacy": privacy if self.private else {"unit": "none"},
         }  # fmt: skip

@@ -65,8 +65,8 @@ def structures(known: Known) -> Iterator[Claim]:
     here = f"{known.name}: ring {ring:.1f}, global {one:.1f}; without noise {clear[3]:.1f} and {clear[0]:.1f}"
     best = judged(ring == max(noisy))
     yield Claim(exhibit, "the ring is most accurate, above global at equal noise", here, best, command)
-    ahead = [cell.tail_curve for cell, value in zip(STRUCTURES, noisy, strict=True) if value > one]
-    ahead_clear = [cell.tail_curve for cell, value in zip(STRUCTURES, clear, strict=True) if value > clear[0]]
+    ahead = [cell.curve for cell, value in zip(STRUCTURES, noisy, strict=True) if value > one]
+    ahead_clear = [cell.curve for cell, value in zip(STRUCTURES, clear, strict=True) if value > clear[0]]
     here = f"with noise: {', '.join(ahead) or 'none'}; without: {', '.join(ahead_clear) or 'none'}"
     verdict = "reproduced" if len(ahead) == 4 else "partly" if ahead or ahead_clear else "not reproduced"
     yield Claim(exhibit, "all multi-group structures beat global", here, verdict, command)

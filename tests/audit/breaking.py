@@ -15,7 +15,7 @@ from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
 from sightline.training.dp_sgd_settings import DPSGDSettings
 
-CLIP = import_module("sightline.mechanisms.clip_update")
+CLIP = import_module("sightline.mechanisms.clip")
 
 
 def halved(monkeypatch):

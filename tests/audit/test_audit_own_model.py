@@ -10,7 +10,7 @@ from sightline.apps.audit.canary_setup import AskedPair
 from sightline.apps.audit.own_model import for_own_model
 from sightline.apps.cli.main import run_arguments
 from sightline.config import parse, to_toml
-from sightline.training import dispatch
+from sightline.training import dispatch, gradients
 from tests.training import strange_modules
 
 CONFIDENCE = 1 - 1e-4
@@ -38,7 +38,7 @@ def attacked(name, trials=60, **samples):
 @pytest.fixture
 def unguarded(monkeypatch):
     """As it was: a module is given whole batches when a probe of two examples in evaluation agrees."""
-    for place in (dispatch, worker):
+    for place in (dispatch, gradients):
         monkeypatch.setattr(place, "unknown_part", lambda module: None)
 
 

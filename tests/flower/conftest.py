@@ -16,10 +16,10 @@ class Loopback:
 
     def __init__(self):
         self.kept = {}
-        self.request_outputs = []
+        self.asked = []
 
     def ask(self, letters, group):
-        self.request_outputs.append((group, {client: letter.words for client, letter in letters.items()}))
+        self.asked.append((group, {client: letter.words for client, letter in letters.items()}))
         found = {}
         for client, letter in reversed(letters.items()):
             arrived = WireMessage.from_bytes(letter.to_bytes())

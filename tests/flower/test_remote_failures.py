@@ -152,12 +152,12 @@ def test_killed_in_a_round_and_resumed_on_fresh_nodes_it_ends_with_the_same_bits
 
 def test_nothing_is_asked_in_upcycled_steps(run_remotely, loopback):
     run_remotely(FULL | {"algorithm": {"name": "fedavg", "upcycle": 0.5}})
-    assert [group for group, _ in loopback.request_outputs] == [f"server/{round}" for round in range(1, 5)]
+    assert [group for group, _ in loopback.asked] == [f"server/{round}" for round in range(1, 5)]
 
 
 def test_groups_of_nodes_get_their_own_models(run_remotely, loopback):
     run_remotely(CASES["algorithm dp_ogl"])
-    names = {group.split("/")[0] for group, letters in loopback.request_outputs if letters}
+    names = {group.split("/")[0] for group, letters in loopback.asked if letters}
     assert len(names) == 3
 
 
@@ -180,7 +180,7 @@ def test_noise_from_a_seed_that_every_site_is_told_is_refused(where, loopback, r
     tree = {"topology": {"kind": "tree", "subnets": 2, "trusted": 1.0}} if where == "edge" else {}
     plain = changed(privacy=privacy("client", where, noise_multiplier=1.0), **tree)
     run_remotely(plain | {"rounds": 1})
-    _, letters = loopback.request_outputs[0]
+    _, letters = loopback.asked[0]
     assert all(f"seed = {parse(plain).seed}" in words["experiment"] for words in letters.values())
     with pytest.raises(SightlineError, match="noise_source=seed"):
         refuse_a_known_seed(parse(plain))

@@ -72,7 +72,7 @@ class Case:
         return Combination(**self.words)
 
     @property
-    def request_outputs(self) -> tuple[str, str, str]:
+    def asked(self) -> tuple[str, str, str]:
         """The key of the registry."""
         c = self.combination
         return c.mechanism, c.unit, c.where
@@ -195,7 +195,7 @@ class Call:
         """The value that a release let go."""
         values = {client_name(n): v for n, v in {**self.outcome.values, **self.left}.items() if n != EVERYONE}
         if EVERYONE in self.outcome.values:
-            values[self.release_context.channel.name] = self.outcome.values[EVERYONE]
+            values[self.scene.channel.name] = self.outcome.values[EVERYONE]
         return values[release.source]
 
 
@@ -235,10 +235,10 @@ class Noted:
 
     def claims_of(self, number: int) -> list[Release]:
         """What the ledger says of one call."""
-        first = [call.release_context.next_id for call in self.calls] + [len(self.ledger)]
+        first = [call.scene.next_id for call in self.calls] + [len(self.ledger)]
         return [self.ledger[place] for place in range(first[number], first[number + 1])]
 
-    def noisy_sum(self) -> Iterator[tuple[Call, Release]]:
+    def noisy(self) -> Iterator[tuple[Call, Release]]:
         """Every release that claims noise, with its call."""
         for number, call in enumerate(self.calls):
             for release in self.claims_of(number):
@@ -283,7 +283,7 @@ def doubled(run: Noted) -> float:
 
 def expected_cohort(run: Noted, call: Call) -> float:
     """The public denominator of a mean, from the experiment file."""
-    how, channel = run.setting.experiment.sampling.clients, call.release_context.channel
+    how, channel = run.setting.experiment.sampling.clients, call.scene.channel
     share = {"poisson": channel.rate or how.rate, "fixed": how.rate}.get(how.scheme, 1.0)
     if how.scheme == "balanced":
         share = how.uses / run.setting.experiment.rounds
@@ -307,7 +307,7 @@ def scales(run: Noted, release: Release, sensitivity: float) -> torch.Tensor | f
 
 def clipped_update(run: Noted, member: int, call: Call, radius: float) -> torch.Tensor:
     """What a known client's update is once it is clipped, in two balls where the model is split."""
-    update, splitter = run.worker.update(member, call.updates_for.at), run.setting.splitter
+    update, splitter = run.worker.update(member, call.updates.at), run.setting.splitter
     if splitter is None:
         return onto_ball(update, radius)
     inside = torch.where(splitter.unsplit, 0.0, update)
@@ -316,31 +316,31 @@ def clipped_update(run: Noted, member: int, call: Call, radius: float) -> torch.
 
 def at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """(sum of clipped updates + noise) / expected cohort."""
-    radius = CLIP_NORM * call.release_context.channel.clip_factor
-    total = sum(clipped_update(run, n, call, radius) for n in call.updates_for.cohort.members)
+    radius = CLIP_NORM * call.scene.channel.clip_factor
+    total = sum(clipped_update(run, n, call, radius) for n in call.updates.cohort.members)
     residual = call.value_of(release).double() * expected_cohort(run, call) - total
     return residual / scales(run, release, doubled(run) * radius)
 
 
 def at_client(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """clipped update + noise."""
-    radius = CLIP_NORM * call.release_context.channel.clip_factor
+    radius = CLIP_NORM * call.scene.channel.clip_factor
     clipped = clipped_update(run, sender(release), call, radius)
     return (call.value_of(release).double() - clipped) / scales(run, release, doubled(run) * radius)
 
 
 def by_trust(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Either, as the channel is trusted or not."""
-    return (at_server if call.release_context.channel.trusted else at_client)(run, call, release)
+    return (at_server if call.scene.channel.trusted else at_client)(run, call, release)
 
 
 def in_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Sums of m steps of length eta, each gradient of norm <= C: one example bends them by up to 2 eta m C."""
-    terms = call.updates_for.terms
+    terms = call.updates.terms
     reach = terms["learning_rate"] * terms["steps"] * CLIP_NORM
-    who = call.updates_for.cohort.members if call.release_context.channel.trusted else (sender(release),)
-    total = sum(onto_ball(run.worker.update(n, call.updates_for.at), reach) for n in who)
-    count = len(call.updates_for.cohort.members) if call.release_context.channel.trusted else 1
+    who = call.updates.cohort.members if call.scene.channel.trusted else (sender(release),)
+    total = sum(onto_ball(run.worker.update(n, call.updates.at), reach) for n in who)
+    count = len(call.updates.cohort.members) if call.scene.channel.trusted else 1
     return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * 2 * reach)
 
 
@@ -351,8 +351,8 @@ def silent(plan: PrivateSteps) -> PrivateSteps:
 
 def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """One step: -eta (clipped gradients of the batch + noise) / expected batch, against the same step without noise."""
-    member, updates = sender(release), call.updates_for
-    plan = replace(run.setting.mechanism.plans[member], line=call.release_context.line)  # type: ignore[attr-defined]
+    member, updates = sender(release), call.updates
+    plan = replace(run.setting.mechanism.plans[member], line=call.scene.line)  # type: ignore[attr-defined]
     start = updates.starts[member].value
     ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, terms=updates.terms)
     noise = (call.value_of(release).double() - (ends[0] - start).double()) * (-plan.expected_batch / LEARNING_RATE)
@@ -361,12 +361,12 @@ def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
 
 def one_step_of_all(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """-eta (clipped gradients of all batches + noise) / expected batch of all."""
-    updates, sizes = call.updates_for, run.setting.federation.sizes
+    updates, sizes = call.updates, run.setting.federation.sizes
     plans = [run.setting.mechanism.plans[n] for n in updates.cohort.members]  # type: ignore[attr-defined]
     total = sum(some.double() for some in updates.gradient_sums(plans))
     full = run.setting.experiment.samples_scheme == "full"
-    batches = sum(float(sizes[n]) if full else 4.0 for n in call.release_context.channel.members)
-    share = expected_cohort(run, call) / len(call.release_context.channel.members)
+    batches = sum(float(sizes[n]) if full else 4.0 for n in call.scene.channel.members)
+    share = expected_cohort(run, call) / len(call.scene.channel.members)
     residual = call.value_of(release).double() * (-share * batches / LEARNING_RATE) - total
     return residual / scales(run, release, CLIP_NORM)
 
@@ -374,7 +374,7 @@ def one_step_of_all(run: Noted, call: Call, release: Release) -> torch.Tensor:
 def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """The client's result + noise, in the space where the bound holds."""
     member, name = sender(release), run.setting.experiment.privacy.sensitivity
-    start, size = call.updates_for.starts[member].value, float(run.setting.federation.sizes[member])
+    start, size = call.updates.starts[member].value, float(run.setting.federation.sizes[member])
     sent, (z,) = call.value_of(release).double(), noises_in(release.event)
     if name == "strongly_convex":
         ((_, found),) = run.worker.minimise(
@@ -385,10 +385,10 @@ def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
         return (model - found[0].double()) / (z * moved)
     if name == "per_sample_mean":
         plan = PrivateSteps(CLIP_NORM, 0.0, 1.0, 1, 1.0)
-        ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates_for.at)
+        ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates.at)
         step = -LEARNING_RATE / size * sums[0].double()
         return (sent - step) / (z * doubled(run) * LEARNING_RATE * CLIP_NORM / size)
-    ((_, ends),) = run.worker.train([member], start, at=call.updates_for.at, terms={})
+    ((_, ends),) = run.worker.train([member], start, at=call.updates.at, terms={})
     return (sent + start.double() - onto_ball(ends[0], CLIP_NORM)) / (z * 2 * CLIP_NORM)
 
 
@@ -400,7 +400,7 @@ def perturbed_objective(run: Noted, call: Call, release: Release) -> torch.Tenso
     """
     member, event = sender(release), release.event
     assert isinstance(event, Pure)
-    start, size = call.updates_for.starts[member].value, float(run.setting.federation.sizes[member])
+    start, size = call.updates.starts[member].value, float(run.setting.federation.sizes[member])
     model = to_unit((call.value_of(release) + start).double().numpy(), 3)
     shard = run.setting.federation.clients[member].train
     x, classes = unit_examples(shard.x), 3
@@ -453,7 +453,7 @@ def standard_noises(run: Noted) -> list[np.ndarray]:
     """The noise of every noisy release of a run, by the law of its mechanism, in units of its claim."""
     law = LAWS[type(run.setting.mechanism)]
     assert law is not None
-    return [law(run, call, release).numpy() for call, release in run.noisy_sum()]
+    return [law(run, call, release).numpy() for call, release in run.noisy()]
 
 
 def private_keys() -> set[tuple[str, str, str]]:

@@ -173,10 +173,10 @@ UNIT = 1e-4 * 0.5 / math.sqrt(2)
 def test_no_example_is_drawn_more_often_than_the_server_claims():
     run, holders = telling(where="server")
     expected = BATCH * len(SIZES)
-    rates = {steps_and_rate(release.event) for _, release in run.noisy_sum()}
+    rates = {steps_and_rate(release.event) for _, release in run.noisy()}
     assert rates == {(1, BATCH / min(SIZES))}
     used = {
-        n: np.array([uses_of(call.value_of(release), slots, UNIT / expected) for call, release in run.noisy_sum()])
+        n: np.array([uses_of(call.value_of(release), slots, UNIT / expected) for call, release in run.noisy()])
         for n, slots in holders.items()
     }
     for n, rows in used.items():
@@ -189,7 +189,7 @@ def test_no_example_is_drawn_more_often_than_the_server_claims():
 def test_no_example_is_drawn_more_often_than_its_client_claims():
     run, holders = telling(where="client")
     used = {n: [] for n in holders}
-    for call, release in run.noisy_sum():
+    for call, release in run.noisy():
         n = int(release.source.removeprefix("client-"))
         assert steps_and_rate(release.event) == (2, BATCH / SIZES[n])
         used[n].append(uses_of(call.value_of(release), holders[n], UNIT / BATCH))

@@ -66,7 +66,7 @@ def test_every_mechanism_is_registered_and_has_a_law_of_its_noise_and_a_case(mon
     for case in CASES.values():
         noted_run(case.setting(), 1)
     assert set(reached) | {NoPrivacy} == mechanism_classes() == set(LAWS)
-    assert {case.request_outputs for case in CASES.values()} == private_keys()
+    assert {case.asked for case in CASES.values()} == private_keys()
     assert {key for key in MECHANISMS if key not in private_keys()} == {
         ("gaussian", "none", where) for where in ("server", "client", "edge")
     }
@@ -103,7 +103,7 @@ def test_it_shares_nothing_with_itself_or_with_any_other(name):
 @every_case
 def test_it_has_the_resolution_of_a_float(name):
     run = run_of(name)
-    for call, release in run.noisy_sum():
+    for call, release in run.noisy():
         value = call.value_of(release)
         assert value.dtype is torch.float32
         assert len(value.unique()) > 0.98 * len(value)
@@ -114,13 +114,13 @@ def test_nobody_gets_less_noise_than_it_needs(name):
     """The claimed noise is at least what every subject of the release was found to need."""
     run = run_of(name)
     subjects = set()
-    for call, release in run.noisy_sum():
+    for call, release in run.noisy():
         for client in (n for n in NEEDED if client_name(n) in release.subjects):
             subjects.add(client)
             if isinstance(release.event, Pure):
                 assert release.event.epsilon <= 1 / NEEDED[client] * (1 + 1e-12)
             elif run.setting.experiment.privacy.sensitivity != "as_published":
-                assert noises_in(release.event)[0] >= NEEDED[client] * call.release_context.channel.noise_factor * (
+                assert noises_in(release.event)[0] >= NEEDED[client] * call.scene.channel.noise_factor * (
                     1 - 1e-12
                 )
     assert subjects == set(NEEDED)
@@ -133,7 +133,7 @@ def test_what_is_called_post_processing_is_made_of_what_was_sent(name):
     for call in run.calls:
         if EVERYONE not in call.outcome.values or not call.left:
             continue
-        alike = call.release_context.unit == "client" or isinstance(mechanism, SegmentSums)
+        alike = call.scene.unit == "client" or isinstance(mechanism, SegmentSums)
         weights = {n: 1.0 if alike else float(sizes[n]) for n in call.left}
         mean = sum(weights[n] * value.double() for n, value in call.left.items()) / sum(weights.values())
         torch.testing.assert_close(call.outcome.values[EVERYONE].double(), mean, rtol=1e-5, atol=1e-6)
@@ -144,8 +144,8 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
     """The public number that controllers work with."""
     run = run_of(name)
     for call in run.calls:
-        members, said = call.updates_for.cohort.members, call.outcome.noise_std
-        if not said or run.setting.splitter is not None or not (members or call.release_context.channel.trusted):
+        members, said = call.updates.cohort.members, call.outcome.noise_std
+        if not said or run.setting.splitter is not None or not (members or call.scene.channel.trusted):
             continue
         of_members = call.left or isinstance(run.setting.mechanism, SegmentSums)
         divisor = max(1, len(members)) if of_members else expected_cohort(run, call)
@@ -156,24 +156,24 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
 
 def clean_update(run, call, member):
     """A known client's clipped update."""
-    terms, channel = call.updates_for.terms, call.release_context.channel
+    terms, channel = call.updates.terms, call.scene.channel
     radius = 0.5 * (
         terms["learning_rate"] * terms["steps"]
         if isinstance(run.setting.mechanism, SegmentSums)
         else channel.clip_factor
     )
-    update = run.worker.update(member, call.updates_for.at).double()
+    update = run.worker.update(member, call.updates.at).double()
     return update * min(1.0, radius / float(update.norm()))
 
 
 def test_a_pool_has_as_many_noises_as_it_claims():
     run, found = run_of("by trust, at the devices"), 0
-    for call, release in run.noisy_sum():
+    for call, release in run.noisy():
         if isinstance(release.event, Pooled):
             found += 1
             assert release.event.noises == len(call.left) - 1
     assert found
-    assert isinstance(run.setting.mechanism.at(run.calls[0].release_context), PooledMean)
+    assert isinstance(run.setting.mechanism.at(run.calls[0].scene), PooledMean)
 
 
 class Ones(np.random.Generator):

@@ -19,10 +19,10 @@ from sightline.ledger import (
     Release,
     SqliteStore,
     connect_to_write,
-    ledger,
     parties,
     release_from,
 )
+from sightline.ledger import ledger as ledger_module
 from sightline.ledger.store import release_of
 from tests.ledger.test_flow import NAMES, ledgers, release
 
@@ -98,7 +98,7 @@ def left_by(ledger, rounds):
 
 
 def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "RECENT", 32)
+    monkeypatch.setattr(ledger_module, "RECENT", 32)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         flat = left_by(Ledger.open_stored(SqliteStore(connection)), 1000)
     held = left_by(Ledger(), 1000)
@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
 
 
 def test_a_past_that_was_harmed_while_the_run_went_on_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "RECENT", 2)
+    monkeypatch.setattr(ledger_module, "RECENT", 2)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:
         ledger = Ledger.open_stored(SqliteStore(connection))
         for place in range(8):
