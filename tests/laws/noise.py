@@ -218,7 +218,7 @@ class NotedRound(LiveRound):
                 yield one
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Updates, "left", noted)
+            patch.setattr(Updates, "collect_outputs", noted)
             outcome = super()._compute_values(updates, scene, compute)
         self._calls.append(Call(updates, scene, left, outcome))
         return outcome

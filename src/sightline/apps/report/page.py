@@ -88,7 +88,7 @@ def template_environment(*rooms: str) -> Environment:
     They are compiled once in a process: that took longer than all the rest of a page.
     """
     made = Environment(
-        loader=ChoiceLoader([PackageLoader("sightline", room) for room in (*rooms, "report")]),
+        loader=ChoiceLoader([PackageLoader("sightline", f"apps/{room}") for room in (*rooms, "report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

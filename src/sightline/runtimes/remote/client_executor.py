@@ -55,11 +55,11 @@ class ClientSide:
     def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
         self.setting, self._secret = setting, secret
         self._simulator = Simulator(setting, public, secret)
-        self._with_noise = lru_cache(maxsize=8)(self._with_noise)
+        self._mechanism_with = lru_cache(maxsize=8)(self._with_noise)
 
     def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
-        found = self.setting.mechanism if noise is None else self._with_noise(noise)
+        found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
         return found.at(scene) if isinstance(found, NoiseByTrust) else found
 
     def _with_noise(self, noise: float) -> Mechanism:
