@@ -50,7 +50,7 @@ BUGS: dict[str, Bug] = {
     # draws
     "poisson-reused": bug(
         "the draws of examples come back after 16384 / N steps",
-        "training/batches.py",
+        "training/local_work.py",
         """    for first in range(0, steps, ahead):
         for coins in rng.random((min(ahead, steps - first), examples)) < rate:
             yield np.flatnonzero(coins)""",
@@ -61,11 +61,11 @@ BUGS: dict[str, Bug] = {
     ),
     "step-noise-reused": bug(
         "the noise of private steps comes back after 16384 / d steps",
-        "training/noise.py",
+        "training/dp_sgd_settings.py",
         """    while True:
-        block = gaussian(ahead * size, rng=rng).view(ahead, size)
+        block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
 """,
-        """    block = gaussian(ahead * size, rng=rng).view(ahead, size)
+        """    block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
     while True:
 """,
         f"{DRAWS}::test_noise_is_drawn_afresh_at_every_step",
@@ -80,8 +80,8 @@ BUGS: dict[str, Bug] = {
     "one-schedule-for-all-channels": bug(
         "all channels share one balanced schedule",
         "engine/round.py",
-        "drawn = sampler.scheduled(self.time, self._schedules, line=self._setting.line(channel))",
-        "drawn = sampler.scheduled(self.time, self._schedules, line=0)",
+        "drawn = sampler.draw_scheduled(self.time, self._schedules, line=self._setting.channel_number(channel))",
+        "drawn = sampler.draw_scheduled(self.time, self._schedules, line=0)",
         f"{DRAWS}::test_every_channel_call_and_round_has_a_draw_of_its_own",
     ),
     "one-use-too-many": bug(
@@ -101,7 +101,7 @@ BUGS: dict[str, Bug] = {
     # claims
     "least-rate-claimed": bug(
         "the server claims the least rate of its clients",
-        "mechanisms/samplewise.py",
+        "mechanisms/dp_sgd.py",
         "return max(self.plans.values(), key=lambda plan: plan.rate)",
         "return min(self.plans.values(), key=lambda plan: plan.rate)",
         f"{DRAWS}::test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for",
@@ -115,14 +115,14 @@ BUGS: dict[str, Bug] = {
     ),
     "chosen-rate-claimed": bug(
         "a participation that was chosen from released values is claimed as it was chosen",
-        "mechanisms/pace.py",
+        "mechanisms/samplers.py",
         "return self.whole.hidden_event(event)",
         "return PoissonCohorts(self.population, self.rate).hidden_event(event)",
         f"{DRAWS}::test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen",
     ),
     "pool-counts-the-observer": bug(
         "the observer's own noise is counted among those that hide the others",
-        "mechanisms/by_trust.py",
+        "mechanisms/noise_by_trust.py",
         "replace(one, event=Pooled(others, one.event)",
         "replace(one, event=Pooled(others + 1, one.event)",
         f"{NOISE}::test_a_pool_has_as_many_noises_as_it_claims",
@@ -136,21 +136,21 @@ BUGS: dict[str, Bug] = {
     ),
     "calibration-looks-at-one-observer": bug(
         "the noise is calibrated against the first kind of observer only",
-        "engine/planning.py",
+        "engine/plan.py",
         "for some in setting.topology.lines.values() for line in some",
         "for some in list(setting.topology.lines.values())[:1] for line in some",
         "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
     ),
     "calibrated-to-the-least": bug(
         "the noise is calibrated to the observer who sees least",
-        "engine/planning.py",
+        "engine/plan.py",
         "worst = max(worst, solved[key])",
         "worst = min(worst or solved[key], solved[key])",
         "tests/laws/test_calibration.py::test_nobody_costs_more_than_the_target_against_anybody",
     ),
     "least-noise-of-the-members": bug(
         "an edge takes the noise that its most modest member needs",
-        "mechanisms/by_trust.py",
+        "mechanisms/noise_by_trust.py",
         "noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members)",
         "noise = min((self.multipliers.get(n, self.noise_multiplier) for n in members)",
         f"{NOISE}::test_nobody_gets_less_noise_than_it_needs",
@@ -158,7 +158,7 @@ BUGS: dict[str, Bug] = {
     # what hides
     "effort-of-the-cohort": bug(
         "SCAFFOLD's and FedDyn's public numbers come from the hidden cohort",
-        "engine/effort.py",
+        "engine/round_work.py",
         """        weights = dict.fromkeys(setting.clients, 1.0)
         share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)""",
         """        weights = dict.fromkeys(cohort.members, 1.0)
@@ -167,7 +167,7 @@ BUGS: dict[str, Bug] = {
     ),
     "ledger-names-the-cohort": bug(
         "the ledger names as subjects those who were drawn, and not all who could have been",
-        "mechanisms/central.py",
+        "mechanisms/server_side.py",
         """            what="noisy mean of clipped updates",
 """,
         """            what="noisy mean of clipped updates",
@@ -177,7 +177,7 @@ BUGS: dict[str, Bug] = {
     ),
     "traffic-counts-the-cohort": bug(
         "the traffic that a run reports tells how many were drawn",
-        "mechanisms/central.py",
+        "mechanisms/server_side.py",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
         return scene.sampler.expected""",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
@@ -186,14 +186,14 @@ BUGS: dict[str, Bug] = {
     ),
     "divided-by-the-cohort": bug(
         "the sum is divided by those who were drawn, and not by the expected number",
-        "mechanisms/central.py",
-        "return Outcome({EVERYONE: noisy / scene.sampler.expected}, rejected, std)",
-        "return Outcome({EVERYONE: noisy / max(1, len(updates.cohort.members))}, rejected, std)",
+        "mechanisms/server_side.py",
+        "return ReleaseValues({EVERYONE: noisy / scene.sampler.expected}, rejected, std)",
+        "return ReleaseValues({EVERYONE: noisy / max(1, len(updates.cohort.members))}, rejected, std)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "trusted-server-knows-no-draws": bug(
         "the server is said not to know whom it drew",
-        "mechanisms/central.py",
+        "mechanisms/server_side.py",
         "            coins_known_to=frozenset({scene.channel.name}),\n",
         "",
         f"{DRAWS}::test_who_draws_a_cohort_is_said_to_know_it",
@@ -203,24 +203,24 @@ BUGS: dict[str, Bug] = {
         "a new mechanism is registered whose noise was forgotten",
         (
             Edit(
-                "mechanisms/choose.py",
+                "mechanisms/registry.py",
                 "Build = Callable[",
                 """class QuietMean(LocalMean):
     \"\"\"`LocalMean`, for those who are in a hurry.\"\"\"
 
-    def leaving(self, updates, scene):  # type: ignore[no-untyped-def]
+    def client_outputs(self, updates, scene):  # type: ignore[no-untyped-def]
         \"\"\"Each member clips before it sends.\"\"\"
-        from sightline.mechanisms.clip import clip
-        from sightline.mechanisms.worker import Left
+        from sightline.mechanisms.clip import clip_update
+        from sightline.mechanisms.updates import ClientOutput
 
-        for member, update in updates.trained():
-            yield Left(member, clip(update, clip_norm=self.clip_norm).value)
+        for member, update in updates.train_members():
+            yield ClientOutput(member, clip_update(update, clip_norm=self.clip_norm).value)
 
 
 Build = Callable[""",
             ),
             Edit(
-                "mechanisms/choose.py",
+                "mechanisms/registry.py",
                 """    ("gaussian", "none", "edge"):""",
                 """    ("quiet", "client", "client"): lambda experiment, sizes, classes: QuietMean(*_client_noise(experiment)),
     ("gaussian", "none", "edge"):""",
@@ -234,27 +234,27 @@ Build = Callable[""",
     "output-without-noise": bug(
         "output perturbation sends the model without its noise",
         "mechanisms/output.py",
-        "yield Left(member, self._as_update(noisy, updates.starts[member].value), broken)",
-        "yield Left(member, self._as_update(result.to(noisy), updates.starts[member].value), broken)",
+        "yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)",
+        "yield ClientOutput(member, self._as_update(result.to(noisy), updates.starts[member].value), broken)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "objective-without-its-linear-term": bug(
         "objective perturbation forgets to hand its linear term to the solver",
         "mechanisms/objective.py",
-        "in updates.minimised(linear=linear, gradient_tolerance",
-        "in updates.minimised(linear={}, gradient_tolerance",
+        "in updates.minimise_objectives(linear=linear, gradient_tolerance",
+        "in updates.minimise_objectives(linear={}, gradient_tolerance",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "objective-without-the-remainder": bug(
         "objective perturbation shows where its solver stopped",
         "mechanisms/objective.py",
-        "covered = end.numpy() + self._remainder(member, curvature, dimension, rngs[member])",
+        "covered = end.numpy() + self._cover_remainder(member, curvature, dimension, rngs[member])",
         "covered = end.numpy()",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "noise-over-sqrt-2": bug(
         "the noise of sums is too small by the square root of two",
-        "mechanisms/gaussian.py",
+        "mechanisms/noise.py",
         "noise *= noise_multiplier * aggregate.sensitivity",
         "noise *= noise_multiplier * aggregate.sensitivity / math.sqrt(2)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
@@ -275,8 +275,8 @@ Build = Callable[""",
     ),
     "integers-not-doubled": bug(
         "integer arithmetic forgets the adjacency",
-        "mechanisms/grid.py",
-        "std = noise_multiplier * sensitivity(float(UNITS), adjacency)",
+        "mechanisms/noise.py",
+        "std = noise_multiplier * sum_sensitivity(float(UNITS), adjacency)",
         "std = noise_multiplier * float(UNITS)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
@@ -303,7 +303,7 @@ Build = Callable[""",
     ),
     "unsplit-without-noise": bug(
         "the tensors that are not split get no noise in private steps",
-        "mechanisms/splitter.py",
+        "mechanisms/submodels.py",
         "scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise",
         "scale[self.unsplit] = 0.0",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
@@ -311,13 +311,15 @@ Build = Callable[""",
     "trusted-edge-without-noise": bug(
         "a trusted edge passes on its sum of segments as it is",
         "mechanisms/segments.py",
-        "total, rejected = self._noised(updates, scene, [u for _, u in self._steps(updates)], noise, EVERYONE)",
-        "total, rejected = sum((u for _, u in self._steps(updates)), torch.zeros(updates.worker.dimension)), 0",
+        """total, rejected = self._add_noise(
+                updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE
+            )""",
+        "total, rejected = sum((u for _, u in self._local_steps(updates)), torch.zeros(updates.worker.dimension)), 0",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "solver-tolerance-forgotten": bug(
         "the sensitivity of a minimiser leaves out that it was found only nearly",
-        "mechanisms/output_sensitivity.py",
+        "mechanisms/output.py",
         "return moved + 2 * facts.gradient_tolerance / facts.curvature",
         "return moved",
         f"{NOISE}::test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviation",
@@ -345,21 +347,21 @@ Build = Callable[""",
     ),
     "one-noise-for-a-stack": bug(
         "clients that are trained side by side share the noise of the first",
-        "training/stacked_private.py",
+        "training/fast/stacked_private.py",
         "noise = next(noises[member])",
         "noise = next(noises[0]) if member == 0 else noise",
         f"{NOISE}::test_it_shares_nothing_with_itself_or_with_any_other",
     ),
     "half-the-noise-one-by-one": bug(
         "clients that are trained one by one get half of their noise",
-        "training/private.py",
+        "training/dp_sgd.py",
         "worker.gradient.add_(noise, alpha=how.noise_std[client])",
         "worker.gradient.add_(noise, alpha=how.noise_std[client] / 2)",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
     ),
     "edge-sees-only-sums": bug(
         "an untrusted edge is said to see its devices' messages only in a sum",
-        "mechanisms/by_trust.py",
+        "mechanisms/noise_by_trust.py",
         "event=Pooled(others, one.event), coins_known_to=gatherer)",
         "event=Pooled(others, one.event))",
         "tests/hierarchy/test_hierarchy_runs.py::test_noises_of_devices_add_up_except_for_who_gathers_them",
@@ -367,7 +369,7 @@ Build = Callable[""",
     # clipping and state
     "layer-not-in-the-norm": bug(
         "the norm of an example's gradient leaves out the first layer",
-        "training/dense_stack.py",
+        "training/fast/dense_stack.py",
         "        for index in range(len(self.floors) - 1, -1, -1):\n            floor = self.floors[index]\n            inputs",
         "        for index in range(len(self.floors) - 1, 0, -1):\n            floor = self.floors[index]\n            inputs",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
@@ -388,8 +390,8 @@ Build = Callable[""",
     ),
     "own-module-remembers": bug(
         "what a module changed while it trained a client is not looked at",
-        "training/worker.py",
-        "        place = self.state.changed() or",
+        "training/gradients.py",
+        "        place = self.state.find_change() or",
         "        place = None if self.state else",
         "tests/training/test_own_modules.py::test_a_memory_that_begins_later_is_refused_when_it_begins",
     ),
@@ -402,14 +404,14 @@ Build = Callable[""",
     ),
     "momentum-of-the-client-before": bug(
         "a client begins with the momentum of the one before it",
-        "training/private.py",
+        "training/dp_sgd.py",
         "            descent = Descent.begin(work, terms, worker.weights, client)\n",
         "            descent = Descent.begin(work, terms, worker.weights, client) if row == 0 else descent\n",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
     ),
     "kept-by-everybody": bug(
         "what one client keeps between rounds is everybody's",
-        "mechanisms/memory.py",
+        "mechanisms/client_state.py",
         "return self._shelf.values.get(member, torch.zeros(self._dimension))",
         "return next(iter(self._shelf.values.values()), torch.zeros(self._dimension))",
         "tests/algorithms/test_algorithms_equal_oracle.py::test_scaffold_needs_only_one_vector_when_everybody_takes_the_same_steps",
@@ -423,7 +425,7 @@ Build = Callable[""",
     ),
     "released-twice": bug(
         "the same updates may be released twice, at two scales",
-        "engine/door.py",
+        "engine/release_gate.py",
         "if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:",
         "if False:",
         "tests/engine/test_run.py::test_updates_are_released_once",
