@@ -12,8 +12,9 @@ from sightline import mkl
 from sightline.errors import BudgetExhausted, InvalidInput, Refused, SightlineError
 
 if TYPE_CHECKING:
-    from sightline import accounting, data, events, ledger
+    from sightline import accounting, algorithms, config, data, engine, events, ledger, mechanisms, models, topology
     from sightline.api import Run, run
+    from sightline.apps import audit, report
     from sightline.config import Experiment, read
 
 __version__ = "0.1.0"
@@ -21,7 +22,15 @@ __version__ = "0.1.0"
 mkl.turn_on_reproducible_mode()
 
 _LAZY = {"run": "sightline.api", "Run": "sightline.api", "read": "sightline.config", "Experiment": "sightline.config"}
-_ROOMS = ("accounting", "data", "events", "ledger", "config", "models", "engine", "report")
+_PACKAGES = {
+    **{
+        name: f"sightline.{name}"
+        for name in ("accounting", "algorithms", "config", "data", "engine", "events", "ledger", "mechanisms", "models")
+    },
+    "topology": "sightline.topology",
+    "audit": "sightline.apps.audit",
+    "report": "sightline.apps.report",
+}
 
 __all__ = [
     "BudgetExhausted",
@@ -31,11 +40,19 @@ __all__ = [
     "Run",
     "SightlineError",
     "accounting",
+    "algorithms",
+    "audit",
+    "config",
     "data",
+    "engine",
     "events",
     "ledger",
+    "mechanisms",
+    "models",
     "read",
+    "report",
     "run",
+    "topology",
 ]
 
 
@@ -43,6 +60,11 @@ def __getattr__(name: str) -> Any:
     """Load what is heavy only when it is asked for."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in _ROOMS:
-        return import_module(f"sightline.{name}")
+    if name in _PACKAGES:
+        return import_module(_PACKAGES[name])
     raise AttributeError(f"module 'sightline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, and nothing that is only needed here."""
+    return sorted([*__all__, "__doc__", "__version__"])

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Clustered training: R-DPCFL, IFCA, oracle clusters and MR-MTL, the mixture over first updates, and its theory."""

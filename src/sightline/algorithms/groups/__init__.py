@@ -1,1 +1,1 @@
-"""TODO"""
+"""Overlapping groups: DP-OGL and DP-OGL+."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Upcycled-FL: every second round is free; the wrapper and its convergence constants."""
