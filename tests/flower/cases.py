@@ -143,5 +143,5 @@ def same(left, right):
 
 def releases_of(site):
     """What a site has let go of, over all runs."""
-    with site._ledger() as (ledger, _):
+    with site._read_ledger() as (ledger, _):
         return list(ledger)

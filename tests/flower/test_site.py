@@ -155,7 +155,7 @@ def test_another_question_has_other_noise_and_is_charged(site_of):
 
 def test_a_crash_between_ledger_and_answer_is_not_charged_twice(site_of, monkeypatch):
     site = site_of(LOCAL)
-    monkeypatch.setattr(type(site._shelf), "put", lambda *args, **more: 1 / 0)
+    monkeypatch.setattr(type(site._shelf), "put_answer", lambda *args, **more: 1 / 0)
     assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
     assert len(releases_of(site)) == 1
     monkeypatch.undo()

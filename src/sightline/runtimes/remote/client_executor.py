@@ -98,7 +98,7 @@ class ClientSide:
             choice = read_choice(task).draw_choices(self._simulator, scene)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
         elif task.call == LEAVING:
-            _, value, rejected = single_output(mechanism.leaving(updates, scene))  # type: ignore[attr-defined]
+            _, value, rejected = single_output(mechanism.client_outputs(updates, scene))  # type: ignore[attr-defined]
         else:
             value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
         recall = updates.recall
