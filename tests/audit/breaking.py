@@ -35,10 +35,10 @@ def _half(whole):
 
 def unclipped(monkeypatch):
     """Clipping forgotten: of updates, and of the gradients of examples."""
-    monkeypatch.setattr(CLIP, "clip", lambda update, *, clip_norm: Bounded(update, clip_norm))
+    monkeypatch.setattr(CLIP, "clip_update", lambda update, *, clip_norm: Bounded(update, clip_norm))
     grid = import_module("sightline.mechanisms.noise")
     monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
-    for name in ("clipping", "dense_stack"):
+    for name in ("clipping", "fast.dense_stack"):
         training = import_module(f"sightline.training.{name}")
         monkeypatch.setattr(training, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
 
@@ -76,7 +76,7 @@ def everybody_is_sampled(monkeypatch):
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *, rng: tuple(range(self.population)))
     monkeypatch.setattr(Schedules, "members_used", lambda self, step, allotment, *, members, **k: np.arange(members))
     private, sums = import_module("sightline.training.dp_sgd_settings"), Simulator.gradient_sums
-    monkeypatch.setattr(private, "poisson", lambda examples, rate, steps, rng: iter([None] * steps))
+    monkeypatch.setattr(private, "poisson_batches", lambda examples, rate, steps, rng: iter([None] * steps))
     monkeypatch.setattr(
         Simulator,
         "gradient_sums",

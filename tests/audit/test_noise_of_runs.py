@@ -57,7 +57,7 @@ def normal_and_apart(noises):
 def test_one_noise_a_round_at_the_server():
     seen, setting = silent_run(clients="poisson")
     assert len(seen) == 3
-    normal_and_apart([value / (Z * C / setting.sampler(setting.topology.top).expected) for value in seen.values()])
+    normal_and_apart([value / (Z * C / setting.sampler_of(setting.topology.top).expected) for value in seen.values()])
 
 
 def test_one_noise_a_client_and_round():
@@ -69,7 +69,7 @@ def test_one_noise_a_client_and_round():
 
 def test_one_noise_a_group_and_round():
     seen, setting = silent_run(topology="groups", algorithm="dp_ogl", clients="poisson")
-    expected = {channel.name: setting.sampler(channel).expected for channel in setting.topology.channels}
+    expected = {channel.name: setting.sampler_of(channel).expected for channel in setting.topology.channels}
     assert len(seen) == 3 * len(expected)
     normal_and_apart([value / (Z * C / expected[source]) for (*_, source), value in seen.items()])
 
@@ -77,7 +77,7 @@ def test_one_noise_a_group_and_round():
 def test_one_noise_a_trusted_edge_and_one_a_device_elsewhere():
     seen, setting = silent_run(rounds=2, topology="tree", where="edge")
     trusted = {
-        channel.name: setting.sampler(channel).expected for channel in setting.topology.gathers if channel.trusted
+        channel.name: setting.sampler_of(channel).expected for channel in setting.topology.gathers if channel.trusted
     }
     sums = [value / (Z * C / trusted[source]) for (*_, source), value in seen.items() if source in trusted]
     sent = [value / (Z * C) for (*_, source), value in seen.items() if source.startswith("client")]
