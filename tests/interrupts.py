@@ -7,7 +7,7 @@ import sys
 
 STOPPING = """
 import os, signal, sys
-from sightline.apps.cli.main import outcome
+from sightline.apps.cli.main import run_arguments
 from sightline.engine.record import RunRecord
 left, add_round = iter(range(int(sys.argv[1]) - 1, -1, -1)), RunRecord.add_round
 def stopping(*row):
@@ -15,7 +15,7 @@ def stopping(*row):
     if next(left, None) == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
 RunRecord.add_round = stopping
-sys.exit(outcome(sys.argv[2:]))
+sys.exit(run_arguments(sys.argv[2:]))
 """
 
 

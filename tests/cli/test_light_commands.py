@@ -16,7 +16,7 @@ HEAVY = ("torch", "matplotlib", "sklearn", "flwr")
 CALLED = f"""
 import json, sys
 from pathlib import Path
-from sightline.apps.cli.main import outcome
+from sightline.apps.cli.main import run_arguments
 from tests.serve.serve_asking import asking, site_of
 
 def loaded():
@@ -28,7 +28,7 @@ def visited(folder, *pages):
 
 found = dict()
 for words in json.loads(sys.argv[1]):
-    code = visited(*words[1:]) if words[0] == "visit" else outcome(words)
+    code = visited(*words[1:]) if words[0] == "visit" else run_arguments(words)
     found[" ".join(words)] = [code, loaded()]
 print("found:" + json.dumps(found), file=sys.stderr)
 """

@@ -172,8 +172,8 @@ def test_help_is_quick_to_load_nothing_heavy():
     heavy = "torch scipy sklearn dp_accounting matplotlib pydantic"
     script = f"""
 import sys
-from sightline.apps.cli.main import outcome
-outcome(["--help"])
+from sightline.apps.cli.main import run_arguments
+run_arguments(["--help"])
 sys.exit(", ".join(name for name in "{heavy}".split() if name in sys.modules) or 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -114,8 +114,8 @@ def _count_absences(releases: Iterable[Release], rounds: int, clients: int) -> I
         worst = max(absent, key=lambda name: absent[name])
         who = "1 client was" if len(absent) == 1 else f"{len(absent)} clients were"
         yield (
-            f"{who} absent at times ({worst} in {_rounds_word(absent[worst])}): the absent keep their cluster, change no "
-            "model and pay nothing; one who misses round one is drawn into any cluster until it chooses."
+            f"{who} absent at times ({worst} in {_rounds_word(absent[worst])}): the absent keep their cluster, "
+            "change no model and pay nothing; one who misses round one is drawn into any cluster until it chooses."
         )
 
 

@@ -108,7 +108,8 @@ def cnn_small(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activat
     """
     channels = image_channels("cnn_small", input_shape, kind)
     body = OrderedDict(
-        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3), act1=activation_layer(activation), pool1=nn.MaxPool2d(2, 1),
+        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3), act1=activation_layer(activation),
+        pool1=nn.MaxPool2d(2, 1),
         conv2=nn.Conv2d(16, 32, 4, stride=2), act2=activation_layer(activation), pool2=nn.MaxPool2d(2, 1),
         flatten=nn.Flatten(),
     )  # fmt: skip

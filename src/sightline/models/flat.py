@@ -43,8 +43,8 @@ class FlatModel:
     Guarantees: `split` and `join` are inverse to each other; `init` is a function of the generator alone; no method
     changes torch's global random state.
 
-    >>> from sightline.models import build
-    >>> model = build("linear", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings={})
+    >>> from sightline.models import build_model
+    >>> model = build_model("linear", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings={})
     >>> model.parameters, [slot.name for slot in model.layout]
     (15, ['output.weight', 'output.bias'])
     """

@@ -147,8 +147,8 @@ def dp_sgd_parts(
 
 
 def descend_in_parts(
-    splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: DPSGDSettings, apart: SubmodelClipping, client: int,
-    assign_rng: np.random.Generator,
+    splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: DPSGDSettings,
+    apart: SubmodelClipping, client: int, assign_rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """One client's private steps on `weights`."""
     noises = how.noise_of(client, len(weights))

@@ -75,6 +75,7 @@ def most_devices(r: Round, *, trusted: bool) -> int:
 def cost_table(
     rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]
 ) -> Floats:
+    """What every pair of a row and a column costs: one entry per row, column and part of the cost."""
     return np.array([[value(row, column) for column in columns] for row in rows])
 
 

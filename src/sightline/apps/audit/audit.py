@@ -97,9 +97,9 @@ def audit(
     """
     check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
     return audit_built(
-        engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds, delta=delta,
-        delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer, subject=subject,
-        progress=progress,
+        engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds,
+        delta=delta, delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer,
+        subject=subject, progress=progress,
     )  # fmt: skip
 
 

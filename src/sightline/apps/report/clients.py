@@ -82,8 +82,8 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
         rows.insert(0, ("This run's schedule", own.figures(members)))
         if load["chance"] == 1:
             words = (
-                f"Every {who} is used exactly {format_count(own.mean)} times in {format_count(steps)} {load['steps_are']}. "
-                + words
+                f"Every {who} is used exactly {format_count(own.mean)} times "
+                f"in {format_count(steps)} {load['steps_are']}. {words}"
             )
     return {"who": who, "rows": rows, "words": words, "chart": _use_chart(coins, members, who, scheduled)}
 

@@ -256,7 +256,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
 def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     """Mean and spread, in one unit where they have one.
 
-    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), percent)
+    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), format_percent)
     '90.0 ± 1.2 %'
     >>> mean_and_spread(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
     '8.00 MB ± 0'

@@ -203,6 +203,6 @@ def unfinished_words(run: RunView) -> str:
         more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
         return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
     return (
-        f"The ledger holds {format_plural(run.unfinished, 'release')} of a round that is not finished or was broken off; "
-        "epsilon counts them."
+        f"The ledger holds {format_plural(run.unfinished, 'release')} of a round that is not finished "
+        "or was broken off; epsilon counts them."
     )

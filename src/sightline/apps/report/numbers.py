@@ -25,8 +25,8 @@ def format_upper(value: float | None, digits: int = 3) -> str:
 def format_number(value: float | None, digits: int = 3) -> str:
     """A measured number to a few significant digits.
 
-    >>> format_number(0.53219), format_number(12.0), format_number(None), format_number(1.5e9), format_number(0.00001234)
-    ('0.532', '12.0', '–', '1.5e9', '1.23e-5')
+    >>> [format_number(value) for value in (0.53219, 12.0, None, 1.5e9, 0.00001234)]
+    ['0.532', '12.0', '–', '1.5e9', '1.23e-5']
     """
     if value is None or not math.isfinite(value):
         return NONE

@@ -66,7 +66,10 @@ def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> li
 def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:
     """A page that needs nothing but itself."""
     style, script = read_asset("page.css"), read_asset("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_content_hash(style)}; script-src {_content_hash(script)}; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_content_hash(style)}; "
+        f"script-src {_content_hash(script)}; base-uri 'none'"
+    )
     return (
         template_environment()
         .get_template("page.html")

@@ -97,8 +97,8 @@ def groups_result(question: Question) -> dict[str, Any]:
     return {
         "numbers": groups_bars(rows),
         "about": f"{format_plural(answer.workers, 'worker')} in {format_plural(answer.groups, 'group')}, "
-        f"{format_plural(len(answer.pairs), 'different membership')}; at most {format_plural(answer.releases_max, 'release')} of one "
-        "worker reach another",
+        f"{format_plural(len(answer.pairs), 'different membership')}; "
+        f"at most {format_plural(answer.releases_max, 'release')} of one worker reach another",
         "map": pairs_map(answer),
         "cut": f"Memberships 1 to {MOST} of {format_count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
     }
