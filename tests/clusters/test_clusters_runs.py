@@ -156,7 +156,7 @@ def test_no_path_costs_more_than_the_plan(clustered, tmp_path, changes, seed):
 @pytest.mark.parametrize("changes", [{}, IFCA, ORACLE, MRMTL, {"privacy": {"unit": "none"}}])
 @pytest.mark.parametrize(
     ("module", "name", "call", "before"),
-    [(engine.loop, "save_checkpoint", 5, True), (engine.loop, "evaluated", 3, True), (engine.loop.Ledger, "append", 9, False)],
+    [(engine.loop, "save_checkpoint", 5, True), (engine.loop, "evaluate_models", 3, True), (engine.loop.Ledger, "append", 9, False)],
 )  # fmt: skip
 def test_an_interrupted_run_ends_as_an_unbroken_one(
     clustered, tmp_path, monkeypatch, changes, module, name, call, before

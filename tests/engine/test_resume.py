@@ -48,7 +48,7 @@ PLACES = [
     (loop.RunRecord, "add_round", False),
     (loop.Ledger, "append", True),
     (loop.Ledger, "append", False),
-    (loop, "evaluated", True),
+    (loop, "evaluate_models", True),
     (checkpoint, "replace_durably", True),
     (loop, "save_tensors", True),
 ]
@@ -185,7 +185,7 @@ def test_harm_to_ledger_or_checkpoint_is_said(tiny, tmp_path):
 @pytest.mark.parametrize("harm", [b"", b"\x80\x04K\x01.", b"\xff" * 100], ids=["empty", "a pickle", "noise"])
 def test_a_hostile_checkpoint_is_refused(tiny, tmp_path, monkeypatch, harm):
     with monkeypatch.context() as patch:
-        crash_in(patch, loop, "evaluated", 3, before=True)
+        crash_in(patch, loop, "evaluate_models", 3, before=True)
         with pytest.raises(Crash):
             sightline.run(tiny(), out=tmp_path / "run")
     for name in (checkpoint.CHECKPOINT, checkpoint.EARLIER):

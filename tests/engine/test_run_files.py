@@ -315,7 +315,7 @@ def test_an_old_directory_can_be_looked_at_and_cut_off_again(broken, tiny, tmp_p
     age(run)
     assert main.run_arguments(["report", str(run)]) == 0
     with monkeypatch.context() as patch:
-        crash_in(patch, loop.RunRecord, "remember", 1, before=True)
+        crash_in(patch, loop.RunRecord, "remember_metadata", 1, before=True)
         with pytest.raises(Crash):
             sightline.run(tiny(), out=run, resume=True)
     sightline.run(tiny(), out=run, resume=True)

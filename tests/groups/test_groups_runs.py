@@ -130,7 +130,7 @@ def test_a_run_stopped_by_its_budget_still_equals_its_plan(grouped, tmp_path, al
 
 
 @pytest.mark.parametrize("algorithm", ["dp_ogl", "dp_ogl_plus"])
-@pytest.mark.parametrize(("name", "call"), [("save_checkpoint", 3), ("evaluated", 2)])
+@pytest.mark.parametrize(("name", "call"), [("save_checkpoint", 3), ("evaluate_models", 2)])
 def test_an_interrupted_run_ends_as_an_unbroken_one(grouped, tmp_path, monkeypatch, algorithm, name, call):
     experiment = grouped(**{"algorithm.name": algorithm})
     with monkeypatch.context() as patch:

@@ -154,7 +154,7 @@ def test_two_levels_are_noised_once_at_the_top_of_the_trusted_chain(treed, tmp_p
 
 
 @pytest.mark.parametrize("algorithm", ["h2fdp", "fedavg", "scaffold"])
-@pytest.mark.parametrize(("name", "call"), [("save_checkpoint", 2), ("evaluated", 2)])
+@pytest.mark.parametrize(("name", "call"), [("save_checkpoint", 2), ("evaluate_models", 2)])
 def test_an_interrupted_run_ends_as_an_unbroken_one(treed, tmp_path, monkeypatch, algorithm, name, call):
     experiment = treed(**{"algorithm": {"name": algorithm}, "local.steps": 5})
     with monkeypatch.context() as patch:

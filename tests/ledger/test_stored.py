@@ -35,8 +35,8 @@ def room(tmp_path_factory):
 
 @given(ledgers(), st.integers(1, 3), st.data())
 def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
-    held, path = ledger.RECENT, next(room)
-    ledger.RECENT = recent
+    held, path = ledger_module.RECENT, next(room)
+    ledger_module.RECENT = recent
     rows, asked = list(whole), data.draw(st.sets(st.integers(0, len(whole))))
     cut = data.draw(st.integers(0, len(rows)))
     try:
@@ -60,7 +60,7 @@ def test_it_says_what_a_ledger_in_memory_says(room, whole, recent, data):
             for subject, observer in itertools.product(NAMES, NAMES):
                 assert again.composition(subject, observer) == whole.composition(subject, observer)
     finally:
-        ledger.RECENT = held
+        ledger_module.RECENT = held
 
 
 def star(time, place):
