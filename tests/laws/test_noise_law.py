@@ -120,9 +120,7 @@ def test_nobody_gets_less_noise_than_it_needs(name):
             if isinstance(release.event, Pure):
                 assert release.event.epsilon <= 1 / NEEDED[client] * (1 + 1e-12)
             elif run.setting.experiment.privacy.sensitivity != "as_published":
-                assert noises_in(release.event)[0] >= NEEDED[client] * call.scene.channel.noise_factor * (
-                    1 - 1e-12
-                )
+                assert noises_in(release.event)[0] >= NEEDED[client] * call.scene.channel.noise_factor * (1 - 1e-12)
     assert subjects == set(NEEDED)
 
 
