@@ -12,7 +12,13 @@ def main(quickstart: str) -> None:
 
     assert Path(sightline.__file__).is_relative_to(sys.prefix), "this is not the installed package"
     assert version("sightline") == sightline.__version__
-    for name in ("py.typed", "report/page.html", "report/page.css", "report/page.js", "serve/serve.css"):
+    for name in (
+        "py.typed",
+        "apps/report/page.html",
+        "apps/report/page.css",
+        "apps/report/page.js",
+        "apps/serve/serve.css",
+    ):
         assert files("sightline").joinpath(name).is_file(), f"the wheel does not hold {name}"
     command = [str(Path(sys.executable).with_name("sightline"))]
     subprocess.run([*command, "--version"], check=True)
