@@ -133,7 +133,7 @@ def test_all_groups_seen_is_the_flow_count():
         for i in range(len(bounds.pairs)):
             direct, bridged = bounds.cut_ingredients(n, i, everything)
             assert not bridged
-            assert sum(times for _, times in direct) == bounds.pairs.counts(slice(None))[0, n, i]
+            assert sum(times for _, times in direct) == bounds.pairs.release_counts(slice(None))[0, n, i]
 
 
 @pytest.mark.parametrize("accountant", list(Accountant))

@@ -67,7 +67,7 @@ def test_worst_over_subjects_is_asked_of_somebody():
         lambda: ledger.worst_epsilon("publik", DELTA),
         lambda: ledger.worst_epsilon("publik", DELTA, planned=planned),
         lambda: ledger.worst_of([Line("public"), Line("publik")], DELTA),
-        lambda: ledger.within([Line("publik")], room),
+        lambda: ledger.fits_budget([Line("publik")], room),
         lambda: ledger.worst_epsilon((), DELTA),
     ):
         with pytest.raises(InvalidInput, match=r"^observer="):
@@ -118,7 +118,7 @@ def test_participants_travel_with_the_file(tmp_path):
     path = tmp_path / "ledger.json"
     path.write_text(json.dumps(export_ledger(told())))
     again = read_export(path)
-    assert again.participants == EVERYBODY == told().scaled(2.0).participants
+    assert again.participants == EVERYBODY == told().scale_noise(2.0).participants
     assert again.epsilon("client-42", "public", DELTA) == 0
     plain = json.loads(path.read_text())
     del plain["participants"]  # as files once were

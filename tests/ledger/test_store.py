@@ -89,7 +89,7 @@ def test_a_failed_transaction_leaves_nothing(database):
 def test_releases_survive_a_killed_process(tmp_path):
     script = (
         "import os, sys; from tests.ledger.test_store import *; from pathlib import Path\n"
-        "ledger = Ledger(store=SqliteStore(connect(Path(sys.argv[1]))))\n"
+        "ledger = Ledger(store=SqliteStore(connect_to_write(Path(sys.argv[1]))))\n"
         "ledger.append(rows(3)); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.sqlite")], capture_output=True)

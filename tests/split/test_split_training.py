@@ -46,7 +46,7 @@ def test_the_sum_is_the_naive_loop(splitter):
     splitting, model = splitter.splitting, splitter.splitting.whole
     weights = model.init(rng(1))
     x, y = examples(model, 9)
-    apart = splitter.apart(0.3)
+    apart = splitter.clip_radii(0.3)
     total = parted_gradient_sum(splitting, weights, x, y, apart, rng=rng(2))
     assigned = splitting.draw(9, rng=rng(2))
     expected = torch.zeros(model.parameters)
@@ -63,7 +63,7 @@ def test_one_example_stays_in_its_part_and_in_both_balls(splitter):
     lengths = []
     for place in range(12):
         one = parted_gradient_sum(
-            splitting, weights, 50 * x[place : place + 1], y[place : place + 1], splitter.apart(0.2), rng=rng(place)
+            splitting, weights, 50 * x[place : place + 1], y[place : place + 1], splitter.clip_radii(0.2), rng=rng(place)
         )
         part = splitting.submodels[int(splitting.draw(1, rng=rng(place))[0])]
         outside = torch.ones(model.parameters, dtype=torch.bool)
@@ -79,9 +79,9 @@ def test_broken_examples_contribute_nothing(splitter):
     splitting, model = splitter.splitting, splitter.splitting.whole
     weights, (x, y) = model.init(rng(1)), examples(model, 4)
     x[0] = np.inf
-    alone = parted_gradient_sum(splitting, weights, x[:1], y[:1], splitter.apart(0.2), rng=rng(0))
+    alone = parted_gradient_sum(splitting, weights, x[:1], y[:1], splitter.clip_radii(0.2), rng=rng(0))
     assert (alone == 0).all()
-    together = parted_gradient_sum(splitting, weights, x, y, splitter.apart(0.2), rng=rng(0))
+    together = parted_gradient_sum(splitting, weights, x, y, splitter.clip_radii(0.2), rng=rng(0))
     assert torch.isfinite(together).all()
     assert (together != 0).any()
 
@@ -90,7 +90,7 @@ def test_private_steps_are_the_naive_loop(splitter):
     splitting, model = splitter.splitting, splitter.splitting.whole
     start, (x, y) = model.init(rng(1)), examples(model, 10)
     work = LocalWork(learning_rate=0.3, momentum=0.5, weight_decay=0.1)
-    apart, z = splitter.apart(0.3), 1.5
+    apart, z = splitter.clip_radii(0.3), 1.5
     ((_, ends),) = dp_sgd_parts(
         splitting, start, [Shard(x, y)], work, apart=apart, assign_rngs=[rng(3)], noise_multipliers=[z],
         sample_rates=[0.5], steps=[3], divisors=[5.0], coin_rngs=[rng(4)], noise_rngs=[rng(5)],
