@@ -63,7 +63,12 @@ def test_one_example_stays_in_its_part_and_in_both_balls(splitter):
     lengths = []
     for place in range(12):
         one = parted_gradient_sum(
-            splitting, weights, 50 * x[place : place + 1], y[place : place + 1], splitter.clip_radii(0.2), rng=rng(place)
+            splitting,
+            weights,
+            50 * x[place : place + 1],
+            y[place : place + 1],
+            splitter.clip_radii(0.2),
+            rng=rng(place),
         )
         part = splitting.submodels[int(splitting.draw(1, rng=rng(place))[0])]
         outside = torch.ones(model.parameters, dtype=torch.bool)
