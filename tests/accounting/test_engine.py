@@ -23,7 +23,7 @@ from sightline.accounting.likelihood_ratio import (
     multiply_laws,
     on_step,
     resplit_atoms,
-    sample_law,
+    sampled_points,
     trim_law,
 )
 from sightline.accounting.lower_bounds import lower_law
@@ -61,7 +61,12 @@ def test_gaussian_laws_keep_mass_and_mean(law):
 @given(laws, st.floats(1.3, 6.0), st.floats(0.01, 1.0), st.integers(2, 9))
 def test_every_operation_keeps_mass_and_mean(law, factor, rate, copies):
     coarse = on_step(law, law.step * factor)
-    for made in (coarse, trim_law(coarse, 1e-6), sample_law(coarse, rate, coarse.step), multiply_laws(coarse, coarse)):
+    for made in (
+        coarse,
+        trim_law(coarse, 1e-6),
+        sampled_points(coarse, rate).on_lattice(coarse.step),
+        multiply_laws(coarse, coarse),
+    ):
         assert mass_and_mean(made) == pytest.approx((1.0, 1.0), abs=1e-9)
     assert mass_and_mean(mean_of_copies(trim_law(coarse, 1e-12), copies, 1e-12)) == pytest.approx((1.0, 1.0), abs=1e-9)
 

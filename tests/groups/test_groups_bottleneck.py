@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 from scipy import integrate
 from scipy.stats import norm
 
+from experiments.groups.as_published import (
+    ConvexTraining,
+    alone_sum,
+    as_published_count,
+    as_published_degradation,
+    mixing_factors,
+    printed_sum,
+)
 from sightline.accounting import Accountant, epsilon
 from sightline.accounting.accountant import Bridged, bridged_epsilon, bridged_moments
 from sightline.accounting.moments import ORDERS
-from sightline.algorithms.dp_ogl_plus_as_published import alone_sum, printed_sum
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
 from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
-from sightline.ledger.propagation_as_published import (
-    ConvexTraining,
-    as_published_count,
-    as_published_degradation,
-    mixing_factors,
-)
 from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
 from tests.oracle.groups_gaussian import exact_divergence, largest_shift
 

@@ -170,11 +170,6 @@ def sampled_points(law: Law, rate: float) -> Points:
     return Points(loss, mass, zero, rate * law.infinite)
 
 
-def sample_law(law: Law, rate: float, step: float) -> Law:
-    """The law of Poisson sampling, L -> 1 - g + g L, on a lattice of the given step."""
-    return sampled_points(law, rate).on_lattice(step)
-
-
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 BATCH = 8192
 NARROW = 0.3

@@ -59,17 +59,6 @@ def calibrate_published(moments_at: Callable[[float], Array], *, epsilon: float,
     return AsPublished(high)
 
 
-def reverse_bound(parts: int, strength: float, order: int, *, dimensions: int | None = None) -> float:
-    """The second term of Theorem 3.1 for k = 1 (Lemma 3.18), with d or another number of inflated dimensions.
-
-    a s^2/(2 d) + log(e^(a s^2 (d-1)/d^2 n) / (a e^(s^2 (d-1)/d^2) + 1 - a)^n) / (2 (a - 1)); below the truth for n = d.
-    """
-    n = parts if dimensions is None else dimensions
-    inflation = strength**2 * (parts - 1) / (parts * n)
-    tail = order * inflation * n - n * math.log(order * math.exp(inflation) + 1 - order)
-    return order * strength**2 / (2 * parts) + tail / (2 * (order - 1))
-
-
 CLUSTERED_NOTICE = (
     "as_published: the authors' split of one delta over two guarantees; it is not a guarantee of Sightline"
 )

@@ -138,12 +138,6 @@ class Pairs:
                 found[place] += member[:, era, mine] @ self._seen[era, mine]
         return found.round().astype(np.int64)
 
-    def by_group(self, subject: int, observer: int) -> dict[int, int]:
-        """Group -> releases that count, for one pair of classes."""
-        eras = len(self.plan.spans)
-        found = (self.kinds[subject, :eras] * self._seen[:, :, observer]).sum(0)
-        return {int(group): int(found[group]) for group in np.flatnonzero(found)}
-
     def subject_chunks(self) -> Iterator[slice]:
         """All subject classes, some at a time."""
         for low in range(0, len(self), ROWS):

@@ -1,6 +1,5 @@
 """Who can learn how much of whom: classes of participants against each other, from the ledger alone."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,11 +103,6 @@ def pair_classes(run: RunView) -> PairClasses:
 def epsilon_of(run: RunView, composed: Composition) -> float:
     """Epsilon of what a pair adds up to; nothing seen is zero, and no guarantee is infinite."""
     return run.epsilon_of(frozenset(composed.items())) if composed else 0.0
-
-
-def worst_finite(values: Iterable[float | None]) -> float:
-    """The largest finite one: what the darkest cell stands for."""
-    return max((value for value in values if value is not None and math.isfinite(value)), default=0.0)
 
 
 def find_named(sight: PairClasses, text: str, most: int = 24) -> Sequence[str]:

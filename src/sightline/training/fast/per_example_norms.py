@@ -87,21 +87,6 @@ class AffineNorms:
         return None if self.bias_rows is None else factors @ self.bias_rows
 
 
-class RowNorms:
-    """The records of a layer whose per-example gradients are small: simply the rows (B, parameters of the layer)."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def norms(self) -> Tensor:
-        """|row|^2 of every example."""
-        return square_norms(self.rows)
-
-    def weight_sum(self, factors: Tensor) -> Tensor:
-        """sum_j s_j row_j."""
-        return factors @ self.rows
-
-
 def unfold_patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     """im2col in channels_last: x (B, C, H, W) -> (B, P, kh * kw * C), one row per output pixel.
 

@@ -1,20 +1,23 @@
-"""What the paper prints about overlapping groups and what is no guarantee: for comparison only, by name `as_published`.
+"""What the paper prints about overlapping groups and what is no guarantee: here to show why. Nothing trains with it.
 
 Kiani, Boenisch and Draper: the count of Theorem 1, eqs. (17)-(18), and the degradation of Theorem 2, eq. (21), whose
 proof takes the noise of a released model as c sigma instead of c sigma / (pi |N_m|), uses the LSI constant of a
-Lipschitz map in the wrong direction and convolves dependent variables as if they were independent.
+Lipschitz map in the wrong direction and convolves dependent variables as if they were independent. And the interval of
+DP-OGL+, eqs. (11)-(13), in which workers see each other's raw updates, so that its claimed sensitivity does not hold.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sightline.errors import invalid, refuse
+from sightline.mechanisms import clip_update
 from sightline.topology import Schedule
-
-NO_GUARANTEE = "as_published: an estimate from the paper, not a guarantee"
 
 
 def as_published_count(period: int, epochs: int, distance: int, *, releases_each: int) -> int:
@@ -112,3 +115,33 @@ def check_string(schedule: Schedule) -> None:
     busiest = max(sum(worker in group for group in groups) for worker in range(schedule.workers))
     if len(schedule.eras) > 1 or not line or busiest > 2:
         refuse("structure", "not a string", "Theorem 2 speaks of strings of groups only", 'use structure = "string"')
+
+
+Train = Callable[[Tensor], Tensor]
+"""start -> update of one worker's local training."""
+
+
+def printed_sum(start: Tensor, workers: Sequence[Train], *, period: int, clip_norm: float, expected: float) -> Tensor:
+    """The clipped sum of an interval, eq. (13), when group-mates train on from un-noised models, eq. (11)."""
+    model, summed = start, [torch.zeros_like(start) for _ in workers]
+    for _ in range(period):
+        updates = [train(model) for train in workers]
+        summed = [so_far + update for so_far, update in zip(summed, updates, strict=True)]
+        model = model + torch.stack(updates).sum(0) / expected
+    return _clipped_sum(summed, period, clip_norm, start)
+
+
+def alone_sum(start: Tensor, workers: Sequence[Train], *, period: int, clip_norm: float) -> Tensor:
+    """The clipped sum of an interval when every worker trains alone through it, as `dp_ogl_plus` does."""
+    ends = []
+    for train in workers:
+        model = start
+        for _ in range(period):
+            model = model + train(model)
+        ends.append(model - start)
+    return _clipped_sum(ends, period, clip_norm, start)
+
+
+def _clipped_sum(updates: Sequence[Tensor], period: int, clip_norm: float, start: Tensor) -> Tensor:
+    bounded = [clip_update(update, clip_norm=math.sqrt(period) * clip_norm).value for update in updates]
+    return torch.stack(bounded).sum(0) if bounded else torch.zeros_like(start)
