@@ -32,9 +32,11 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
     """Median seconds of a round's coins, releases on disk and worst epsilon; then the reading of the whole ledger."""
     from sightline.ledger import Ledger, SqliteStore, connect_to_write
     from sightline.mechanisms.samplers import PoissonCohorts
+    from sightline.mechanisms.schedule import Schedules
     from sightline.randomness import Purpose, Streams
 
     sampler, streams = PoissonCohorts(CLIENTS, RATE), Streams.from_seed(0)
+    schedules = Schedules(streams)
     spent: dict[str, list[float]] = {"coins": [], "ledger": [], "epsilon": []}
 
     def count_stored(path: Path) -> int:
@@ -45,7 +47,7 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
         ledger = Ledger(store=SqliteStore(connection))
         for number in range(1, rounds + 1):
             rng = streams.rng(Purpose.COHORT, round=number)
-            seconds, cohort = timed(lambda: sampler.draw(rng=rng))  # noqa: B023
+            seconds, cohort = timed(lambda: sampler.draw(number, rng, schedules))  # noqa: B023
             spent["coins"].append(seconds)
             made = releases(number, cohort)
             spent["ledger"].append(timed(lambda: ledger.append(made))[0])  # noqa: B023

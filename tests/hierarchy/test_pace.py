@@ -9,8 +9,9 @@ import sightline
 from sightline import algorithms, engine
 from sightline.errors import Refused
 from sightline.events import Gaussian, Poisson
-from sightline.mechanisms import LocalSchedule
+from sightline.mechanisms import LocalSchedule, Schedules
 from sightline.mechanisms.samplers import Full, PoissonCohorts, ThinnedCohorts, thin_sampler
+from sightline.randomness import Streams
 from tests.hierarchy.test_hierarchy_runs import flat
 
 
@@ -98,7 +99,8 @@ def test_a_thinned_sampler_draws_less_and_claims_the_same():
     assert isinstance(less, ThinnedCohorts)
     assert less.hidden_event(Gaussian(1.0)) == whole.hidden_event(Gaussian(1.0)) == Poisson(0.5, Gaussian(1.0))
     assert less.expected == pytest.approx(400)
-    drawn = [len(less.draw(rng=np.random.default_rng(seed))) for seed in range(50)]
+    schedules = Schedules(Streams.from_seed(0))
+    drawn = [len(less.draw(1, np.random.default_rng(seed), schedules)) for seed in range(50)]
     assert np.mean(drawn) == pytest.approx(400, abs=5 * np.sqrt(2000 * 0.2 * 0.8 / 50))
     assert thin_sampler(Full(10), 0.5, "edge-0").hidden_event(Gaussian(1.0)) == Gaussian(1.0)
     assert thin_sampler(whole, 0.5, "edge-0") is whole

@@ -6,7 +6,7 @@ from scipy import stats
 
 from sightline.config import ClientSampler
 from sightline.events import Adjacency, Gaussian, Poisson, WithoutReplacement
-from sightline.mechanisms import SAMPLERS, build_sampler
+from sightline.mechanisms import SAMPLERS, Schedules, build_sampler
 from sightline.randomness import Purpose, Streams
 
 EVENT = Gaussian(1.3)
@@ -27,7 +27,7 @@ def drawn(name):
     chosen = sampler(name)
     rows = np.zeros((ROUNDS, N), dtype=int)
     for time in range(ROUNDS):
-        rows[time, list(chosen.draw(rng=streams.rng(Purpose.COHORT, round=time)))] = 1
+        rows[time, list(chosen.draw(time, streams.rng(Purpose.COHORT, round=time), Schedules(streams)))] = 1
     return rows
 
 

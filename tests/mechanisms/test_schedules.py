@@ -9,7 +9,7 @@ from scipy import stats
 
 from sightline import accounting
 from sightline.config import ClientSampler
-from sightline.errors import InvalidInput, Refused
+from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Allocation, Gaussian, Poisson, Repeat, with_known_coins
 from sightline.mechanisms import Allotment, Cohorts, Schedules, build_sampler
 from sightline.randomness import Purpose, Streams
@@ -110,8 +110,21 @@ def test_the_event_is_the_samplers_own():
     sampler = build_sampler(opted, population=8, adjacency=Adjacency.ADD_REMOVE, cohorts=Cohorts(10))
     assert sampler.hidden_event(inner) == Poisson(0.25, Allocation(10, 1, inner))
     assert sampler.expected == pytest.approx(0.2)
-    with pytest.raises(Refused, match="schedule"):
-        sampler.draw(rng=np.random.default_rng(0))
+
+
+def test_a_scheduled_sampler_draws_what_its_schedule_uses_and_nothing_from_the_rounds_own_stream():
+    settings = ClientSampler(scheme="balanced", uses=3, epochs=2)
+    sampler = build_sampler(settings, population=9, adjacency=Adjacency.ADD_REMOVE, cohorts=Cohorts(20))
+    schedules, again = Schedules(Streams.from_seed(7)), Schedules(Streams.from_seed(7))
+    drawn = []
+    for time in range(1, 21):
+        rng = np.random.default_rng(time)
+        cohort = sampler.draw(time, rng, schedules, line=2)
+        assert cohort == tuple(again.members_used(time - 1, sampler.allotment, members=9, line=2).tolist())
+        assert rng.random() == np.random.default_rng(time).random()
+        drawn.extend(cohort)
+    assert [drawn.count(member) for member in range(9)] == [6] * 9
+    assert sampler.load(Cohorts(20)) == {"steps": 20, "uses": 3, "chance": 1.0, "epochs": 2}
 
 
 def test_more_uses_than_steps_are_refused():

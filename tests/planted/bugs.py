@@ -80,8 +80,8 @@ BUGS: dict[str, Bug] = {
     "one-schedule-for-all-channels": bug(
         "all channels share one balanced schedule",
         "engine/round.py",
-        "drawn = sampler.draw_scheduled(self.time, self._schedules, line=self._setting.channel_number(channel))",
-        "drawn = sampler.draw_scheduled(self.time, self._schedules, line=0)",
+        "drawn = sampler.draw(self.time, rng, self._schedules, line=self._setting.channel_number(channel))",
+        "drawn = sampler.draw(self.time, rng, self._schedules)",
         f"{DRAWS}::test_every_channel_call_and_round_has_a_draw_of_its_own",
     ),
     "one-use-too-many": bug(

@@ -20,12 +20,10 @@ from sightline.mechanisms import (
     NoiseByTrust,
     SampleAtClient,
     SampleAtServer,
-    ScheduledCohorts,
     SegmentSums,
 )
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Output
-from sightline.mechanisms.samplers import PoissonCohorts
 from sightline.training import clipping_note
 
 
@@ -34,16 +32,11 @@ def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
 
     Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not looked at.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     sampler = next(iter(setting.samplers.values()))
-    members = len(setting.clients)
-    if isinstance(sampler, ScheduledCohorts):
-        found.append(
-            _scheduled_load("client", "rounds", members, sampler.allotment, setting.experiment.sampling.clients.epochs)
-        )
-    if isinstance(sampler, PoissonCohorts):
-        steps = setting.algorithm.cohorts(setting.experiment).count
-        found.append({"who": "client", "steps_are": "rounds", "members": members, "steps": steps, "rate": sampler.rate})
+    load = sampler.load(setting.algorithm.cohorts(setting.experiment))
+    if load is not None:
+        found.append({"who": "client", "steps_are": "rounds", "members": len(setting.clients)} | load)
     if isinstance(setting.mechanism, SampleAtClient | SampleAtServer) and setting.experiment.sampling.samples:
         plans, sizes = setting.mechanism.plans, setting.federation.sizes.tolist()
         largest = max(plans, key=lambda client: sizes[client])

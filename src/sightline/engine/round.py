@@ -33,7 +33,6 @@ from sightline.mechanisms import (
     Public,
     ReleaseContext,
     ReleaseValues,
-    ScheduledCohorts,
     Schedules,
     StateAccess,
     StateRule,
@@ -132,10 +131,7 @@ class LiveRound:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
         sampler = self._sampler_of(channel)
-        if isinstance(sampler, ScheduledCohorts):
-            drawn = sampler.draw_scheduled(self.time, self._schedules, line=self._setting.channel_number(channel))
-        else:
-            drawn = sampler.draw(rng=rng)
+        drawn = sampler.draw(self.time, rng, self._schedules, line=self._setting.channel_number(channel))
         return tuple(channel.members[place] for place in drawn)
 
     def _sampler_of(self, channel: Channel) -> CohortSampler:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from sightline.config import ClientSampler
 from sightline.errors import invalid, refuse
@@ -41,8 +43,11 @@ class CohortSampler(Protocol):
     def expected(self) -> float:
         """The expected size of a cohort: the public denominator of every mean."""
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
-        """The places of one round's cohort among the members, in increasing order."""
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
+        """The places of a round's cohort among the members of the channel `line`, in increasing order.
+
+        `rng` is the round's own stream; what is drawn ahead for many rounds comes from `schedules`.
+        """
 
     def hidden_event(self, event: Event) -> Event:
         """What `event` becomes against an observer who does not see the coins; all clients are its subjects."""
@@ -53,8 +58,22 @@ class CohortSampler(Protocol):
     def takes_part_in_plan(self, time: int) -> bool:
         """Whether the busiest client takes part in a round: a plan in which all do so is the worst case."""
 
+    def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The probability that none of so many given members is in a cohort."""
 
-class Memoryless:
+    def load(self, cohorts: Cohorts) -> dict[str, float] | None:
+        """How often a member is used over a run: a law, never what was drawn; none where there is nothing to tell."""
+
+
+class IndependentMembers:
+    """What samplers have in common that draw every member apart from all others."""
+
+    def chance_of_none(self: CohortSampler, some: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(1 - q)^some, q the probability that a member is drawn."""
+        return np.asarray((1 - self.expected / self.population) ** some.astype(np.float64))
+
+
+class Memoryless(IndependentMembers):
     """What samplers have in common whose rounds know nothing of each other."""
 
     def joint_name(self, time: int) -> str:
@@ -64,6 +83,10 @@ class Memoryless:
     def takes_part_in_plan(self, time: int) -> bool:
         """Anybody may be drawn every time."""
         return True
+
+    def load(self, cohorts: Cohorts) -> dict[str, float] | None:
+        """Nothing to tell."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -77,7 +100,7 @@ class Full(Memoryless):
         """All of them."""
         return float(self.population)
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
         """All of them."""
         return tuple(range(self.population))
 
@@ -98,13 +121,17 @@ class PoissonCohorts(Memoryless):
         """q N."""
         return self.rate * self.population
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
         """One independent coin per client."""
         return tuple(int(number) for number in np.flatnonzero(rng.random(self.population) < self.rate))
 
     def hidden_event(self, event: Event) -> Event:
         """The sampled event: `Poisson(rate, event)`."""
         return Poisson(self.rate, event)
+
+    def load(self, cohorts: Cohorts) -> dict[str, float] | None:
+        """One coin a cohort."""
+        return {"steps": cohorts.count, "rate": self.rate}
 
 
 @dataclass(frozen=True)
@@ -124,7 +151,7 @@ class FixedCohorts(Memoryless):
         """The size."""
         return float(self.size)
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
         """A uniformly random subset of the given size."""
         return tuple(sorted(int(n) for n in rng.choice(self.population, self.size, replace=False)))
 
@@ -138,9 +165,18 @@ class FixedCohorts(Memoryless):
             return WithoutReplacement(self.size, self.population - 1, event)
         return event
 
+    def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
+        """C(n - some, m) / C(n, m): the members are drawn without replacement."""
+        population, size = self.population, self.size
+        left = population - some.astype(np.float64)
+        possible = left >= size
+        left = np.where(possible, left, size)
+        chance = gammaln(left + 1) - gammaln(left - size + 1) + gammaln(population - size + 1) - gammaln(population + 1)
+        return np.where(possible, np.exp(chance), 0.0)
+
 
 @dataclass(frozen=True)
-class ScheduledCohorts:
+class ScheduledCohorts(IndependentMembers):
     """Every client in exactly k of T rounds, by a schedule that is drawn once an epoch and hidden.
 
     The event of an epoch is one for all its rounds, see `Allotment.event`.
@@ -150,6 +186,8 @@ class ScheduledCohorts:
     allotment: Allotment
     spacing: int = 1
     """Rounds from one cohort to the next."""
+    epochs: int = 1
+    """How many schedules a run has, one after the other."""
 
     @property
     def expected(self) -> float:
@@ -160,13 +198,8 @@ class ScheduledCohorts:
         """The step of the schedule that a round is, from 0."""
         return time // self.spacing - 1
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
-        """Refused: one round's coins cannot know how often a client was used before."""
-        law = "the cohorts of a schedule are not drawn by one round's coins"
-        refuse("sampling.clients.scheme", "balanced", law, "walk the schedule: `scheduled`")
-
-    def draw_scheduled(self, time: int, schedules: Schedules, *, line: int) -> tuple[int, ...]:
-        """The places of a round's cohort among the members of the channel `line`, in increasing order."""
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
+        """Whom the channel's own schedule uses in this round; one round's stream could not know of the others."""
         used = schedules.members_used(self.step(time), self.allotment, members=self.population, line=line)
         return tuple(used.tolist())
 
@@ -182,6 +215,10 @@ class ScheduledCohorts:
         """k rounds of every epoch, the first ones: what was sent early flows furthest."""
         return self.step(time) % self.allotment.steps < self.allotment.uses
 
+    def load(self, cohorts: Cohorts) -> dict[str, float] | None:
+        """As the schedule says."""
+        return self.allotment.load(self.epochs)
+
 
 def _build_fixed(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     return FixedCohorts(population, max(1, round((settings.rate or 1.0) * population)), adjacency)
@@ -189,7 +226,7 @@ def _build_fixed(settings: ClientSampler, population: int, adjacency: Adjacency,
 
 def _build_scheduled(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     allotment = Allotment.read("sampling.clients", settings, cohorts.count)
-    return ScheduledCohorts(population, allotment, cohorts.spacing)
+    return ScheduledCohorts(population, allotment, cohorts.spacing, settings.epochs or 1)
 
 
 SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]] = {
@@ -258,9 +295,9 @@ class ThinnedCohorts(Memoryless):
         """rate N, the public denominator."""
         return self.rate * self.whole.population
 
-    def draw(self, *, rng: np.random.Generator) -> tuple[int, ...]:
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
         """One independent coin per client."""
-        return PoissonCohorts(self.population, self.rate).draw(rng=rng)
+        return PoissonCohorts(self.population, self.rate).draw(time, rng, schedules, line=line)
 
     def hidden_event(self, event: Event) -> Event:
         """The event of the sampler that was planned for."""

@@ -38,6 +38,10 @@ class Allotment:
         """The probability that a member is used in a given step."""
         return self.chance * self.uses / self.steps
 
+    def load(self, epochs: int) -> dict[str, float]:
+        """How often a member is used over so many schedules: steps, uses of each, the chance to be in at all."""
+        return {"steps": self.steps * epochs, "uses": self.uses, "chance": self.chance, "epochs": epochs}
+
     def event(self, event: Event) -> Event:
         """What all steps of an epoch together reveal, each step being `event`, to whoever does not see the schedule.
 

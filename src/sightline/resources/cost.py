@@ -7,10 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from sightline.mechanisms import CohortSampler
-from sightline.mechanisms.samplers import FixedCohorts
 
 Floats = NDArray[np.float64]
 
@@ -99,21 +97,6 @@ def expected_slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
     nobody = 1.0
     for delays, sampler in many:
         slower = len(delays) - np.searchsorted(np.sort(delays), times, side="right")
-        within = within * none_of(sampler, slower)
-        nobody *= float(none_of(sampler, np.array([len(delays)]))[0])
+        within = within * sampler.chance_of_none(slower)
+        nobody *= float(sampler.chance_of_none(np.array([len(delays)]))[0])
     return math.fsum(times * np.diff(within, prepend=nobody))
-
-
-def none_of(sampler: CohortSampler, some: NDArray[np.int64]) -> Floats:
-    """The chance that none of so many members is drawn: (1 - q)^some by coins, C(n - some, m) / C(n, m) without."""
-    if isinstance(sampler, FixedCohorts):
-        return _without_replacement(sampler.population, sampler.size, some)
-    return np.asarray((1 - member_rate(sampler)) ** some.astype(np.float64))
-
-
-def _without_replacement(population: int, size: int, some: NDArray[np.int64]) -> Floats:
-    left = population - some.astype(np.float64)
-    possible = left >= size
-    left = np.where(possible, left, size)
-    chance = gammaln(left + 1) - gammaln(left - size + 1) + gammaln(population - size + 1) - gammaln(population + 1)
-    return np.where(possible, np.exp(chance), 0.0)
