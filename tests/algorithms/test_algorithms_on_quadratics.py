@@ -7,7 +7,7 @@ import torch
 from sightline import engine
 from sightline.engine.checkpoint import load_checkpoint
 from sightline.mechanisms import effective_steps
-from sightline.training import LocalTerms, LocalWork
+from sightline.training import LocalWork
 from sightline.training.local_work import Descent
 
 CURVATURE = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
@@ -28,13 +28,13 @@ class Quadratics:
     def close(self):
         pass
 
-    def train(self, cohort, starts, *, at, terms, recall=None):
+    def train(self, cohort, starts, *, at, task, recall=None):
         linear = None if recall is None else recall.linear_rows(cohort)
         for place, client in enumerate(cohort):
             start = starts if starts.dim() == 1 else starts[place]
             row = None if linear is None else linear[place]
             w = start.clone()
-            descent = Descent.begin(LocalWork(self.rate), LocalTerms(**terms, linear=row), w, place)
+            descent = Descent.begin(LocalWork(self.rate), task.add_linear(row), w, place)
             for _ in range(self.steps[client]):
                 descent.step(w, CURVATURE[client] * (w - self.optima[client]))
             if recall is not None:

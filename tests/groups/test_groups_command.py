@@ -180,8 +180,8 @@ def test_many_workers_are_written_by_class(groups, tmp_path):
 
 SCALE = """
 import sys
-from sightline.apps.cli.main import outcome
-code = outcome(["groups", *sys.argv[1:], "--json"])
+from sightline.apps.cli.main import run_arguments
+code = run_arguments(["groups", *sys.argv[1:], "--json"])
 print(code, next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
 """
 

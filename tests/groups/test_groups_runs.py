@@ -69,7 +69,7 @@ class Sketch:
     """A setting whose topology is exchanged, for plans of many shapes without data."""
 
     def __init__(self, setting, schedule, period, algorithm):
-        self.setting = engine.setting.replace(
+        self.setting = replace(
             setting, topology=Groups(schedule, period, True), samplers={}, algorithm=algorithm.ALGORITHM
         )
 

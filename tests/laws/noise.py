@@ -50,6 +50,7 @@ from sightline.mechanisms.updates import PrivateSteps
 from sightline.randomness import EVERYONE, Streams
 from sightline.runtimes import Simulator
 from sightline.topology import client_name
+from sightline.training.local_work import AS_PLANNED
 from tests.laws.combinations import Combination, plain
 
 CLIP_NORM, LEARNING_RATE, CURVATURE, TOLERANCE = 0.5, 0.1, 0.5, 1e-3
@@ -171,15 +172,15 @@ class KnownClients:
         length = (3.0 if member % 2 else 0.1) * CLIP_NORM
         return torch.from_numpy(direction * (length / np.linalg.norm(direction))).float()
 
-    def train(self, cohort, starts, *, at, terms, recall=None, splitter=None):
+    def train(self, cohort, starts, *, at, task, recall=None, splitter=None):
         """Where the members' training ended."""
         if cohort:
             yield list(cohort), starts + torch.stack([self.update(member, at) for member in cohort])
 
-    def dp_sgd(self, cohort, starts, *, plans, at, terms, recall=None):
+    def dp_sgd(self, cohort, starts, *, plans, at, task, recall=None):
         """The same: only where the members add no noise themselves, which another does for them."""
         assert {plan.noise_multiplier for plan in plans} <= {0.0}
-        return self.train(cohort, starts, at=at, terms=terms)
+        return self.train(cohort, starts, at=at, task=task)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,8 +337,8 @@ def by_trust(run: Noted, call: Call, release: Release) -> torch.Tensor:
 
 def in_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Sums of m steps of length eta, each gradient of norm <= C: one example bends them by up to 2 eta m C."""
-    terms = call.updates.terms
-    reach = terms["learning_rate"] * terms["steps"] * CLIP_NORM
+    task = call.updates.task
+    reach = task.learning_rate * task.steps * CLIP_NORM
     who = call.updates.cohort.members if call.scene.channel.trusted else (sender(release),)
     total = sum(onto_ball(run.worker.update(n, call.updates.at), reach) for n in who)
     count = len(call.updates.cohort.members) if call.scene.channel.trusted else 1
@@ -354,7 +355,7 @@ def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
     member, updates = sender(release), call.updates
     plan = replace(run.setting.mechanism.plans[member], line=call.scene.line)  # type: ignore[attr-defined]
     start = updates.starts[member].value
-    ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, terms=updates.terms)
+    ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, task=updates.task)
     noise = (call.value_of(release).double() - (ends[0] - start).double()) * (-plan.expected_batch / LEARNING_RATE)
     return noise / scales(run, release, CLIP_NORM)
 
@@ -378,7 +379,7 @@ def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
     sent, (z,) = call.value_of(release).double(), noises_in(release.event)
     if name == "strongly_convex":
         ((_, found),) = run.worker.minimise(
-            [member], start, terms={}, linear={}, gradient_tolerance=TOLERANCE
+            [member], start, task=AS_PLANNED, linear={}, gradient_tolerance=TOLERANCE
         )  # fmt: skip
         moved = doubled(run) * math.sqrt(2) / (size * CURVATURE) + 2 * TOLERANCE / CURVATURE
         model = torch.from_numpy(to_unit((sent + start.double()).numpy(), 3))
@@ -388,7 +389,7 @@ def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
         ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates.at)
         step = -LEARNING_RATE / size * sums[0].double()
         return (sent - step) / (z * doubled(run) * LEARNING_RATE * CLIP_NORM / size)
-    ((_, ends),) = run.worker.train([member], start, at=call.updates.at, terms={})
+    ((_, ends),) = run.worker.train([member], start, at=call.updates.at, task=AS_PLANNED)
     return (sent + start.double() - onto_ball(ends[0], CLIP_NORM)) / (z * 2 * CLIP_NORM)
 
 

@@ -154,11 +154,9 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
 
 def clean_update(run, call, member):
     """A known client's clipped update."""
-    terms, channel = call.updates.terms, call.scene.channel
+    task, channel = call.updates.task, call.scene.channel
     radius = 0.5 * (
-        terms["learning_rate"] * terms["steps"]
-        if isinstance(run.setting.mechanism, SegmentSums)
-        else channel.clip_factor
+        task.learning_rate * task.steps if isinstance(run.setting.mechanism, SegmentSums) else channel.clip_factor
     )
     update = run.worker.update(member, call.updates.at).double()
     return update * min(1.0, radius / float(update.norm()))

@@ -16,6 +16,7 @@ from sightline.ledger import Ledger
 from sightline.mechanisms import CallId, CentralMean
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
+from sightline.training.local_work import AS_PLANNED
 from tests.engine.conftest import changed
 
 from .conftest import TINY
@@ -134,7 +135,7 @@ def test_what_clients_hand_over_is_their_part(tiny):
     setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     streams = Streams.from_seed(3)
     worker = Simulator(setting, Streams.from_seed(0), streams)
-    blocks = worker.train(range(6), setting.start, at=CallId(2, 0), terms={}, splitter=setting.splitter)
+    blocks = worker.train(range(6), setting.start, at=CallId(2, 0), task=AS_PLANNED, splitter=setting.splitter)
     found = {member: end for members, ends in blocks for member, end in zip(members, ends, strict=True)}
     for client in range(6):
         drawn = streams.rng(Purpose.ASSIGNMENT, round=2, participant=client, use=0)

@@ -116,11 +116,12 @@ class Round(Protocol):
         """All clients, openly."""
 
     def train(
-        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **terms: Any
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **asked: Any
     ) -> Updates:
         """Local training of the cohort from one model or from one model each; private until released.
 
-        `memory` names what clients keep between rounds and how it enters their training.
+        `memory` names what clients keep between rounds and how it enters their training; `asked` are fields of
+        `LocalTask`, what the call asks otherwise than the experiment.
         """
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:

@@ -16,7 +16,7 @@ from sightline.engine.round_work import (
     effort_of,
     gradient_reach,
     noise_at,
-    schedule_terms,
+    schedule_fields,
     shares_of,
 )
 from sightline.errors import refuse
@@ -44,6 +44,7 @@ from sightline.mechanisms.samplers import thin_sampler
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
+from sightline.training import LocalTask
 
 
 class LiveRound:
@@ -162,7 +163,7 @@ class LiveRound:
         return Cohort(tuple(self.clients))
 
     def train(
-        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **terms: Any
+        self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **asked: Any
     ) -> Updates:
         """Nothing is computed yet: a mechanism will ask for it."""
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
@@ -172,7 +173,7 @@ class LiveRound:
         starts = {member: starts[member] for member in cohort.members}
         at = CallId(self.time, self._uses)
         self._uses += 1
-        terms = schedule_terms(self.pace, self.planned) | terms
+        task = LocalTask(**schedule_fields(self.pace, self.planned) | asked)
         self._refuse_parts(memory)
         recall = None
         if memory is not None:
@@ -183,7 +184,7 @@ class LiveRound:
             reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
             behind = {n: reached[ids] for n, ids in behind.items()}
-        return Updates(cohort, starts, self._worker, at, terms, recall, self._setting.splitter, eligible, behind)
+        return Updates(cohort, starts, self._worker, at, task, recall, self._setting.splitter, eligible, behind)
 
     def _refuse_parts(self, memory: StateRule | None) -> None:
         """Training on a part says nothing of the rest of what a client keeps; private steps move the whole model."""
@@ -244,7 +245,7 @@ class LiveRound:
             self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
             heard.append(
-                ChannelMean(scene.channel, found[-1], gradient_reach(updates.terms, self.planned), outcome.noise_std)
+                ChannelMean(scene.channel, found[-1], gradient_reach(updates.task, self.planned), outcome.noise_std)
             )
         self.heard.append(heard)
         self._meter.charge_gathering(scenes)

@@ -11,6 +11,7 @@ from sightline.errors import invalid, refuse
 from sightline.mechanisms import Cohort, CohortSampler, LocalSchedule, ReleaseContext, effective_steps
 from sightline.resources import Cost
 from sightline.topology import Channel
+from sightline.training import LocalTask
 
 
 def effort_of(
@@ -67,16 +68,16 @@ def allow_schedule(
     return LocalSchedule(steps, wanted.learning_rate or planned.learning_rate, wanted.rates)
 
 
-def schedule_terms(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
-    """The pace as terms of a training call; nothing where the experiment's own holds."""
+def schedule_fields(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
+    """The pace as fields of a local task; nothing where the experiment's own holds."""
     found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
     return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
 
 
-def gradient_reach(terms: Mapping[str, Any], planned: LocalSchedule) -> float:
+def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
     """How far a training call goes for a gradient of one: learning rate x local steps."""
-    rate = terms.get("learning_rate", planned.learning_rate) or 1.0
-    return float(rate) * float(terms.get("steps", planned.steps) or 1)
+    rate = task.learning_rate or planned.learning_rate or 1.0
+    return float(rate) * float(task.steps or planned.steps or 1)
 
 
 def noise_at(setting: BuiltExperiment, channel: Channel) -> float:

@@ -33,7 +33,6 @@ from sightline.mechanisms.server_side import CentralMean
 from sightline.mechanisms.shared_training import share_training
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (
-    WHOLE_BATCH,
     Block,
     CallId,
     ClientExecutor,
@@ -46,7 +45,6 @@ from sightline.mechanisms.updates import (
 __all__ = [
     "MECHANISMS",
     "SAMPLERS",
-    "WHOLE_BATCH",
     "Aggregate",
     "Allotment",
     "Block",

@@ -16,7 +16,7 @@ from sightline.mechanisms.no_privacy import weighted_mean
 from sightline.mechanisms.noise import with_gaussian_noise
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
-from sightline.mechanisms.updates import WHOLE_BATCH, ClientOutput, PrivateSteps, Updates
+from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
@@ -125,7 +125,7 @@ class SampleAtClient:
 
     def _private_plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
         plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
-        return [whole_batch(plan) for plan in plans] if updates.terms.get(WHOLE_BATCH) else plans
+        return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
 
     def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(

@@ -156,7 +156,7 @@ class Objective:
 
     def _curvature_of(self, updates: Updates) -> float:
         only_proximal(updates, "objective perturbation")
-        curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
+        curvature = self.weight_decay + updates.task.proximal
         if not (curvature > 0 and math.isfinite(curvature)):
             law = "objective perturbation needs a strongly convex objective, and this one has no proximal or L2 term"
             refuse(

@@ -124,7 +124,7 @@ class Output:
         """How far one example can move what the client sends, by the terms of its objective."""
         if self.bound in (Bound.STRONGLY_CONVEX, Bound.PER_SAMPLE_MEAN):
             only_proximal(updates, self.bound)
-        curvature = self.weight_decay + float(updates.terms.get("proximal", 0.0))
+        curvature = self.weight_decay + updates.task.proximal
         return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
 
     def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
@@ -218,6 +218,6 @@ class Output:
 
 def only_proximal(updates: Updates, mechanism: str) -> None:
     """Refuse local objectives whose terms depend on private state: the bounds are about the data's own part only."""
-    if updates.recall is not None or set(updates.terms) - {"proximal"}:
+    if updates.recall is not None or set(updates.task.named_fields()) - {"proximal"}:
         law = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
         refuse("algorithm.name", "with client memory", law, "use fedavg, fedavgm, fedyogi or fedprox")

@@ -168,14 +168,10 @@ def _steps_of(updates: Updates) -> tuple[int, int]:
 
     More steps than those draw an example more often than is claimed.
     """
-    steps, most = _segment_term(updates, "steps"), _segment_term(updates, "most_steps")
+    steps, most = updates.task.steps, updates.task.most_steps
+    if steps is None or most is None:
+        law = "one example's effect on an update of many free steps has no bound to be noised"
+        refuse("privacy.where", "edge", law, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
     if not 1 <= steps <= most:
         refuse("steps", steps, f"the rate of a segment is claimed for 1 to most_steps={most}", "ask for fewer steps")
     return steps, most
-
-
-def _segment_term(updates: Updates, name: str) -> int:
-    if name not in updates.terms:
-        law = "one example's effect on an update of many free steps has no bound to be noised"
-        refuse("privacy.where", "edge", law, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
-    return int(updates.terms[name])

@@ -15,6 +15,7 @@ from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import Block, CallId, ClientExecutor, PrivateSteps, Updates
 from sightline.topology import Channel
+from sightline.training import LocalTask
 
 TOGETHER_FLOATS = 1 << 27
 """Beyond so many numbers the end vectors of a whole cohort are not kept at once, and parts are trained one by one."""
@@ -43,14 +44,10 @@ def _channel_part(updates: Updates, worker: ClientExecutor, channel: Channel, nu
     members = tuple(member for member in updates.cohort.members if member in own)
     starts = {member: updates.starts[member] for member in members}
     places = [place for place, member in enumerate(updates.cohort.members) if member in own]
-    terms = {name: _select_rows(value, places) for name, value in updates.terms.items()}
+    task = updates.task.select_clients(places)
     at = replace(updates.at, part=number)
     eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
-    return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, terms=terms, at=at, eligible=eligible)
-
-
-def _select_rows(value: Any, places: list[int]) -> Any:
-    return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
+    return replace(updates, cohort=Cohort(members), starts=starts, worker=worker, task=task, at=at, eligible=eligible)
 
 
 class SharedTraining:
@@ -68,32 +65,32 @@ class SharedTraining:
         """Nothing of its own to let go."""
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,
         recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The part's end vectors."""
         if cohort and not self._ends:
             whole = self._whole
             members, rows = whole.cohort.members, whole.start_rows()
-            how: dict[str, Any] = {"at": whole.at, "terms": whole.terms, "recall": recall}
+            how: dict[str, Any] = {"at": whole.at, "task": whole.task, "recall": recall}
             how |= {} if splitter is None else {"splitter": splitter}
             self._keep_blocks(whole.worker.train(members, rows, **how))
         yield from self._rows_of(cohort)
 
     def dp_sgd(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
-        terms: Mapping[str, Any], recall: StateAccess | None = None,
+        task: LocalTask, recall: StateAccess | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The part's end vectors where all parts' plans were announced, else the part by itself."""
         whole = self._whole
         if any(member not in self._plans for member in whole.cohort.members):
-            yield from whole.worker.dp_sgd(cohort, starts, plans=plans, at=at, terms=terms, recall=recall)
+            yield from whole.worker.dp_sgd(cohort, starts, plans=plans, at=at, task=task, recall=recall)
             return
         if cohort and not self._ends:
             members, ordered = whole.cohort.members, [self._plans[member] for member in whole.cohort.members]
             rows = whole.start_rows()
             self._keep_blocks(
-                whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, terms=whole.terms, recall=recall)
+                whole.worker.dp_sgd(members, rows, plans=ordered, at=whole.at, task=whole.task, recall=recall)
             )
         yield from self._rows_of(cohort)
 
@@ -108,12 +105,12 @@ class SharedTraining:
         return self._whole.worker.gradient_sums(cohort, starts, plans=plans, at=at)
 
     def minimise(
-        self, cohort: Sequence[int], starts: Tensor, *, terms: Mapping[str, Any],
+        self, cohort: Sequence[int], starts: Tensor, *, task: LocalTask,
         linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float,
     ) -> Iterator[Block]:  # fmt: skip
         """The part by itself."""
         worker = self._whole.worker
-        return worker.minimise(cohort, starts, terms=terms, linear=linear, gradient_tolerance=gradient_tolerance)
+        return worker.minimise(cohort, starts, task=task, linear=linear, gradient_tolerance=gradient_tolerance)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """The part by itself."""

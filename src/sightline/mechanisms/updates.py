@@ -14,6 +14,8 @@ from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
+from sightline.training import LocalTask
+from sightline.training.local_work import AS_PLANNED
 
 if TYPE_CHECKING:
     from sightline.mechanisms.contract import ReleaseContext
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
 
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""
-
-WHOLE_BATCH = "whole_batch"
-"""The term of a training call by which every step uses the whole shard, whatever the batch size."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class ClientExecutor(Protocol):
         starts: Tensor,
         *,
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
@@ -126,7 +125,7 @@ class ClientExecutor(Protocol):
         *,
         plans: Sequence[PrivateSteps],
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of local training in which every step is clipped per example and noised by the client."""
@@ -141,7 +140,7 @@ class ClientExecutor(Protocol):
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
@@ -160,7 +159,8 @@ class Updates:
     """The public model that each member starts from."""
     worker: ClientExecutor
     at: CallId
-    terms: Mapping[str, Any]
+    task: LocalTask = AS_PLANNED
+    """What the members are asked, where it is not as the experiment says."""
     recall: StateAccess | None = None
     """What the members keep, when the algorithm has them keep something."""
     splitter: Splitter | None = None
@@ -204,7 +204,7 @@ class Updates:
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""
         rows = self.start_rows()
-        how: dict[str, Any] = {"at": self.at, "terms": self.terms, "recall": self.recall}
+        how: dict[str, Any] = {"at": self.at, "task": self.task, "recall": self.recall}
         if self.splitter is not None:
             how["splitter"] = self.splitter
         yield from self._subtract_starts(self.worker.train(self.cohort.members, rows, **how))
@@ -213,7 +213,7 @@ class Updates:
         """(client, end - start) by DP-SGD at the client."""
         rows = self.start_rows()
         blocks = self.worker.dp_sgd(
-            self.cohort.members, rows, plans=plans, at=self.at, terms=self.terms, recall=self.recall
+            self.cohort.members, rows, plans=plans, at=self.at, task=self.task, recall=self.recall
         )
         yield from self._subtract_starts(blocks)
 
@@ -230,7 +230,7 @@ class Updates:
         blocks = self.worker.minimise(
             self.cohort.members,
             self.start_rows(),
-            terms=self.terms,
+            task=self.task,
             linear=linear,
             gradient_tolerance=gradient_tolerance,
         )

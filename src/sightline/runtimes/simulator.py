@@ -13,7 +13,6 @@ from sightline import mkl
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import (
-    WHOLE_BATCH,
     Allotment,
     Block,
     CallId,
@@ -26,7 +25,7 @@ from sightline.mechanisms import (
 from sightline.mechanisms.convex_solver import Regression, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.local_trainer import TrainingJob, trainer_for
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
+from sightline.training import LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
 from sightline.training.augmentation import ViewKind, Views
 from sightline.training.local_work import client_rows, steps_of
 from sightline.training.submodels import parted_gradient_sum
@@ -77,7 +76,7 @@ class Simulator:
         starts: Tensor,
         *,
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
@@ -85,13 +84,13 @@ class Simulator:
         if not cohort:
             return
         rngs = self._client_rngs(self._public, Purpose.BATCHES, cohort, at)
-        work = _requested_work(self._work, terms)
+        work = task.adjust_work(self._work)
         epochs = self._client_epochs(cohort, at) if work.steps is None else None
         steps = self._steps_of(cohort, epochs, work)
         if recall is not None and recall.memory.solver is not None:
             yield from self._run_solver(cohort, starts, rngs, steps, recall, work)
             return
-        times = int(terms.get("repeat", 1))
+        times = task.repeat
         each: dict[str, Any] = {
             "rngs": rngs,
             "epochs_of": None if epochs is None else [times * some for some in epochs],
@@ -101,7 +100,7 @@ class Simulator:
         job = TrainingJob(
             "train" if splitter is None else "train_parts",
             starts,
-            _with_memory(terms, cohort, recall),
+            _with_memory(task, cohort, recall),
             each,
             shared={"work": _repeat_work(work, times)},
         )
@@ -144,7 +143,7 @@ class Simulator:
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
@@ -160,7 +159,7 @@ class Simulator:
                     shard.y,
                     classes,
                     to_unit(client_rows(starts, place).double().numpy(), classes),
-                    float(terms.get("proximal", 0.0)),
+                    task.proximal,
                     self._work.weight_decay,
                     linear.get(client),
                 )
@@ -182,7 +181,7 @@ class Simulator:
         *,
         plans: Sequence[PrivateSteps],
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """DP-SGD of the cohort, each member with its own noise and coins."""
@@ -198,7 +197,7 @@ class Simulator:
         }
         if any(plan.allotment is not None for plan in plans):
             each["batches"] = [self._scheduled_batches(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
-        shared: dict[str, Any] = {"work": _requested_work(self._work, terms)}
+        shared: dict[str, Any] = {"work": task.adjust_work(self._work)}
         if splitter is None:
             call, shared["clip_norm"] = "dp_sgd", clip_norm
             each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
@@ -208,7 +207,7 @@ class Simulator:
             each["assign_rngs"] = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)
-        job = TrainingJob(call, starts, _with_memory(terms, cohort, recall), each, shared)
+        job = TrainingJob(call, starts, _with_memory(task, cohort, recall), each, shared)
         yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
 
     def gradient_sums(
@@ -271,20 +270,6 @@ def _repeat_work(work: LocalWork, times: int) -> LocalWork:
     return replace(work, epochs=epochs and times * epochs, steps=steps and times * steps)
 
 
-WORK = ("steps", "learning_rate", "step_norm")
-"""Terms of a training call that say how the clients work, not what their objective is."""
-
-
-def _requested_work(work: LocalWork, terms: Mapping[str, Any]) -> LocalWork:
-    """The work of this call: as the experiment says, with what the call says otherwise."""
-    other = {name: terms[name] for name in WORK if name in terms}
-    if terms.get(WHOLE_BATCH):
-        other["batch_size"] = None
-    return replace(work, epochs=None if "steps" in other else work.epochs, **other)
-
-
-def _with_memory(terms: Mapping[str, Any], cohort: Sequence[int], recall: StateAccess | None) -> LocalTerms:
+def _with_memory(task: LocalTask, cohort: Sequence[int], recall: StateAccess | None) -> LocalTerms:
     """The terms of the local objectives, with the linear term that every member's memory adds."""
-    terms = {name: value for name, value in terms.items() if name not in (*WORK, WHOLE_BATCH, "repeat", "most_steps")}
-    linear = None if recall is None else recall.linear_rows(cohort)
-    return LocalTerms(**terms) if linear is None else LocalTerms(**terms, linear=linear)
+    return task.add_linear(None if recall is None else recall.linear_rows(cohort))

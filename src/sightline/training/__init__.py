@@ -4,10 +4,11 @@ from sightline.training.dispatch import clipping_note
 from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd
 from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model
 from sightline.training.local_sgd import train_local
-from sightline.training.local_work import LocalTerms, LocalWork
+from sightline.training.local_work import LocalTask, LocalTerms, LocalWork
 
 __all__ = [
     "Evaluation",
+    "LocalTask",
     "LocalTerms",
     "LocalWork",
     "clipped_gradient_sum",

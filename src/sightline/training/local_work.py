@@ -1,9 +1,10 @@
 """What a client is asked to do: steps and terms, the batches of each step, and one step of SGD on flat vectors."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
-from math import isfinite
+from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,6 +68,85 @@ class LocalTerms:
             invalid("proximal", self.proximal, "is a number >= 0")
         if self.anchor is not None and not self.proximal:
             invalid("anchor", tuple(self.anchor.shape), "has no effect while proximal is 0", "give proximal > 0")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTask:
+    """What one training call asks of its clients; where it says nothing, it is as the experiment says.
+
+    Guarantees: nothing but numbers and public vectors, checked where they are written down: it may come from a server
+    that is not trusted.
+    """
+
+    steps: int | None = None
+    """Local steps, in place of epochs."""
+    most_steps: int | None = None
+    """The most steps that the round could have asked for: what a segment of steps is claimed for."""
+    learning_rate: float | None = None
+    step_norm: float | None = None
+    """The radius of the ball onto which the gradient of every step is scaled."""
+    whole_batch: bool = False
+    """Whether every step uses the whole shard, whatever the batch size."""
+    repeat: int = 1
+    """Rounds of work in one, by a client that is left alone meanwhile."""
+    proximal: float = 0.0
+    anchor: Tensor | None = None
+    linear: Tensor | None = None
+    mask: Tensor | None = None
+    """Of the local objective, see `LocalTerms`; each tensor is (d,) for all clients or (n, d)."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "most_steps", "repeat"):
+            count = getattr(self, name)
+            if count is not None and not (isinstance(count, int | np.integer) and count >= 1):
+                invalid(name, count, "is a whole number >= 1")
+        for name in ("learning_rate", "step_norm"):
+            number = getattr(self, name)
+            if number is not None and not (isinstance(number, int | float | np.floating) and 0 < number < inf):
+                invalid(name, number, "is a positive number")
+        if not isinstance(self.whole_batch, bool):
+            invalid("whole_batch", self.whole_batch, "is true or false")
+        for name in ("anchor", "linear", "mask"):
+            if not isinstance(getattr(self, name), Tensor | None):
+                invalid(name, type(getattr(self, name)).__name__, "is a vector")
+        self.add_linear(None)  # what the objective's terms refuse
+
+    def named_fields(self) -> dict[str, Any]:
+        """What the task says, by name; nothing that is as the experiment says."""
+        found = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
+        return {
+            name: value for name, (value, default) in found.items() if isinstance(value, Tensor) or value != default
+        }
+
+    def select_clients(self, places: list[int] | int) -> "LocalTask":
+        """The task of some of the clients: their rows of what everybody has a row of."""
+
+        def rows(value: Tensor | None) -> Tensor | None:
+            return None if value is None else client_rows(value, places)
+
+        return replace(self, anchor=rows(self.anchor), linear=rows(self.linear), mask=rows(self.mask))
+
+    def adjust_work(self, work: LocalWork) -> LocalWork:
+        """The experiment's local work, with what this call asks otherwise."""
+        asked = {"steps": self.steps, "learning_rate": self.learning_rate, "step_norm": self.step_norm}
+        changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        if self.steps is not None:
+            changes["epochs"] = None
+        if self.whole_batch:
+            changes["batch_size"] = None
+        return replace(work, **changes)
+
+    def add_linear(self, linear: Tensor | None) -> LocalTerms:
+        """The terms of the local objectives; `linear` is the term that what the clients keep adds."""
+        if linear is not None and self.linear is not None:
+            invalid(
+                "linear", tuple(self.linear.shape), "what clients keep has a linear term too", "give one of the two"
+            )
+        return LocalTerms(self.proximal, self.anchor, self.linear if linear is None else linear, self.mask)
+
+
+AS_PLANNED = LocalTask()
+"""A task that asks for nothing but what the experiment says."""
 
 
 def client_rows(value: Tensor, clients: "list[int] | int") -> Tensor:

@@ -42,10 +42,10 @@ def run_round(state: State, r: Round, settings: H2FDP) -> State:
     work = plan_segment(r, settings, segments)
     models = [state["model"]] * len(r.channels)
     for _ in range(segments - 1):  # lines 9-16: local aggregations
-        updates = r.train(draw_cohort(r), start_models(r.channels, models), **work.terms)  # line 7, eqs. (7) and (8)
+        updates = r.train(draw_cohort(r), start_models(r.channels, models), **work.asked)  # line 7, eqs. (7) and (8)
         steps = r.release_means(share_training(updates, work.of(r.channels)))  # eqs. (9) and (10)
         models = [model + step for model, step in zip(models, steps, strict=True)]
-    updates = r.train(r.sample(), start_models(r.channels, models), **work.terms)
+    updates = r.train(r.sample(), start_models(r.channels, models), **work.asked)
     return {"model": global_model(r, work, models, updates)}  # lines 19-28, eq. (14)
 
 
@@ -60,7 +60,8 @@ class Segment:
 
     steps: int
     learning_rate: float
-    terms: dict[str, Any]
+    asked: dict[str, Any]
+    """Fields of the local task."""
 
     def of(self, channels: tuple[Channel, ...]) -> tuple[Channel, ...]:
         """The channels with eta m G as the norm of what each device sends; the noise follows it."""
@@ -71,8 +72,8 @@ def plan_segment(r: Round, settings: H2FDP, segments: int) -> Segment:
     """tau_k / K_l steps of size eta_k = gamma / sqrt(k + 1), each gradient scaled onto the ball of radius G."""
     steps, most = (max(1, (tau or 1) // segments) for tau in (r.pace.steps, r.most_steps))
     eta = (r.pace.learning_rate or 1.0) * SCHEDULES[settings.schedule](r.time - 1)
-    terms: dict[str, Any] = {"steps": steps, "most_steps": most, "learning_rate": eta}
-    return Segment(steps, eta, terms if r.clip_norm is None else terms | {"step_norm": r.clip_norm})
+    asked: dict[str, Any] = {"steps": steps, "most_steps": most, "learning_rate": eta}
+    return Segment(steps, eta, asked if r.clip_norm is None else asked | {"step_norm": r.clip_norm})
 
 
 def draw_cohort(r: Round) -> Cohort:

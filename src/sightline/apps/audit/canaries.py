@@ -17,6 +17,7 @@ from sightline.mechanisms import Block, CallId, Splitter, StateAccess
 from sightline.mechanisms.updates import RemoteNodes
 from sightline.randomness import Purpose, Streams
 from sightline.topology import Channel, Groups
+from sightline.training import LocalTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ class CanaryClients:
         """Nothing to let go."""
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,
         recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """Where the members' training ended."""

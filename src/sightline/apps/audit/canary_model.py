@@ -17,6 +17,7 @@ from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
+from sightline.training import LocalTask
 from sightline.training.dp_sgd_settings import DPSGDSettings
 
 STEEP = 10.0
@@ -138,7 +139,7 @@ class CanaryShards(Simulator):
         self._segments = isinstance(setting.mechanism, SegmentSums)
 
     def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, terms: Mapping[str, Any],
+        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,
         recall: StateAccess | None = None, splitter: Splitter | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """Where the members' training ended: one example may have led it anywhere."""
@@ -152,15 +153,15 @@ class CanaryShards(Simulator):
 
     def dp_sgd(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
-        terms: Mapping[str, Any], recall: StateAccess | None = None,
+        task: LocalTask, recall: StateAccess | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """The simulator's own private steps; a segment, which is noised whole, ends where its canary led it."""
         if self._segments:
-            yield from self._bent(cohort, starts, plans, at, float(terms["learning_rate"]))
+            yield from self._bent(cohort, starts, plans, at, float(task.learning_rate or 1.0))
             return
         turned = starts if self._net is None else self._net.turned(starts, at.round)
         where = {member: place for place, member in enumerate(cohort)}
-        for members, ends in super().dp_sgd(cohort, turned, plans=plans, at=at, terms=terms, recall=recall):
+        for members, ends in super().dp_sgd(cohort, turned, plans=plans, at=at, task=task, recall=recall):
             rows = [where[member] for member in members]
             moved = starts - turned if starts.dim() == 1 else (starts - turned)[rows]
             yield members, ends + moved

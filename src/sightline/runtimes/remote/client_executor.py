@@ -73,7 +73,7 @@ class ClientSide:
             recall = StateAccess(task.memory, shelf, self._simulator.dimension)
         starts = {task.client: Public(task.start)}
         splitter = self.setting.splitter
-        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.terms, recall, splitter)
+        return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.local_task, recall, splitter)
 
     def release_context(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
         """The round as this client sees it: a channel of one member, and its own noise."""
@@ -107,15 +107,15 @@ class ClientSide:
     def _raw_output(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
         cohort, work, plans = [task.client], self._simulator, [self._private_plan(task, mechanism)] if task.plan else []
         if task.call == "train":
-            how: dict[str, Any] = {"at": task.at, "terms": task.terms, "recall": updates.recall}
+            how: dict[str, Any] = {"at": task.at, "task": task.local_task, "recall": updates.recall}
             return work.train(cohort, task.start, **how, splitter=updates.splitter)
         if task.call == "dp_sgd":
-            return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, terms=task.terms, recall=updates.recall)
+            return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, task=task.local_task, recall=updates.recall)
         if task.call == "gradient_sums":
             return work.gradient_sums(cohort, task.start, plans=plans, at=task.at)
         linear = {} if task.linear is None else {task.client: task.linear}
         tolerance = float(task.gradient_tolerance or 0.0)
-        return work.minimise(cohort, task.start, terms=task.terms, linear=linear, gradient_tolerance=tolerance)
+        return work.minimise(cohort, task.start, task=task.local_task, linear=linear, gradient_tolerance=tolerance)
 
     def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
         """The client's own plan, with the numbers that the task asks for."""

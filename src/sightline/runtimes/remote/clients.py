@@ -34,6 +34,7 @@ from sightline.mechanisms.noise_by_trust import NoiseByTrust
 from sightline.runtimes.remote.message import MARKS, QUESTION, WireMessage, own_tensor
 from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Request
 from sightline.topology import Channel, client_name
+from sightline.training import LocalTask
 
 LARGEST_NORM = 1e6
 """A vector of a larger norm is no model update, whatever the mechanism."""
@@ -170,7 +171,7 @@ class RemoteClients:
 
     def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members let go of."""
-        how = (updates.start_rows(), updates.at, updates.terms, _state_words(updates.recall), scene.channel)
+        how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), scene.channel)
         ask = Request(LEAVING, *how, line=scene.line)
         mechanism = self._setting.mechanism
         mechanism = mechanism.at(scene) if isinstance(mechanism, NoiseByTrust) else mechanism
@@ -193,12 +194,12 @@ class RemoteClients:
         starts: Tensor,
         *,
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
         """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
-        yield from self._result_blocks(cohort, Request("train", starts, at, terms, _state_words(recall)), recall)
+        yield from self._result_blocks(cohort, Request("train", starts, at, task, _state_words(recall)), recall)
 
     def dp_sgd(
         self,
@@ -207,12 +208,12 @@ class RemoteClients:
         *,
         plans: Sequence[PrivateSteps],
         at: CallId,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
         """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
         yield from self._result_blocks(
-            cohort, Request("dp_sgd", starts, at, terms, _state_words(recall), plans=plans), recall
+            cohort, Request("dp_sgd", starts, at, task, _state_words(recall), plans=plans), recall
         )
 
     def gradient_sums(
@@ -226,13 +227,13 @@ class RemoteClients:
         cohort: Sequence[int],
         starts: Tensor,
         *,
-        terms: Mapping[str, Any],
+        task: LocalTask,
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
         """Exact minimisers, handed over in the clear."""
         at = CallId(0, 0)
-        ask = Request("minimise", starts, at, terms, linear=linear, gradient_tolerance=gradient_tolerance)
+        ask = Request("minimise", starts, at, task, linear=linear, gradient_tolerance=gradient_tolerance)
         yield from self._result_blocks(cohort, ask, None)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:

@@ -14,7 +14,8 @@ from sightline.errors import invalid, refuse
 from sightline.mechanisms import CallId, PrivateSteps, StateRule
 from sightline.runtimes.remote.message import WireMessage, own_tensor, pack_value, unpack_value
 from sightline.topology import Channel
-from sightline.training.local_work import client_rows
+from sightline.training import LocalTask
+from sightline.training.local_work import AS_PLANNED, client_rows
 
 LEAVING = "leaving"
 """The call by which a node does its own part of the mechanism; every other call hands a result over in the clear."""
@@ -33,7 +34,7 @@ class Request:
     call: str
     starts: Tensor
     at: CallId
-    terms: Mapping[str, Any] = field(default_factory=dict)
+    task: LocalTask = AS_PLANNED
     memory: StateRule | None = None
     channel: Channel | None = None
     plans: Sequence[PrivateSteps] | None = None
@@ -47,7 +48,7 @@ class Request:
         self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None
     ) -> WireMessage:
         """The question to the member at that place of the cohort."""
-        terms, arrays = pack_value({name: _row_at(value, place) for name, value in self.terms.items()}, "terms")
+        terms, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
         words = dict(common) | {
             "call": self.call,
             "client": client,
@@ -83,7 +84,7 @@ class Task:
     client: int
     at: CallId
     start: Tensor
-    terms: Mapping[str, Any]
+    local_task: LocalTask
     memory: StateRule | None
     channel: Channel
     plan: Mapping[str, Any] | None
@@ -111,7 +112,7 @@ class Task:
                     _ledger_number(words["round"]), _ledger_number(words["use"]), _ledger_number(words.get("part", 0))
                 ),
                 start=own_tensor(arrays["start"]),
-                terms=unpack_value(words["terms"], arrays, "terms"),
+                local_task=LocalTask(**unpack_value(words["terms"], arrays, "terms")),
                 memory=_read_state_rule(words.get("memory"), arrays),
                 channel=Channel(members=(client,), audience=frozenset({"public"}), **factors),
                 plan=None if plan is None else {name: plan[name] for name in PLAN},
@@ -131,10 +132,6 @@ def _ledger_number(value: Any) -> int:
     if not 0 <= int(value) < 1 << 31:
         raise ValueError("rounds, uses and parts count from 0")
     return int(value)
-
-
-def _row_at(value: Any, place: int) -> Any:
-    return client_rows(value, place) if isinstance(value, Tensor) else value
 
 
 def _state_fields(memory: StateRule) -> dict[str, Any]:
