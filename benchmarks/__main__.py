@@ -26,7 +26,7 @@ BENCHMARKS = {
     "accounting_allocation": "PLD_accounting / ours, random allocation",
     "accounting_poisson": "dp_accounting PLD / ours, Poisson",
     "accounting_speed": "processor seconds / allowed: golden rows, a million steps, a calibration",
-    "scale": "processor seconds of a round's coins, ledger and epsilon / allowed: a million clients",
+    "scale": "processor seconds of a round's sampling, ledger and epsilon / allowed: a million clients",
     "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
     "integer_noise": "a noisy sum in integers / in floats, 50 clients, 26,010 parameters",
     "serve_long": "processor seconds / allowed: pages over a run of 100,000 rounds",

@@ -1,4 +1,4 @@
-"""Processor seconds of a round of a million clients beside training: coins, ledger, epsilon / the 1 allowed."""
+"""Processor seconds of a round of a million clients beside training: sampling, ledger, epsilon / the 1 allowed."""
 
 import resource
 import tempfile
@@ -22,14 +22,14 @@ def run() -> dict[str, Any]:
     local = measured(lambda number, cohort: local_round(number, cohort), LOCAL_ROUNDS)
     seconds = central["seconds"]
     return line(
-        "scale", seconds["coins"] + seconds["ledger"] + seconds["epsilon"], 1, at_least=False,
+        "scale", seconds["sampling"] + seconds["ledger"] + seconds["epsilon"], 1, at_least=False,
         clients=CLIENTS, cohort=int(RATE * CLIENTS), start_seconds=round(start, 2), central=central, local=local,
         memory_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )  # fmt: skip
 
 
 def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int) -> dict[str, Any]:
-    """Median seconds of a round's coins, releases on disk and worst epsilon; then the reading of the whole ledger."""
+    """Median seconds of sampling, releases on disk and worst epsilon; then the reading of the whole ledger."""
     from sightline.ledger import Ledger, SqliteStore, connect_to_write
     from sightline.mechanisms.samplers import PoissonCohorts
     from sightline.mechanisms.schedule import Schedules
@@ -37,7 +37,7 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
 
     sampler, streams = PoissonCohorts(CLIENTS, RATE), Streams.from_seed(0)
     schedules = Schedules(streams)
-    spent: dict[str, list[float]] = {"coins": [], "ledger": [], "epsilon": []}
+    spent: dict[str, list[float]] = {"sampling": [], "ledger": [], "epsilon": []}
 
     def count_stored(path: Path) -> int:
         with closing(connect_to_write(path)) as connection:
@@ -48,7 +48,7 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
         for number in range(1, rounds + 1):
             rng = streams.rng(Purpose.COHORT, round=number)
             seconds, cohort = timed(lambda: sampler.draw(number, rng, schedules))  # noqa: B023
-            spent["coins"].append(seconds)
+            spent["sampling"].append(seconds)
             made = releases(number, cohort)
             spent["ledger"].append(timed(lambda: ledger.append(made))[0])  # noqa: B023
             seconds, epsilon = timed(lambda: ledger.worst_epsilon("public", DELTA))

@@ -1,10 +1,10 @@
-"""`python -m experiments`: run the whole gallery anew, then write docs/reproduction.md."""
+"""`python -m experiments`: make all figures and tables anew, then write docs/reproduction.md."""
 
 import argparse
 import shutil
 import sys
 
-from experiments.gallery import ORDER, commands
+from experiments.commands import ORDER, commands
 from experiments.heads import write_heads
 from experiments.overview import write_overview
 from experiments.reproduce import SCRATCH, reproduce

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-HEADER = ("exhibit", "the paper", "here", "verdict", "command")
+HEADER = ("figure or table", "the paper", "here", "verdict", "command")
 
 
 @dataclass(frozen=True)
 class Claim:
     """One row of a system's table."""
 
-    exhibit: str
+    result: str
     paper: str
     here: str
     verdict: str
@@ -19,7 +19,7 @@ class Claim:
     @property
     def cells(self) -> list[str]:
         """As the table shows it."""
-        return [self.exhibit, self.paper, self.here, self.verdict, f"`{self.command}`"]
+        return [self.result, self.paper, self.here, self.verdict, f"`{self.command}`"]
 
 
 def table(claims: Iterable[Claim]) -> str:

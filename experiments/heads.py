@@ -1,20 +1,20 @@
-"""The line `# Takes: ...` of every file of the gallery, written from what was measured."""
+"""The line `# Takes: ...` of every experiment file, written from what was measured."""
 
 from functools import reduce
 from operator import add
 
-from experiments.gallery import file_command, listed, units
+from experiments.commands import file_command, listed, units
 from experiments.times import Time, measured, told
-from sightline.config.exhibit import Exhibit
+from sightline.config.reproduction import Reproduction
 
 UNKNOWN = "not measured yet"
 BUSY = 1.5
 """A load above the number of cores by this factor: others had the machine too."""
 
 
-def takes(exhibit: Exhibit, times: dict[str, Time]) -> str:
+def takes(reproduction: Reproduction, times: dict[str, Time]) -> str:
     """How long the file and the whole took, on cores that others may have used too."""
-    names, own = list(dict.fromkeys(units(exhibit.whole))), times.get(file_command(exhibit))
+    names, own = list(dict.fromkeys(units(reproduction.whole))), times.get(file_command(reproduction))
     if own is None:
         return UNKNOWN
     if not set(names) <= set(times):
@@ -33,7 +33,7 @@ def _busy(time: Time) -> str:
 def write_heads() -> None:
     """Put what was measured into the files."""
     times = measured()
-    for exhibit in listed():
-        text = exhibit.file.read_text(encoding="utf-8")
-        old, new = f"\n# Takes: {exhibit.takes}\n", f"\n# Takes: {takes(exhibit, times)}\n"
-        exhibit.file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    for reproduction in listed():
+        text = reproduction.file.read_text(encoding="utf-8")
+        old, new = f"\n# Takes: {reproduction.takes}\n", f"\n# Takes: {takes(reproduction, times)}\n"
+        reproduction.file.write_text(text.replace(old, new, 1), encoding="utf-8")

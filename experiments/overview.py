@@ -1,10 +1,10 @@
-"""docs/reproduction.md: one page over the systems, from their results and from the gallery's heads."""
+"""docs/reproduction.md: one page over the systems, from their results and from the heads of their files."""
 
 from collections import Counter
 from pathlib import Path
 
 from experiments.claims import Claim, table
-from experiments.gallery import commands, listed
+from experiments.commands import commands, listed
 from experiments.systems import SYSTEMS, claims_of
 from experiments.times import Time, measured, told
 
@@ -50,9 +50,9 @@ def counted(claims: list[Claim]) -> str:
 
 
 def files(system: str) -> str:
-    """The gallery's files of a system."""
+    """The experiment files of a system."""
     lines = ["| file | reproduces | expect | takes | the whole of it |", "|---|---|---|---|---|"]
-    for exhibit in listed([system]):
-        name = f"`experiments/{system}/{exhibit.file.name}`"
-        lines.append(f"| {name} | {exhibit.reproduces} | {exhibit.expect} | {exhibit.takes} | `{exhibit.whole}` |")
+    for one in listed([system]):
+        name = f"`experiments/{system}/{one.file.name}`"
+        lines.append(f"| {name} | {one.reproduces} | {one.expect} | {one.takes} | `{one.whole}` |")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from experiments.gallery import HERE, commands
+from experiments.commands import HERE, commands
 from experiments.times import Time, keep, measured
 
 ROOT = HERE.parent

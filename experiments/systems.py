@@ -1,4 +1,4 @@
-"""The systems of the gallery: their titles, and the claims that their kept results can judge."""
+"""The systems: their titles, and the claims that their kept results can judge."""
 
 from collections.abc import Callable
 from pathlib import Path

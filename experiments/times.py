@@ -1,4 +1,4 @@
-"""What every command of the gallery took when it was last measured: experiments/times.json."""
+"""What every command took when it was last measured: experiments/times.json."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -21,7 +21,7 @@ def public(source: str) -> list[str]:
 
 
 def missing(names: list[str], entries: set[str]) -> list[str]:
-    """Names without an entry of their own; a room has one when something in it has."""
+    """Names without an entry of their own; a package has one when something in it has."""
     known = {part for entry in entries for part in (entry.split(".")[0], entry.split(".")[-1])}
     return [name for name in names if name not in known]
 

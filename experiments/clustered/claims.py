@@ -61,7 +61,7 @@ LEVEL = 1.0
 def _accuracy(rows: list[Row]) -> list[Claim]:
     lines = []
     for partition, epsilon in (("rotation", 3), ("rotation", 5), ("label_shift", 3)):
-        for exhibit, name, what in (
+        for result, name, what in (
             ("Figure 11", "accuracy", "all clients"),
             ("Figure 12", "minority_accuracy", "the minority"),
         ):
@@ -72,7 +72,7 @@ def _accuracy(rows: list[Row]) -> list[Claim]:
                 here = ", ".join(f"{a} {value:.1f}" for a, value in found.items())
                 claim = f"R-DPCFL is ahead of the baselines for {what}, {SHIFTS[partition]}, epsilon = {epsilon}"
                 standing = _standing(ours, found)
-                lines.append(Claim(exhibit, claim, f"{ours:.1f} against {here}", standing, ACCURACY))
+                lines.append(Claim(result, claim, f"{ours:.1f} against {here}", standing, ACCURACY))
     return lines
 
 

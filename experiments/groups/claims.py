@@ -49,7 +49,7 @@ class Known:
         """What ran the cells of some parts on this data set."""
         return f"{MODULE} {' '.join(parts) if self.source == 'mnist' else 'fashion'}"
 
-    def exhibit(self, first: str, second: str) -> str:
+    def result(self, first: str, second: str) -> str:
         """Fashion-MNIST's figure has two panels where MNIST's has four."""
         return f"Figure {self.figure} {first if self.figure == '3' else second}"
 
@@ -60,18 +60,18 @@ def structures(known: Known) -> Iterator[Claim]:
     clear = known.all_of(*STRUCTURES, private=False)
     if not noisy or not clear:
         return
-    exhibit, command = known.exhibit("(a), (b)", "(a), (b)"), known.command("structures")
+    result, command = known.result("(a), (b)", "(a), (b)"), known.command("structures")
     one, ring = noisy[0], noisy[3]
     here = f"{known.name}: ring {ring:.1f}, global {one:.1f}; without noise {clear[3]:.1f} and {clear[0]:.1f}"
     best = judged(ring == max(noisy))
-    yield Claim(exhibit, "the ring is most accurate, above global at equal noise", here, best, command)
+    yield Claim(result, "the ring is most accurate, above global at equal noise", here, best, command)
     ahead = [cell.curve for cell, value in zip(STRUCTURES, noisy, strict=True) if value > one]
     ahead_clear = [cell.curve for cell, value in zip(STRUCTURES, clear, strict=True) if value > clear[0]]
     here = f"with noise: {', '.join(ahead) or 'none'}; without: {', '.join(ahead_clear) or 'none'}"
     verdict = "reproduced" if len(ahead) == 4 else "partly" if ahead or ahead_clear else "not reproduced"
-    yield Claim(exhibit, "all multi-group structures beat global", here, verdict, command)
+    yield Claim(result, "all multi-group structures beat global", here, verdict, command)
     here = f"DP-OGL+ {noisy[4]:.1f}, DP-OGL {ring:.1f}"
-    yield Claim(exhibit, "DP-OGL+ converges worse than DP-OGL", here, judged(noisy[4] < ring), command)
+    yield Claim(result, "DP-OGL+ converges worse than DP-OGL", here, judged(noisy[4] < ring), command)
 
 
 def sizes(known: Known) -> Iterator[Claim]:
@@ -80,17 +80,17 @@ def sizes(known: Known) -> Iterator[Claim]:
     found = known.all_of(RI, ring_10, ring_40, PLUS, plus_10, GL, one_40)
     if not found:
         return
-    exhibit, command = known.exhibit("(c), (d)", "(c), (d)"), known.command("structures", "sizes")
+    result, command = known.result("(c), (d)", "(c), (d)"), known.command("structures", "sizes")
     large, small, few, plus, plus_small, one, one_few = found
     here = f"DP-OGL {small:.1f} (N = 100) and {few:.1f} (N = 40) against {large:.1f}; "
     here += f"DP-OGL+ {plus_small:.1f} against {plus:.1f}"
     holds = max(small, few) < large and plus_small < plus
     yield Claim(
-        exhibit, "groups of N/M = 10 do worse than of 25: noise does not shrink with them", here, judged(holds), command
+        result, "groups of N/M = 10 do worse than of 25: noise does not shrink with them", here, judged(holds), command
     )
     here = f"{one_few:.1f} against {one:.1f}"
     yield Claim(
-        exhibit, "global does slightly better with 40 workers than with 100", here, judged(one_few > one), command
+        result, "global does slightly better with 40 workers than with 100", here, judged(one_few > one), command
     )
 
 
@@ -100,14 +100,14 @@ def periods(known: Known) -> Iterator[Claim]:
     found = known.all_of(RI, ring_2, LB, labels_2, PLUS, plus_4)
     if not found:
         return
-    exhibit, command = known.exhibit("(e), (f)", "(a), (b)"), known.command("structures", "periods")
+    result, command = known.result("(e), (f)", "(a), (b)"), known.command("structures", "periods")
     ring, ring_short, labels, labels_short, plus, plus_long = found
     here = f"ring {ring_short:.1f} -> {ring:.1f}, labels {labels_short:.1f} -> {labels:.1f}"
     helped = (ring > ring_short) + (labels > labels_short)
     verdict = ("not reproduced", "partly", "reproduced")[helped]
-    yield Claim(exhibit, "S from 2 to 10 helps DP-OGL, the ring more than labels", here, verdict, command)
+    yield Claim(result, "S from 2 to 10 helps DP-OGL, the ring more than labels", here, verdict, command)
     here = f"{plus:.1f} -> {plus_long:.1f}"
-    yield Claim(exhibit, "S from 2 to 4 hurts DP-OGL+", here, judged(plus_long < plus), command)
+    yield Claim(result, "S from 2 to 4 hurts DP-OGL+", here, judged(plus_long < plus), command)
 
 
 def noise(known: Known) -> Iterator[Claim]:
@@ -119,5 +119,5 @@ def noise(known: Known) -> Iterator[Claim]:
         pairs = [f"{loud:.1f} -> {quiet:.1f}" for loud, quiet in zip(found[::2], found[1::2], strict=True)]
         here = f"ring {pairs[0]} (N = 100), {pairs[1]} (N = 40); DP-OGL+ {pairs[2]}, {pairs[3]}"
         holds = all(quiet > loud for loud, quiet in zip(found[::2], found[1::2], strict=True))
-        exhibit, command = known.exhibit("(g), (h)", "(c), (d)"), known.command("sizes", "noise")
-        yield Claim(exhibit, "noise 1.3 in the place of 2 mends small groups", here, judged(holds), command)
+        result, command = known.result("(g), (h)", "(c), (d)"), known.command("sizes", "noise")
+        yield Claim(result, "noise 1.3 in the place of 2 mends small groups", here, judged(holds), command)

@@ -13,7 +13,7 @@ EXAMPLE = Claim(
     "Figure 2, Example 2", "{3e, 2e; 5e, 5e; 2e, 3e}", "at most 5 releases (epsilon 3.742), across groups 2 (2.335)",
     "reproduced", "sightline run experiments/groups/figure2.toml",
 )  # fmt: skip
-"""Three workers, two groups: `tests/docs/test_gallery.py` runs it."""
+"""Three workers, two groups: `tests/docs/test_figures.py` runs it."""
 
 
 def mean_of(counted: Counted, name: str) -> float | None:
@@ -21,9 +21,9 @@ def mean_of(counted: Counted, name: str) -> float | None:
     return counted[f"(a) {name}"]["t=200"][0] if f"(a) {name}" in counted else None
 
 
-def claim(exhibit: str, paper: str, here: str, verdict: str) -> Claim:
+def claim(result: str, paper: str, here: str, verdict: str) -> Claim:
     """All of them are made by one command."""
-    return Claim(exhibit, paper, here, verdict, COMMAND)
+    return Claim(result, paper, here, verdict, COMMAND)
 
 
 def curves(counted: Counted) -> Iterator[Claim]:

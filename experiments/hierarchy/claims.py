@@ -17,7 +17,7 @@ SILENT = "says nothing: all guess"
 def claims(rows: list[Row]) -> list[Claim]:
     """Figure by figure, one data set after the other."""
     found_ = [c for part in (trust, savings, budgets, networks, more_budget) for data in DATA for c in part(rows, data)]
-    return sorted([*found_, *weights(rows)], key=lambda claim: int(claim.exhibit.split()[1].rstrip(",")))
+    return sorted([*found_, *weights(rows)], key=lambda claim: int(claim.result.split()[1].rstrip(",")))
 
 
 def of(rows: list[Row], figure: str, name: str, data: str) -> float | None:
@@ -47,14 +47,14 @@ def trust(rows: list[Row], data: str) -> Iterator[Claim]:
         return
     best, none, half, whole = (value or 0.0 for value in values)
     gain, short = {"fashion_mnist": (6, 3), "cifar10": (12, 8)}[data]
-    exhibit, command = f"Figure 4, {DATA[data]}", f"{MODULE} fig4"
+    result, command = f"Figure 4, {DATA[data]}", f"{MODULE} fig4"
     here = f"{half - none:+.1f} ({none:.1f} -> {half:.1f})"
-    yield Claim(exhibit, f"p_c = .5 gains {gain} points", here, sized(half - none, gain, none, half), command)
+    yield Claim(result, f"p_c = .5 gains {gain} points", here, sized(half - none, gain, none, half), command)
     ratio = (whole - none) / (half - none) if half > none else 0.0
     here = f"{whole - none:+.1f}: {ratio:.1f} times" if ratio else f"{whole - none:+.1f}"
-    yield Claim(exhibit, "the gain almost doubles at p_c = 1", here, verdict(1.5 <= ratio <= 2.5, none, whole), command)
+    yield Claim(result, "the gain almost doubles at p_c = 1", here, verdict(1.5 <= ratio <= 2.5, none, whole), command)
     words = f"p_c = 1 comes within {short} points of no privacy"
-    yield Claim(exhibit, words, f"{best - whole:.1f} points short", judged(best - whole <= short), command)
+    yield Claim(result, words, f"{best - whole:.1f} points short", judged(best - whole <= short), command)
 
 
 def savings(rows: list[Row], data: str) -> Iterator[Claim]:
@@ -103,12 +103,12 @@ def budgets(rows: list[Row], data: str) -> Iterator[Claim]:
     gains = {epsilon: whole - none for epsilon, (none, whole) in known.items()}
     here = ", ".join(f"epsilon {epsilon:g}: {gain:+.1f}" for epsilon, gain in gains.items())
     values = [value for pair in known.values() for value in pair]
-    exhibit, command = f"Figure 6, {DATA[data]}", f"{MODULE} fig4 fig6"
+    result, command = f"Figure 6, {DATA[data]}", f"{MODULE} fig4 fig6"
     paper = f"trust in all edges gains at least {least}%, {small}% at epsilon = .5"
     enough, much = min(gains.values()) >= least, gains[0.5] >= small
     word = "partly" if enough and not much and max(values) >= GUESSING else verdict(enough and much, *values)
     word = "agrees in sign" if word == judged(False) and min(gains.values()) > 0 else word
-    yield Claim(exhibit, paper, here, word, command)
+    yield Claim(result, paper, here, word, command)
 
 
 def networks(rows: list[Row], data: str) -> Iterator[Claim]:
@@ -119,12 +119,12 @@ def networks(rows: list[Row], data: str) -> Iterator[Claim]:
         return
     small, wide, large = (value or 0.0 for value in values)
     most = {"fashion_mnist": 42, "cifar10": 25}[data]
-    exhibit, command = f"Figure 7, {DATA[data]}", f"{MODULE} fig4 fig7"
+    result, command = f"Figure 7, {DATA[data]}", f"{MODULE} fig4 fig7"
     here = f"{wide - small:+.1f} with more subnets, {large - small:+.1f} with larger ones"
     paper = f"from 10 to 50 devices accuracy gains up to {most}%"
-    yield Claim(exhibit, paper, here, sized(max(wide, large) - small, most, small, wide, large), command)
+    yield Claim(result, paper, here, sized(max(wide, large) - small, most, small, wide, large), command)
     here = f"{large - wide:+.1f} (50 devices)"
-    yield Claim(exhibit, "larger subnets beat more subnets", here, verdict(large > wide, wide, large), command)
+    yield Claim(result, "larger subnets beat more subnets", here, verdict(large > wide, wide, large), command)
 
 
 def more_budget(rows: list[Row], data: str) -> Iterator[Claim]:

@@ -52,16 +52,16 @@ def split(number: int, some: list[Panel]) -> Iterator[Claim]:
 def orders(number: int, some: list[Panel]) -> Iterator[Claim]:
     """Figures 2, 3 and 7: Renyi divergence over the order, at a small and at the largest order."""
     for place, panel in enumerate(some):
-        coins, theirs, ours = (panel[name][1] for name in ("Poisson", "balanced, bound (3)", "balanced, ours"))
+        poisson, theirs, ours = (panel[name][1] for name in ("Poisson", "balanced, bound (3)", "balanced, ours"))
         told = [
-            f"order {panel['Poisson'][0][n]:.0f}: {coins[n]:.3g}, {theirs[n]:.3g}, {ours[n]:.3g}" for n in (SMALL, -1)
+            f"order {panel['Poisson'][0][n]:.0f}: {poisson[n]:.3g}, {theirs[n]:.3g}, {ours[n]:.3g}" for n in (SMALL, -1)
         ]
-        alike = abs(theirs[SMALL] / coins[SMALL] - 1) < 0.1
+        alike = abs(theirs[SMALL] / poisson[SMALL] - 1) < 0.1
         large = (number, place) in ((2, 0), (7, 0))
         paper = "T = 1000: nearly the same as Poisson" if large else "large orders: balanced is below Poisson"
-        exhibit = f"Figure {number}" + (f" ({'ab'[place]})" if len(some) > 1 else "")
+        result = f"Figure {number}" + (f" ({'ab'[place]})" if len(some) > 1 else "")
         here = f"Poisson, bound (3), ours at {'; '.join(told)}"
-        yield Claim(exhibit, paper, here, judged(alike if large else theirs[-1] < coins[-1]), f"{DRAW} {number}")
+        yield Claim(result, paper, here, judged(alike if large else theirs[-1] < poisson[-1]), f"{DRAW} {number}")
 
 
 def deltas(number: int, some: list[Panel]) -> Iterator[Claim]:
@@ -95,9 +95,9 @@ def balanced(number: int, some: list[Panel]) -> Iterator[Claim]:
 FIGURE = {1: split, 2: orders, 3: orders, 4: deltas, 5: split, 6: split, 7: orders, 8: balanced}
 
 
-def noise_claim(exhibit: str, paper: str, here: str, verdict: str, options: str) -> Claim:
+def noise_claim(result: str, paper: str, here: str, verdict: str, options: str) -> Claim:
     """The noise of a row, recomputed as published and by our accountant: this noise costs at most 8."""
-    return Claim(exhibit, paper, here, verdict, f"sightline account {options} --delta 1e-5")
+    return Claim(result, paper, here, verdict, f"sightline account {options} --delta 1e-5")
 
 
 ROW = "split --rate 0.1 --steps 1000"
@@ -144,9 +144,9 @@ def amplified(rows: list[Row]) -> Iterator[Claim]:
             if None not in values:
                 none, theirs, ours = (value or 0.0 for value in values)
                 here = f"{none:.1f} -> {theirs:.1f}: {theirs - none:+.1f}; with our accountant {ours - none:+.1f}"
-                exhibit = f"Table {table[-1]}, {parts} submodels, {name}"
+                result = f"Table {table[-1]}, {parts} submodels, {name}"
                 words = f"amplification gains {paper:+.1f} points at equal epsilon"
-                yield Claim(exhibit, words, here, judged(theirs > none), f"{TRAIN} {table}")
+                yield Claim(result, words, here, judged(theirs > none), f"{TRAIN} {table}")
 
 
 def unsplit(rows: list[Row]) -> Iterator[Claim]:
@@ -169,8 +169,8 @@ def sampled(rows: list[Row]) -> Iterator[Claim]:
     for source, name in NAMES.items():
         values = [mean_of(rows, "section4.2", source, scheme, 1) for scheme in ("balanced", "poisson")]
         if None not in values:
-            balanced_, coins = (value or 0.0 for value in values)
+            balanced_, poisson = (value or 0.0 for value in values)
             words = "balanced and Poisson batches train alike (70.21 and 70.13)"
-            here = f"{balanced_:.1f} and {coins:.1f}"
-            word = judged(abs(balanced_ - coins) < 3)
+            here = f"{balanced_:.1f} and {poisson:.1f}"
+            word = judged(abs(balanced_ - poisson) < 3)
             yield Claim(f"Section 4.2, {name}", words, here, word, f"{TRAIN} section4.2")

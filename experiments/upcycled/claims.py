@@ -25,7 +25,7 @@ PRIVATE = {
     "figure9-output": ("Figure 9, left, as published", "figure9"),
     "figure9-objective": ("Figure 9, right, with a guarantee", "figure9"),
 }
-"""Part -> (exhibit, what the command is told)."""
+"""Part -> (result, what the command is told)."""
 
 
 def claims(parts: dict[str, Pairs]) -> list[Claim]:
@@ -39,9 +39,9 @@ def cells(parts: dict[str, Pairs]) -> Iterator[Claim]:
         for (data, algorithm), pair in parts.get(part, {}).items():
             plain, up = PAPER[name][algorithm][data]
             here = f"{shown(pair[False], 'accuracy', 100)} → {shown(pair[True], 'accuracy', 100)}"
-            exhibit = f"Table {name.removeprefix('table')}, {DATA[data]}, {algorithm}"
+            result = f"Table {name.removeprefix('table')}, {DATA[data]}, {algorithm}"
             word = verdict(*gain(pair), up - plain)
-            yield Claim(exhibit, f"{plain:.2f} → {up:.2f}", here, word, f"{MODULE} {part}")
+            yield Claim(result, f"{plain:.2f} → {up:.2f}", here, word, f"{MODULE} {part}")
 
 
 def curves(parts: dict[str, Pairs]) -> Iterator[Claim]:
@@ -65,14 +65,14 @@ def mean_loss(runs: list[dict[str, Any]]) -> float:
 
 def private(parts: dict[str, Pairs]) -> Iterator[Claim]:
     """Figures 3, 4 and 7 to 9: the lower loss under the smaller epsilon."""
-    for part, (exhibit, name) in PRIVATE.items():
+    for part, (result, name) in PRIVATE.items():
         if part in parts:
             pairs = parts[part].values()
             better = sum(gain(pair, "loss", 1.0)[0] < 0 for pair in pairs)
-            spent = "no guarantee for either" if "published" in exhibit else "at equal epsilon"
+            spent = "no guarantee for either" if "published" in result else "at equal epsilon"
             here = f"lower loss in {better} of {len(pairs)} cells with half the releases, {spent}"
             word = ("not reproduced", "partly", "reproduced")[(better > 0) + (better == len(pairs))]
-            yield Claim(exhibit, "upcycled has the lower loss at less privacy spent", here, word, f"{MODULE} {name}")
+            yield Claim(result, "upcycled has the lower loss at less privacy spent", here, word, f"{MODULE} {name}")
 
 
 def times(parts: dict[str, Pairs]) -> Iterator[Claim]:

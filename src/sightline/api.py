@@ -1,4 +1,4 @@
-"""The Python door: what `sightline run` does, in one call."""
+"""The Python interface: what `sightline run` does, in one call."""
 
 import math
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gallery import units
+from experiments.commands import units
 from experiments.jobs import in_order, read, run_jobs
 from experiments.reproduce import begin, called, forget, move, run_all, system_of, words_of
 from experiments.times import Time, keep, measured, told

@@ -25,8 +25,8 @@ def rows(ring: float, small: float = 0.4):
     return found
 
 
-def verdicts(found, exhibit: str) -> list[str]:
-    return [claim.verdict for claim in claims(found, {}) if claim.exhibit == exhibit]
+def verdicts(found, result: str) -> list[str]:
+    return [claim.verdict for claim in claims(found, {}) if claim.result == result]
 
 
 def test_every_cell_is_a_valid_experiment_with_a_key_of_its_own():
@@ -58,10 +58,10 @@ def test_seeds_stand_side_by_side():
 
 def test_accounting_claims_follow_the_counts():
     found = counted()
-    assert [claim.verdict for claim in claims([], found) if claim.exhibit == "Figure 4 (c)"] == ["reproduced"]
+    assert [claim.verdict for claim in claims([], found) if claim.result == "Figure 4 (c)"] == ["reproduced"]
     leaking = json.loads(json.dumps(found))
     leaking["(c) CL (4, 2)"]["rdp_pairs"] = [1.0, 35.84]
-    assert [claim.verdict for claim in claims([], leaking) if claim.exhibit == "Figure 4 (c)"] == ["not reproduced"]
+    assert [claim.verdict for claim in claims([], leaking) if claim.result == "Figure 4 (c)"] == ["not reproduced"]
 
 
 @pytest.mark.parametrize("name", ["(a) RI+ (4, 2)", "(a) RI (4, 10)"])

@@ -1,4 +1,4 @@
-"""The README and the docs are run, not only read."""
+"""The README and the docs are run, not only read; and they speak the words of the field."""
 
 import re
 from pathlib import Path
@@ -60,3 +60,38 @@ def test_every_example_and_experiment_file_is_valid():
 
     for path in [*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")]:
         read(path)
+
+
+RETIRED = re.compile(
+    r"\b(coins?|scribes?|exhibits?|galler(y|ies)|desks?|shel(f|ves)|doors?|crews?|rooms|book-?keeping|in or out|"
+    r"nine in ten|in the clear|data walks?)\b",
+    re.IGNORECASE,
+)
+"""Private words: the field says sampling, clipping rule, figure or table, package, ghost clipping, add/remove, 10th
+percentile, without noise. Names in files of runs, such as `coins_known_to`, stay."""
+STORED = ("mean of updates, in the clear", "own update, in the clear", "shelf.secret")
+"""What ledgers say and a file of a site is called: hashed or on people's disks."""
+LATER = ("mechanisms/", "runtimes/", "apps/audit/", "engine/round.py", "engine/metadata.py")
+"""Being rebuilt."""
+SPEAKING = (".c", ".css", ".html", ".ipynb", ".js", ".md", ".py", ".toml")
+SPOKEN = [path for part in ("src", "docs", "examples", "experiments") for path in sorted((ROOT / part).rglob("*"))]
+BUILDING = tuple(f"{ROOT}/src/sightline/{part}" for part in LATER)
+PAGES = [ROOT / "README.md", *(p for p in SPOKEN if p.suffix in SPEAKING and not p.as_posix().startswith(BUILDING))]
+
+
+def retired_words(text):
+    """(line, word) of all that may not be there."""
+    for stored in STORED:
+        text = text.replace(stored, "")
+    return [(number, found[0]) for number, line in enumerate(text.splitlines(), 1) for found in RETIRED.finditer(line)]
+
+
+def test_private_words_have_given_way_to_those_of_the_field():
+    spoken = {path.relative_to(ROOT): retired_words(path.read_text(encoding="utf-8")) for path in PAGES}
+    assert {str(path): words for path, words in spoken.items() if words} == {}
+
+
+@pytest.mark.parametrize("sentence", ["Hidden coins.", "An exhibit", "nine in ten clients", "handed over in the clear"])
+def test_a_retired_word_is_found(sentence):
+    fine = "`coins_known_to` is fine, and so is room for one.\n"
+    assert [number for number, _ in retired_words(fine + sentence)] == [2]

@@ -22,10 +22,10 @@ from sightline.events import (
 NOISE = Gaussian(1.25)
 WORDS = {
     NOISE: ["Gaussian noise", "z = 1.25"],
-    Clear(): ["in the clear"],
+    Clear(): ["without noise"],
     Pure(0.5): ["pure", "0.5"],
     Exponential(0.125): ["exponential mechanism", "0.125"],
-    Poisson(0.3, NOISE): ["z = 1.25", "each client", "hidden coin of probability 0.3"],
+    Poisson(0.3, NOISE): ["z = 1.25", "each client", "sampled in secret with probability 0.3"],
     WithoutReplacement(5, 2000, NOISE): ["z = 1.25", "exactly 5 of 2,000 clients"],
     Split(3, NOISE): ["z = 1.25", "one of 3 parts"],
     Allocation(100, 7, NOISE): ["z = 1.25", "exactly 7 of 100 steps"],
@@ -51,7 +51,7 @@ def test_the_words_hold_every_setting(event: Event, words: list[str]) -> None:
 
 def test_the_sentence_of_the_quickstart() -> None:
     told = explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
-    assert told == "Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5"
+    assert told == "Gaussian noise, z = 1.2, each client sampled in secret with probability 0.5"
 
 
 def test_numbers_are_rounded_to_the_private_side() -> None:
@@ -63,6 +63,6 @@ def test_words_of_one_shape_are_told_as_one_with_ranges() -> None:
     texts = [explain_event(Repeat(3 * n, Poisson(0.1 * n, Gaussian(2.0))), who="example") for n in (2, 1, 4)]
     assert len({sentence_shape(text) for text in texts}) == 1
     assert told_as_one(texts) == (
-        "3 to 12 times: Gaussian noise, z = 2, each example by a hidden coin of probability 0.1 to 0.4"
+        "3 to 12 times: Gaussian noise, z = 2, each example sampled in secret with probability 0.1 to 0.4"
     )
     assert sentence_shape(texts[0]) != sentence_shape(explain_event(Gaussian(2.0)))

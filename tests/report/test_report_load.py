@@ -17,11 +17,11 @@ def content(tmp_path, changes, name="run"):
     return clients.load_content(RunView.read(run.directory)), run.report.read_text()
 
 
-def test_a_balanced_run_shows_equal_load_beside_the_coins(tmp_path):
+def test_a_balanced_run_shows_equal_load_beside_poisson_sampling(tmp_path):
     found, page = content(tmp_path, {"sampling.clients": {"scheme": "balanced", "uses": 3}})
     (told,) = found["loads"]
-    (own, exact), (coins, spread) = told["rows"]
-    assert (own, coins) == ("This run's schedule", "Independent coins of the same rate")
+    (own, exact), (poisson, spread) = told["rows"]
+    assert (own, poisson) == ("This run's schedule", "Poisson sampling at the same rate")
     assert exact == ("3", "0", "3", "3", "3")
     assert float(spread[1]) == pytest.approx(math.sqrt(12 * 0.25 * 0.75), rel=1e-2)
     assert "How often each is used" in page
@@ -37,15 +37,15 @@ def test_least_and_most_of_all_are_medians():
     )
 
 
-def test_examples_and_check_ins_and_coins_have_their_own_words(tmp_path):
+def test_examples_and_check_ins_and_poisson_sampling_have_their_own_words(tmp_path):
     samples = {"privacy.unit": "sample", "sampling": {"samples": {"scheme": "balanced", "uses": 5, "epochs": 2}}}
     (told,) = content(tmp_path, samples, "samples")[0]["loads"]
     assert told["who"] == "example"
     assert told["rows"][0][1][:2] == ("10", "0")
     (told,) = content(tmp_path, {"sampling.clients": {"scheme": "check_ins", "rate": 0.5}}, "check-ins")[0]["loads"]
     assert told["rows"][0][1][3:] == ("0", "1")
-    (told,) = content(tmp_path, {}, "coins")[0]["loads"]
-    assert [name for name, _ in told["rows"]] == ["Independent coins"]
+    (told,) = content(tmp_path, {}, "poisson")[0]["loads"]
+    assert [name for name, _ in told["rows"]] == ["Poisson sampling"]
 
 
 def test_a_run_of_everybody_says_nothing(tmp_path):

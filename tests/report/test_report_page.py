@@ -59,7 +59,7 @@ def test_every_section_fact_is_on_the_page(page: Any, run_dir: Path) -> None:
         *FACTS["caveats"],
         *FACTS["data_notes"],
         "It does not bind those who are trusted: server.",
-        "Gaussian noise, z = 1.432, each client by a hidden coin of probability 0.5",
+        "Gaussian noise, z = 1.432, each client sampled in secret with probability 0.5",
         "Sent without noise to a trusted party",
         "clipped updates",
         "1–30",
@@ -294,7 +294,9 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
     assert figures["Epsilon"] == format_upper(done.summary["epsilon"])
     assert figures["Test accuracy"] == f"{100 * done.summary['test_accuracy']:.1f} %"
     assert figures["Releases"] == str(done.summary["releases"])
-    assert "Gaussian noise, z = 2, each client by a hidden coin of probability 0.5" in page.text.replace("\u00a0", " ")
+    assert "Gaussian noise, z = 2, each client sampled in secret with probability 0.5" in page.text.replace(
+        "\u00a0", " "
+    )
     assert "server" in RunView.read(tmp_path / "run").trusted
 
 

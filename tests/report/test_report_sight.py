@@ -32,7 +32,7 @@ def test_every_release_is_told_once(tmp_path: Path) -> None:
     assert rows[0].about == "each of itself"
     assert rows[0].seen_by == "server"
     assert rows[0].how == (
-        "3 times: Gaussian noise, z = 1 to 1.25, each example by a hidden coin of probability 0.1 to 0.15"
+        "3 times: Gaussian noise, z = 1 to 1.25, each example sampled in secret with probability 0.1 to 0.15"
     )
     assert rows[1].about == "nobody"
     assert rows[1].how.startswith("nothing new")
@@ -68,7 +68,7 @@ def test_different_audiences_and_known_coins_stay_apart() -> None:
         Unit.CLIENT,
     )
     assert len(rows) == 4
-    assert "coins known to server" in rows[2].how
+    assert "sampling known to server" in rows[2].how
 
 
 def test_clear_is_found_wherever_it_hides() -> None:

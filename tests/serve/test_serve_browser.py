@@ -166,7 +166,7 @@ def test_the_map_of_every_topology_says_what_the_json_says(seen: dict[str, Any],
     for words, row in ((found["hovered"], y), (found["above"], y - 1)):
         value = told["epsilon"][row][x]
         assert told["subjects"][row] in words
-        assert (format_upper(value) in words) if value else re.search("itself|nothing|in the clear", words)
+        assert (format_upper(value) in words) if value else re.search("itself|nothing|without noise", words)
     subject, observer = re.match(r"(\S+) seen by (\S+):", found["ways"]).groups()  # type: ignore[union-attr]
     assert observer in told["observers"][x] or "client" in observer
     epsilon = run.ledger.epsilon(subject, observer, run.delta or 0.0)

@@ -331,7 +331,7 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     assert told["subjects"] == ["client-0..23"]
     assert set(told["observers"]) == {"client-0..23", "public", "server"}
     for value in told["epsilon"][0]:
-        assert (format_upper(value) if value else "in the clear") in page
+        assert (format_upper(value) if value else "without noise") in page
     pair = text_of(ask("/pair?run=quick&subject=client-1&observer=public").body)
     assert format_upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair

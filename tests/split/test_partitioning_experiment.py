@@ -20,7 +20,7 @@ def runs(gain: float):
 
 def test_the_gain_of_amplification_is_judged(tmp_path: Path):
     for gain, verdict in ((0.02, "reproduced"), (-0.02, "not reproduced")):
-        found = [claim for claim in claims(runs(gain), tmp_path) if claim.exhibit == "Table 1, 3 submodels, CIFAR-10"]
+        found = [claim for claim in claims(runs(gain), tmp_path) if claim.result == "Table 1, 3 submodels, CIFAR-10"]
         assert [claim.verdict for claim in found] == [verdict]
 
 
@@ -31,11 +31,11 @@ def test_a_figure_is_judged_by_its_numbers(tmp_path: Path):
             "balanced (3)": [[60, 70], [1e-7, 1e-6 if verdict == "reproduced" else 1e-4]],
         }
         (tmp_path / "figure_4.json").write_text(json.dumps([curves]))
-        found = [claim for claim in claims([], tmp_path) if claim.exhibit == "Figure 4"]
+        found = [claim for claim in claims([], tmp_path) if claim.result == "Figure 4"]
         assert [claim.verdict for claim in found] == [verdict]
 
 
-@pytest.mark.parametrize("claim", NOISE[:3], ids=lambda claim: claim.exhibit)
+@pytest.mark.parametrize("claim", NOISE[:3], ids=lambda claim: claim.result)
 def test_the_noise_that_is_enough_costs_eight(claim):
     words = claim.command.split()
     option = {name: float(words[words.index(f"--{name}") + 1]) for name in ("parts", "rate", "steps", "noise")}

@@ -65,7 +65,7 @@ class Accountant(StrEnum):
 def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accountant.PLD) -> float:
     """An upper bound on the epsilon of a composition at delta.
 
-    Guarantees: never below the true value; infinite when something was handed over in the clear; zero when nothing
+    Guarantees: never below the true value; infinite when something was sent without noise; zero when nothing
     was seen.
 
     >>> from sightline.events import Gaussian, Poisson
@@ -106,7 +106,7 @@ def chance_to_take_part(counts: Mapping[Event, int]) -> float:
 
 
 def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
-    """The cost if all coins were known, which is never less: for events so strong that sampling hardly matters."""
+    """The cost if all sampling were known, which is never less: for events so strong that sampling hardly matters."""
     try:
         return pld_epsilon(canonical_form({with_known_coins(event): times for event, times in counts.items()}), delta)
     except (NoLaw, TooFine):
@@ -316,7 +316,7 @@ def bridged_moments(release: Bridged) -> Array:
 
 
 def shift_probabilities(count: int, rate: float, reach: int) -> dict[int, float]:
-    """Shift -> log of its chance: each of `count` coins that falls heads moves the sum by `reach`."""
+    """Shift -> log of its chance: each of `count` members that is sampled moves the sum by `reach`."""
     if rate == 1 or count == 0:
         return {reach * count: 0.0}
     heads = np.arange(count + 1, dtype=np.float64)
@@ -330,7 +330,7 @@ def bridged_epsilon(
 ) -> float:
     """Epsilon of direct releases composed with bridged ones.
 
-    Guarantees: an upper bound; by Renyi moments with the coins, and with the PLD accountant also by the law of the
+    Guarantees: an upper bound; by Renyi moments with the sampling, and with the PLD accountant also by the law of the
     Gaussians without them, whichever is less.
     """
     extra = np.asarray(sum((times * bridged_moments(one) for one, times in bridged.items()), np.zeros(len(ORDERS))))
@@ -341,7 +341,7 @@ def bridged_epsilon(
     found = max(ahead, convert_moments(back.moments + extra, delta - back.missing))
     if accountant is Accountant.RDP:
         return found
-    without_coins: dict[Event, int] = dict(direct)
+    without_sampling: dict[Event, int] = dict(direct)
     for one, times in bridged.items():
-        without_coins[one.worst] = without_coins.get(one.worst, 0) + times
-    return min(found, epsilon(without_coins, delta))
+        without_sampling[one.worst] = without_sampling.get(one.worst, 0) + times
+    return min(found, epsilon(without_sampling, delta))

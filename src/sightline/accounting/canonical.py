@@ -136,7 +136,7 @@ def wrap_event(inner: Event, event: Event) -> dict[Event, int]:
 
 
 def simplify_event(event: Event) -> Event:
-    """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one coin."""
+    """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one draw."""
     counts = merged_gaussians(parts_of(event))
     counts = {quieter(inner): times for inner, times in counts.items()}
     listed = tuple(inner if times == 1 else Repeat(times, inner) for inner, times in counts.items())
@@ -164,13 +164,13 @@ def kinds_in(event: Event) -> set[type[Event]]:
 
 
 def check_adjacency(counts: Mapping[Event, int]) -> None:
-    """Fixed cohorts are accounted under replace-one, hidden coins under add/remove; they do not mix."""
+    """Fixed cohorts are accounted under replace-one, hidden sampling under add/remove; they do not mix."""
     kinds = set().union(*(kinds_in(event) for event in counts)) if counts else set()
-    coins = kinds & {Poisson, Split, Allocation}
-    if WithoutReplacement in kinds and coins:
+    hidden = kinds & {Poisson, Split, Allocation}
+    if WithoutReplacement in kinds and hidden:
         refuse(
             "composition",
-            " and ".join(sorted(kind.kind for kind in coins | {WithoutReplacement})),
-            "a fixed cohort is accounted under replace-one adjacency, hidden coins under add/remove",
+            " and ".join(sorted(kind.kind for kind in hidden | {WithoutReplacement})),
+            "a fixed cohort is accounted under replace-one adjacency, hidden sampling under add/remove",
             "use Poisson cohorts, or count the fixed cohort without amplification",
         )

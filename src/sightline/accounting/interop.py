@@ -55,7 +55,7 @@ def sample_event(rate: float, event: Event) -> Event:
 def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
     """Epsilon of randomised response that answers at random with the given probability."""
     if noise_parameter <= 0:
-        invalid("noise_parameter", noise_parameter, "without noise the answer is in the clear", "use Clear()")
+        invalid("noise_parameter", noise_parameter, "without noise nothing is hidden", "use Clear()")
     return math.log1p(num_buckets * (1 - noise_parameter) / noise_parameter)
 
 

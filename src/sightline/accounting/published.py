@@ -43,7 +43,7 @@ def balanced_moments(noise: float, steps: int, uses: int, epochs: int = 1) -> Ar
 
 
 def split_moments(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Array:
-    """Theorem 3.4 with bound (3), sampled; the unsplit part under the same coin."""
+    """Theorem 3.4 with bound (3), sampled; the unsplit part under the same draw."""
     inner = overlap_moments(parts, 1, noise)
     if unsplit_noise is not None:
         inner = inner + gaussian_moments(unsplit_noise)

@@ -97,7 +97,7 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     """Each subject trains one of `parts` disjoint parts of the model; with `unsplit_noise`, and a common part beside
     it.
 
-    One Poisson coin decides on both parts, so their product is sampled, not each by itself.
+    One Poisson draw decides on both parts, so their product is sampled, not each by itself.
     """
     inner: Event = Split(parts, Gaussian(noise))
     if unsplit_noise is not None:

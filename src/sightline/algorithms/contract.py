@@ -104,7 +104,7 @@ class Round(Protocol):
         """Whether nothing is computed: where its path depends on released values, walk the one that costs most."""
 
     def server_rng(self) -> np.random.Generator:
-        """The server's own coins of this round, for draws from public probabilities."""
+        """The server's own generator of this round, for draws from public probabilities."""
 
     def work_stats(self, cohort: Cohort) -> WorkStats:
         """How much work the cohort's mean update is the mean of."""
@@ -215,9 +215,9 @@ def never_ends(state: State) -> bool:
 def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
     """The check of an algorithm whose clients keep what they learned.
 
-    The server must not take the local step for them. And amplification is claimed only where coins are independent: a
+    The server must not take the local step for them. And amplification is claimed only where draws are independent: a
     client's state tells whether it took part before, so that later updates of the others would give away who else was
-    in a cohort of fixed size, and with it the coin that the amplification hides.
+    in a cohort of fixed size, and with it the draw behind the amplification.
     """
 
     def check(experiment: Experiment) -> None:

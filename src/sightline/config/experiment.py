@@ -128,7 +128,7 @@ class Sampler(Section):
 
     @property
     def scheduled(self) -> bool:
-        """Whether who takes part when is drawn ahead for many steps, not by the coins of one."""
+        """Whether who takes part when is drawn ahead for many steps, not step by step."""
         return self.scheme in ("balanced", "check_ins")
 
     def _check_keys(self, section: str, *, rated: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A table whose further keys belong to the thing it names; the room that builds it checks them."""
+    """A table whose further keys belong to the thing it names; the package that builds it checks them."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""The one door of the room: settings in, a federation out."""
+"""The package's one entry: settings in, a federation out."""
 
 from pathlib import Path
 

@@ -64,14 +64,14 @@ def save_checkpoint(
         "counts": dict(checkpoint.counts),
         "sources": {name: sorted(value.sources) for name, value in checkpoint.state.items()},
         "memories": {
-            name: {"clients": sorted(shelf.values), "sources": sorted(shelf.sources)}
-            for name, shelf in checkpoint.memories.items()
+            name: {"clients": sorted(state.values), "sources": sorted(state.sources)}
+            for name, state in checkpoint.memories.items()
         },
     }
     kept = {
         _state_name(name, client): value
-        for name, shelf in checkpoint.memories.items()
-        for client, value in shelf.values.items()
+        for name, state in checkpoint.memories.items()
+        for client, value in state.values.items()
     }
     tensors = {name: value.value for name, value in checkpoint.state.items()} | kept
     whole = {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
@@ -163,7 +163,7 @@ def _check_words(words: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("round and releases are counts")
     if not isinstance(words["head"], str) or not all(isinstance(n, int | float) for n in words["counts"].values()):
         raise ValueError("head is a word, counts are numbers")
-    known = [*words["sources"].values(), *(shelf["sources"] for shelf in words["memories"].values())]
+    known = [*words["sources"].values(), *(state["sources"] for state in words["memories"].values())]
     if any(type(id) is not int or not 0 <= id < words["releases"] for ids in known for id in ids):
         raise ValueError("sources are releases of the ledger")
     return words

@@ -1,4 +1,4 @@
-"""The only door: the budget is asked and the ledger is written before a value may be handed on."""
+"""The only way out: the budget is asked and the ledger is written before a value may be handed on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class ReleaseGate:
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
     took part has a cohort of its own, drawn by the sampler; a round that was interrupted makes the same releases again,
-    unless real nodes have seen some of it: then it is done `anew`, with other coins and noise, and all of it counts. So
-    does what was released before number `since`, by other code.
+    unless real nodes have seen some of it: then it is done `anew`, with other sampling and noise, and all of it counts.
+    So does what was released before number `since`, by other code.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ReleaseGate:
         return self._made_before[0].id if self._made_before else len(self._ledger)
 
     def note_draw(self, channel: Channel) -> None:
-        """A cohort of the channel was drawn: one release may hide behind its coins."""
+        """A cohort of the channel was drawn: one release may hide behind its sampling."""
         self._cohorts[channel.name] += 1
 
     def check_draws(self, claims: tuple[Release, ...], channel: Channel) -> tuple[Release, ...]:
-        """The claims, when every one that rests on the coins of a cohort has a cohort of its own."""
+        """The claims, when every one that rests on the sampling of a cohort has a cohort of its own."""
         if self._setting.unit is Unit.CLIENT:
             for claim in claims:
                 if isinstance(claim.event, Poisson | WithoutReplacement | Allocation):
@@ -55,8 +55,8 @@ class ReleaseGate:
     def _use_up(self, channel: Channel) -> None:
         if not self._cohorts[channel.name]:
             raise Refused(
-                f"channel={channel.name}: this release claims that coins hide who is in it, and no cohort was drawn "
-                "for it; sample the channel again before every release"
+                f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
+                "drawn for it; sample the channel again before every release"
             )
         self._cohorts[channel.name] -= 1
 

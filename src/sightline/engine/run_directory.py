@@ -185,7 +185,7 @@ def remove_secret(directory: Path) -> None:
 
 
 def _other_root(directory: Path, what: str) -> NoReturn:
-    law = f"its {SECRET} {what}, and with other coins its releases are not what they claim to be"
+    law = f"its {SECRET} {what}, and with other random draws its releases are not what they claim to be"
     invalid("--resume", directory, law, "bring the file back, or start a new run")
 
 

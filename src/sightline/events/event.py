@@ -86,7 +86,7 @@ class Exponential(Event):
 
 @dataclass(frozen=True)
 class Poisson(Event):
-    """The subject takes part with probability `rate`, by a hidden coin of its own; inside it is `event`."""
+    """The subject takes part with probability `rate`, by hidden Poisson sampling; inside it is `event`."""
 
     rate: float
     event: Event
@@ -164,7 +164,7 @@ class Repeat(Event):
 
 @dataclass(frozen=True)
 class Product(Event):
-    """Several releases made together, each of its own kind; inside a wrapper they share its coin."""
+    """Several releases made together, each of its own kind; inside a wrapper they share its draw."""
 
     events: tuple[Event, ...]
 
@@ -198,7 +198,7 @@ def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
 
 
 def with_known_coins(event: Event) -> Event:
-    """What the event is against an observer who knows the sampling, splitting and scheduling coins.
+    """What the event is against an observer who knows the random draws of sampling, splitting and scheduling.
 
     >>> with_known_coins(Poisson(0.1, Gaussian(2.0)))
     Gaussian(noise_multiplier=2.0)

@@ -139,7 +139,7 @@ class Ledger:
     """Every release of a run, in order.
 
     `participants` are those who have a name, whether or not a release speaks of them: who never took part is a subject
-    of epsilon 0. Without them the subjects, audiences and keepers of coins in releases are all that is known.
+    of epsilon 0. Without them only the subjects, audiences and knowers of the sampling in releases are known.
 
     Guarantees: `append` returns only after the store has made the releases durable; a release that would mix units or
     adjacencies is refused; nothing is ever changed or removed; a question about a name that nobody has is refused.
@@ -253,7 +253,7 @@ class Ledger:
         return self._registered if named <= self._registered else self._registered | named
 
     def _names(self) -> set[str]:
-        """Subjects, audiences and keepers of coins; releases that were added since the last call are read.
+        """Subjects, audiences and those who know the sampling; releases that were added since the last call are read.
 
         Not sources: `clients` may be one, and is nobody.
         """
@@ -420,6 +420,6 @@ def check_joint(before: Release | None, release: Release) -> None:
         release.subjects,
         release.coins_known_to,
     ):
-        raise Refused(f"joint={release.joint}: its releases have one event, the same subjects and the same coins")
+        raise Refused(f"joint={release.joint}: its releases have one event, the same subjects and the same sampling")
     if before.time >= release.time:
         raise Refused(f"joint={release.joint}: round {release.time} would be released twice under one charge")

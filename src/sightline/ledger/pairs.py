@@ -65,7 +65,7 @@ def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
 
 
 def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that are subjects, audience and keepers of coins of the same releases, together, in the order given."""
+    """Names that are subjects, audience or knowers of the sampling of the same releases, in the order given."""
     sets: set[Parties] = set()
     for release in ledger:
         sets |= {release.subjects, release.audience, release.coins_known_to}

@@ -18,8 +18,8 @@ POST_PROCESSING = Product(())
 class Release:
     """One line of the ledger. `event` is what the value reveals of `subjects` *given* the values in `inputs`.
 
-    `subjects` are those who could be in it (all eligible ones when a hidden coin chose among them), never the realised
-    cohort of a claimed sampling. Releases of one `joint` name are charged once, by their common event.
+    `subjects` are those who could be in it (all eligible ones when hidden sampling chose among them), never the
+    realised cohort of a claimed sampling. Releases of one `joint` name are charged once, by their common event.
     """
 
     time: int

@@ -207,7 +207,7 @@ class DropoutSplitting:
         return sum(slot.size * 0.5 ** touched[slot.name] for slot in self.whole.layout) / self.whole.parameters
 
     def draw(self, count: int, *, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """One fair coin per subject and node."""
+        """One fair draw per subject and node."""
         return rng.random((count, self.nodes)) < 0.5
 
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:

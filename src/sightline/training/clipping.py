@@ -35,13 +35,13 @@ Clip = float | Balls
 """One radius for the whole gradient, or balls."""
 
 
-def factors_of(books: Sequence[Mapping[str, Tensor]], clip: Clip) -> tuple[Tensor, Callable[[str], Tensor]]:
+def factors_of(squares: Sequence[Mapping[str, Tensor]], clip: Clip) -> tuple[Tensor, Callable[[str], Tensor]]:
     """(which examples are finite, tensor name -> clip factors) from the layers' squared norms by tensor."""
     radii = clip.clip_norms if isinstance(clip, Balls) else (clip,)
     ball_of: Callable[[str], int] = clip.ball_of.__getitem__ if isinstance(clip, Balls) else lambda name: 0
     norms: dict[int, Tensor] = {}
     for ball in range(len(radii)):
-        own = [[square for name, square in book.items() if ball_of(name) == ball] for book in books]
+        own = [[square for name, square in layer.items() if ball_of(name) == ball] for layer in squares]
         totals = [some[0] if len(some) == 1 else torch.stack(some).sum(0) for some in own if some]
         if totals:
             norms[ball] = torch.stack(totals).sum(0).sqrt_()

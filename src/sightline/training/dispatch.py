@@ -57,7 +57,7 @@ def clipping_note(model: FlatModel) -> str | None:
             f"alone, {how}; a torch.nn.Sequential of torch's own layers is clipped faster"
         )
     return (
-        f"{model.name}: per-example gradients are computed without book-keeping, which is several times slower; "
+        f"{model.name}: per-example gradients are computed without ghost clipping, which is several times slower; "
         "it knows Linear, Conv2d, GroupNorm, LayerNorm, Embedding and LSTM layers that are each used once"
     )
 
@@ -108,7 +108,7 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
 
 
 def choose_worker(model: FlatModel) -> GradientWorker:
-    """A chain of hand-written layers, else books on autograd, else autograd alone: the first that passes the probe.
+    """Hand-written layers, else ghost clipping on autograd, else autograd alone: the first that passes the probe.
 
     A module of the user's own is never given a batch where a clip must bound its examples: no probe can show that it
     treats them apart in training and at every size.
@@ -124,7 +124,7 @@ def choose_worker(model: FlatModel) -> GradientWorker:
 
 
 def autograd_worker(model: FlatModel) -> AutogradWorker | None:
-    """The book-keeping worker, when every layer has a scribe."""
+    """The ghost-clipping worker, when every layer has a clipping rule."""
     try:
         return AutogradWorker(model)
     except NoClippingRule:

@@ -47,13 +47,13 @@ def dp_sgd(
     r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
 
     `work` gives learning rate, momentum and weight decay; `steps`, not `work`, says how often. `batches[i]` lays down
-    the examples of each step of client i in place of its coins (balanced sampling). With `views` the gradient of an
+    the examples of each step of client i in place of its draws (balanced sampling). With `views` the gradient of an
     example is the mean over its views (batch augmentation), drawn anew at every step from `view_rngs[i]`.
 
-    Guarantees: one example changes the sum by at most C before the noise; every example tosses an independent coin at
-    every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and coins
-    come from the client's own generators, noise drawn afresh for all d coordinates at every step; rate 1 walks through
-    the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
+    Guarantees: one example changes the sum by at most C before the noise; every example is drawn independently at
+    every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and
+    sampling come from the client's own generators, noise drawn afresh for all d coordinates at every step; rate 1 goes
+    through the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
     """
     terms = terms or LocalTerms()
     how = DPSGDSettings(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)

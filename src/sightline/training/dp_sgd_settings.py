@@ -91,7 +91,7 @@ class DPSGDSettings:
                 invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
 
     def batches_of(self, client: int, examples: int) -> Iterator[Index | None]:
-        """The batches of one client, thrown by its own coins or as they were laid down."""
+        """The batches of one client, drawn by its own generator or as they were scheduled."""
         if self.batches is not None:
             return iter(self.batches[client])
         return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])

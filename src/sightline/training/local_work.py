@@ -199,18 +199,18 @@ def batch_table(
 
 
 def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
-    """The batches of `steps` steps in which every example tosses its own coin at every step.
+    """The batches of `steps` steps in which every example is drawn independently at every step.
 
     Guarantees: each example is in each batch with probability `rate`, independently of everything else; a batch may be
-    empty; rate 1 is the whole shard (None), for which no coin is needed.
+    empty; rate 1 is the whole shard (None), for which nothing is drawn.
     """
     if rate >= 1.0:
         yield from repeat(None, steps)
         return
-    ahead = max(1, (1 << 14) // max(examples, 1))  # a block of coins is the same coins as one step at a time
+    ahead = max(1, (1 << 14) // max(examples, 1))  # a block of draws is the same draws as one step at a time
     for first in range(0, steps, ahead):
-        for coins in rng.random((min(ahead, steps - first), examples)) < rate:
-            yield np.flatnonzero(coins)
+        for drawn in rng.random((min(ahead, steps - first), examples)) < rate:
+            yield np.flatnonzero(drawn)
 
 
 @dataclass(eq=False)

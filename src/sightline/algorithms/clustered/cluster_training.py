@@ -70,7 +70,7 @@ def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
 
 START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
 HOWS = ("known", "drawn", "chosen", "kept")
-"""Known beforehand; drawn by the server's coins; chosen by the clients in private; kept from before."""
+"""Known beforehand; drawn at random by the server; chosen by the clients in private; kept from before."""
 
 
 def cluster_name(number: int) -> str:
@@ -102,14 +102,14 @@ def assign_clusters(state: State, clusters: Public, how: str) -> State:
 
 
 def draw_clusters(r: Round, chances: Public) -> Public:
-    """Every client's cluster, drawn afresh from its row of chances by the server's coins."""
+    """Every client's cluster, drawn afresh from its row of chances by the server's generator."""
     return combine_public(lambda rows: _one_of_each(rows, r), chances)
 
 
 def _one_of_each(rows: Tensor, r: Round) -> Tensor:
     ends = rows.double().cumsum(1)
-    coins = torch.from_numpy(r.server_rng().random(len(rows))) * ends[:, -1]
-    return (ends <= coins.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
+    points = torch.from_numpy(r.server_rng().random(len(rows))) * ends[:, -1]
+    return (ends <= points.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
 
 
 def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:

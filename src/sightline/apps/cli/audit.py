@@ -35,7 +35,7 @@ METHODS = {
     "--delta", type=float, help="The delta of every number (default: the file's, or 0.03 / canaries if smaller)."
 )
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own coins.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own random draws.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
 @click.option("--subject", help="Whose data to attack, e.g. client-3 (default: the one with the largest claim).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw bounds and claims to this .svg or .html file.")

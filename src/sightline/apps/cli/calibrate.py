@@ -182,7 +182,7 @@ def calibrate_scheme(
 
 
 def beside_unsplit(scheme: "Scheme", unsplit_noise: float, epsilon: float, delta: float, accountant: Any) -> "Scheme":
-    """The least noise of the split part when the unsplit part's noise is given, both under one coin."""
+    """The least noise of the split part when the unsplit part's noise is given, both under one draw."""
     from sightline.accounting import Scheme, calibrate
     from sightline.events import Event, Gaussian, Poisson, Product
 

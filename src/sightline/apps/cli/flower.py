@@ -12,7 +12,7 @@ EXAMPLES = """
 Examples:
   sightline flower export examples/quickstart.toml app
   sightline flower shards examples/sites.toml sites --epsilon 8
-  sightline flower site sites/site-0 --socket sites/site-0/door
+  sightline flower site sites/site-0 --socket sites/site-0/socket
   sightline flower spent sites/site-0
 """
 FOLDER = click.Path(path_type=Path)
@@ -52,7 +52,7 @@ def shards_command(config: Path, directory: Path, epsilon: float, overrides: tup
     click.echo(json.dumps({"sites": made, "test": str(directory / "test.npz")}) if as_json else "\n".join(made))
 
 
-@command.command("site", epilog=examples_epilog("flower site sites/site-0 --socket sites/site-0/door"))
+@command.command("site", epilog=examples_epilog("flower site sites/site-0 --socket sites/site-0/socket"))
 @click.argument("folder", type=FOLDER)
 @click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
 def site_command(folder: Path, socket: Path) -> None:

@@ -1,4 +1,4 @@
-"""The load: how often a member is used, exactly by a schedule or spread by coins; worked out, never counted."""
+"""How often a member is used, exactly by a schedule or spread by Poisson sampling; worked out, never counted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class UseSpread:
         return self.each * int(self._law.ppf(level))
 
     def chance_of(self, uses: int) -> float:
-        """How likely one member's coins fall for it so many times."""
+        """How likely one member is drawn so many times."""
         return float(self._law.pmf(uses))
 
     @property
@@ -74,8 +74,8 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
     members, steps, who = int(load["members"]), int(load["steps"]), str(load["who"])
     scheduled = load.get("rate") is None
     rate = load["uses"] * load["epochs"] * load["chance"] / steps if scheduled else float(load["rate"])
-    coins = UseSpread(steps, rate)
-    rows = [("Independent coins" + (" of the same rate" if scheduled else ""), coins.figures(members))]
+    spread = UseSpread(steps, rate)
+    rows = [("Poisson sampling" + (" at the same rate" if scheduled else ""), spread.figures(members))]
     words = "When it was whose turn is shown nowhere: these numbers follow from the settings alone."
     if scheduled:
         own = UseSpread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
@@ -85,16 +85,16 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
                 f"Every {who} is used exactly {format_count(own.mean)} times "
                 f"in {format_count(steps)} {load['steps_are']}. {words}"
             )
-    return {"who": who, "rows": rows, "words": words, "chart": _use_chart(coins, members, who, scheduled)}
+    return {"who": who, "rows": rows, "words": words, "chart": _use_chart(spread, members, who, scheduled)}
 
 
-def _use_chart(coins: UseSpread, members: int, who: str, scheduled: bool) -> Bars | None:
-    """How many members coins would use how often; None where there is nothing to draw."""
-    low, high = coins.at(1e-4), coins.at(1 - 1e-4)
+def _use_chart(spread: UseSpread, members: int, who: str, scheduled: bool) -> Bars | None:
+    """How many members are used how often under Poisson sampling; None where there is nothing to draw."""
+    low, high = spread.at(1e-4), spread.at(1 - 1e-4)
     if not low < high <= low + MOST_BARS:
         return None
     uses = list(range(low, high + 1))
-    heights = [members * coins.chance_of(use) for use in uses]
+    heights = [members * spread.chance_of(use) for use in uses]
     words = [
         f"{format_plural(use, 'use')}: {format_number(height, 3)} {who}s"
         for use, height in zip(uses, heights, strict=True)
@@ -102,7 +102,7 @@ def _use_chart(coins: UseSpread, members: int, who: str, scheduled: bool) -> Bar
     every = -(-len(uses) // 8)
     labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
     title = f"Expected number of {who}s by how often " + (
-        "coins of the same rate would use them" if scheduled else "they are used"
+        "Poisson sampling at the same rate would use them" if scheduled else "they are used"
     )
     return bar_chart(f"load-{who}", title, heights, words, labels=labels, x="uses", y=f"{who}s")
 

@@ -133,7 +133,7 @@ def promise_words(run: RunView) -> list[str]:
         return ["The run has not yet stated an epsilon, so nothing is promised here."]
     if math.isinf(run.epsilon):
         against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
-        return [f"There is no privacy guarantee against {against}.", "Something reached them in the clear."]
+        return [f"There is no privacy guarantee against {against}.", "Something reached them without noise."]
     return [_strength_words(run.epsilon, observer_question(run)), test_power_words(run.epsilon, run.delta or 0.0)]
 
 

@@ -22,12 +22,12 @@ Values = Sequence[Sequence[float | None]]
 ITSELF = "{of}: nobody observes itself."
 PHRASES = {
     0.0: "Of {of}, {by} learns nothing.",
-    math.inf: "Of {of}, {by} may learn everything: it came in the clear.",
+    math.inf: "Of {of}, {by} may learn everything: it came without noise.",
 }
 
 
 def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silent: str = ITSELF) -> dict[str, Any]:
-    """Rows are subjects, columns observers; infinity is in the clear, None is what `silent` says."""
+    """Rows are subjects, columns observers; infinity is without noise, None is what `silent` says."""
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
     number = {value: place for place, value in enumerate(different)}

@@ -30,10 +30,10 @@ NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 
 @singledispatch
 def explain_event(event: Event, who: str = "subject") -> str:
-    """What an event did, in words; `who` is the unit that its coins are tossed for.
+    """What an event did, in words; `who` is the unit that is sampled.
 
     >>> explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
-    'Gaussian noise, z = 1.2, each client by a hidden coin of probability 0.5'
+    'Gaussian noise, z = 1.2, each client sampled in secret with probability 0.5'
     """
     plain = to_json(event)
     settings = ", ".join(f"{name} = {value}" for name, value in plain.items() if name != "kind")
@@ -47,7 +47,7 @@ def _(event: Gaussian, who: str = "subject") -> str:
 
 @explain_event.register
 def _(event: Clear, who: str = "subject") -> str:
-    return "in the clear, no noise"
+    return "without noise"
 
 
 @explain_event.register
@@ -62,9 +62,8 @@ def _(event: Exponential, who: str = "subject") -> str:
 
 @explain_event.register
 def _(event: Poisson, who: str = "subject") -> str:
-    return (
-        f"{explain_event(event.event, who)}, each {who} by a hidden coin of probability {format_short(event.rate, 4)}"
-    )
+    inside = explain_event(event.event, who)
+    return f"{inside}, each {who} sampled in secret with probability {format_short(event.rate, 4)}"
 
 
 @explain_event.register
@@ -176,9 +175,9 @@ class LedgerRow:
 
     @property
     def how(self) -> str:
-        """How it was hidden; when somebody knows the coins, that too."""
+        """How it was hidden; when somebody knows the sampling, that too."""
         words = told_as_one(self.explanations)
-        return words + (f"; coins known to {write_parties(self.coins_known_to)}" if self.coins_known_to else "")
+        return words + (f"; sampling known to {write_parties(self.coins_known_to)}" if self.coins_known_to else "")
 
     @property
     def when(self) -> str:

@@ -163,7 +163,7 @@ ROWS = 14
 
 
 def sight_content(run: RunView) -> Content | None:
-    """The matrix, the releases that were hidden, and those that went in the clear, openly."""
+    """The matrix, the releases that were hidden, and those that were sent without noise."""
     if not len(run.ledger):
         return None
     rows = tell_ledger(run.ledger, run.unit)

@@ -85,13 +85,13 @@ def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, versio
 
 
 @cache
-def template_environment(*rooms: str) -> Environment:
-    """Templates of the report, and before them those of other rooms; whatever they are given is shown as text.
+def template_environment(*packages: str) -> Environment:
+    """Templates of the report, and before them those of other packages; whatever they are given is shown as text.
 
     They are compiled once in a process: that took longer than all the rest of a page.
     """
     made = Environment(
-        loader=ChoiceLoader([PackageLoader("sightline", f"apps/{room}") for room in (*rooms, "report")]),
+        loader=ChoiceLoader([PackageLoader("sightline", f"apps/{package}") for package in (*packages, "report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -180,7 +180,7 @@ class RunView:
 
     @property
     def trusted(self) -> list[str]:
-        """Those who are trusted with values in the clear."""
+        """Those who are trusted with values without noise."""
         return list(self.fact("trusted", []))
 
     @property

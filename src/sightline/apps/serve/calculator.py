@@ -142,8 +142,8 @@ SCHEMES: dict[str, Entry] = {
 }
 
 
-def known_coins(scheme: Scheme) -> Scheme:
-    """The scheme against somebody who knows every coin: no amplification."""
+def known_sampling(scheme: Scheme) -> Scheme:
+    """The scheme against somebody who knows every draw: no amplification."""
     return Scheme(scheme.name, scheme.noise_multiplier, tuple((with_known_coins(e), n) for e, n in scheme.events))
 
 
@@ -154,7 +154,7 @@ def comparison_lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, 
     if entry.poisson is not None:
         found["Poisson sampling"] = (entry.poisson(numbers), Accountant.PLD)
     if entry.make is not accounting.gaussian:
-        found["no amplification"] = (known_coins(scheme), Accountant.PLD)
+        found["no amplification"] = (known_sampling(scheme), Accountant.PLD)
     return found
 
 

@@ -28,7 +28,7 @@ def listing_page(site: PageServer, request: Request) -> Response:
         request,
         "listing.html",
         "Runs",
-        folder=str(site.shelf.folder),
+        folder=str(site.runs_folder.folder),
         rows=[run_row(one) for one in chosen],
         shown=f"{len(chosen)} of {format_plural(len(found), 'run')}"
         if len(chosen) < len(found)

@@ -68,7 +68,7 @@ def _window_start(asked: str, width: int, side: list[int], mine: int | None) -> 
 def matrix_page(site: PageServer, request: Request) -> Response:
     """Pairs as a table or a map, and those of a participant that is searched for."""
     id, q = request.one("run"), request.one("q")[:200]
-    with site.live.held(site.shelf.directory(id)) as (run, made):
+    with site.live.held(site.runs_folder.directory(id)) as (run, made):
         held = made.once("sight", lambda: pair_classes(run))
         names = list(find_named(held, q))
         view = matrix_window(held, request, names[0] if names else None)
@@ -122,7 +122,7 @@ def matrix_api(site: PageServer, request: Request) -> Response:
 
     Of more classes than fit, `row` and `column` say where the window starts; `total` says how many there are.
     """
-    with site.live.held(site.shelf.directory(request.one("run"))) as (run, made):
+    with site.live.held(site.runs_folder.directory(request.one("run"))) as (run, made):
         held = made.once("sight", lambda: pair_classes(run))
         view = matrix_window(held, request, None)
         found = {
@@ -219,4 +219,4 @@ def _sort_pairs(held: PairClasses, found: list[tuple[int, float | None]]) -> lis
 
 
 def _epsilon_words(value: float) -> str:
-    return "in the clear" if math.isinf(value) else format_upper(value) if value else "nothing"
+    return "without noise" if math.isinf(value) else format_upper(value) if value else "nothing"

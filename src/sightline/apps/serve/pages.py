@@ -34,7 +34,7 @@ class PageServer:
     """Answers requests; reads runs and never writes."""
 
     def __init__(self, folder: Path, guard: Guard, routes: dict[str, Page]) -> None:
-        self.shelf, self.guard, self._routes = RunFolder(folder), guard, routes
+        self.runs_folder, self.guard, self._routes = RunFolder(folder), guard, routes
         self.glances, self.live = Glances(), LiveRuns()
 
     @cached_property
@@ -82,9 +82,9 @@ class PageServer:
         """
         found: list[Glance] = []
         unreadable: list[str] = []
-        for id in self.shelf.ids():
+        for id in self.runs_folder.ids():
             try:
-                glance = self.glances.of(id, self.shelf.directory(id))
+                glance = self.glances.of(id, self.runs_folder.directory(id))
             except (NotThere, SightlineError):
                 continue
             if glance is None:
@@ -95,7 +95,7 @@ class PageServer:
 
     def glance(self, id: str) -> Glance:
         """One run at a glance; what is wrong with a run that cannot be read is raised."""
-        directory = self.shelf.directory(id)
+        directory = self.runs_folder.directory(id)
         return self.glances.of(id, directory) or read_glance(id, directory)
 
     def _problem_page(self, request: Request, status: HTTPStatus, words: str) -> Response:

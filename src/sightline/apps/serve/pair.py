@@ -14,7 +14,7 @@ from sightline.ledger.pairs import Route, next_hops, trace_routes
 def pair_page(site: PageServer, request: Request) -> Response:
     """One pair in full: what it adds up to, and by which way each release got through."""
     subject, observer = request.one("subject"), request.one("observer")
-    with site.live.held(site.shelf.directory(request.one("run"))) as (run, made):
+    with site.live.held(site.runs_folder.directory(request.one("run"))) as (run, made):
         view = run.ledger.view(observer)
         composed = view.composition(subject)
         hops = made.once(("hops", view.observers), lambda: next_hops(run.ledger, view.observers))
@@ -30,7 +30,7 @@ def pair_page(site: PageServer, request: Request) -> Response:
 
 def _epsilon_words(run: RunView, value: float) -> str:
     if math.isinf(value):
-        return "no bound: something came in the clear, or nothing is promised"
+        return "no bound: something came without noise, or nothing is promised"
     return f"epsilon {format_upper(value)}" + (f" at δ = {format_short(run.delta)}" if run.delta else "")
 
 

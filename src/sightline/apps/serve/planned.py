@@ -155,7 +155,7 @@ def tree_page(site: PageServer, request: Request) -> Response:
 
 
 def tree_api(site: PageServer, request: Request) -> Response:
-    """The same as JSON; null is in the clear."""
+    """The same as JSON; null is without noise."""
     numbers = read_tree(request)
     return json_response(
         replace_nonfinite(

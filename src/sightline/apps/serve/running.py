@@ -22,7 +22,7 @@ LONG = 20_000
 def run_page(site: PageServer, request: Request) -> Response:
     """The report of a run, live; of a long run that is not in memory yet, first a page that says so and asks again."""
     id = request.one("run")
-    glance, directory = site.glance(id), site.shelf.directory(id)
+    glance, directory = site.glance(id), site.runs_folder.directory(id)
     if not {"part", "wait"} & set(request.query) and glance.releases > LONG and not site.live.knows(directory):
         about = {"run": id, "row": run_row(glance), "running": glance.status == "running", "sections": []}
         return site.draw(request, "running.html", glance.name, reading=format_count(glance.releases), **about)
@@ -43,7 +43,7 @@ def drawn_sections(site: PageServer, run: RunView) -> list[tuple[str, str, str]]
 
 def download_report(site: PageServer, request: Request) -> Response:
     """The report as one file that needs nothing else."""
-    directory = site.shelf.directory(request.one("run"))
+    directory = site.runs_folder.directory(request.one("run"))
     with site.live.held(directory) as (run, _):
         text = render_run(run)
     name = (
@@ -58,7 +58,7 @@ def download_report(site: PageServer, request: Request) -> Response:
 
 def run_api(site: PageServer, request: Request) -> Response:
     """The numbers of a run; null is infinite or unknown."""
-    directory = site.shelf.directory(request.one("run"))
+    directory = site.runs_folder.directory(request.one("run"))
     glance = site.glance(request.one("run"))
     with site.live.held(directory) as (run, _):
         found: dict[str, Any] = {
@@ -108,6 +108,6 @@ def compare_chosen(site: PageServer, ids: list[str], together: bool) -> Comparis
 
 
 def _read_run(site: PageServer, id: str) -> RunView:
-    with site.live.held(site.shelf.directory(id)) as (run, _):
+    with site.live.held(site.runs_folder.directory(id)) as (run, _):
         _ = run.spent  # worked out while the run is held still
         return run

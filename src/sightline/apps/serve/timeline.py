@@ -45,7 +45,7 @@ def timeline_api(site: PageServer, request: Request) -> Response:
 
 def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
     """The rows that are asked for, where the pages before and after start, and the spans."""
-    with RunRecord.open_to_read(site.shelf.directory(request.one("run"))) as record:
+    with RunRecord.open_to_read(site.runs_folder.directory(request.one("run"))) as record:
         pages, q = record.pages, request.one("q").strip()[:200]
         total = pages.count_releases()
         start = min(_whole_number(request.one("start")), max(0, total - 1))
@@ -127,7 +127,7 @@ def release_words(row: Row) -> dict[str, Any]:
         "how": explain_event(event, "example" if stored.get("unit") == "sample" else "client"),
         "bare": holds_clear(event),
         "audience": stored.get("audience", "") or "nobody",
-        "coins": stored.get("coins_known_to", ""),
+        "sampling_known_to": stored.get("coins_known_to", ""),
         "inputs": inputs[:6],
         "more": len(inputs) - 6 if len(inputs) > 6 else 0,
         "hash": row.hash,

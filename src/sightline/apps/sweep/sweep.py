@@ -28,7 +28,7 @@ PATIENCE = 10
 class WorkerPool:
     """Runs tasks with so many workers; every message of theirs is handed on, one at a time.
 
-    Guarantees: every task ends with one message `ended` or `failed`, unless the crew was stopped; runs that were
+    Guarantees: every task ends with one message `ended` or `failed`, unless the pool was stopped; runs that were
     stopped can be resumed.
     """
 
@@ -169,9 +169,9 @@ def run_sweep(
         if how is JobStatus.DONE:
             take(job, {"round": experiment.rounds, "ended": "done before"})
     swept.before = len(swept.done)
-    crew = WorkerPool([task for task in tasks if task[2] is not JobStatus.DONE], workers or count_cores(), take)
+    pool = WorkerPool([task for task in tasks if task[2] is not JobStatus.DONE], workers or count_cores(), take)
     try:
-        crew.run()
+        pool.run()
     except KeyboardInterrupt:
         swept.interrupted = True
     return swept

@@ -89,7 +89,7 @@ def unroll_lstms(module: nn.Module) -> None:
 
 
 class ClippingRule(ABC):
-    """Keeps one layer's books for one chunk; `gradient` maps parameter names to views of the flat gradient."""
+    """Keeps one layer's record of one chunk; `gradient` maps parameter names to views of the flat gradient."""
 
     def __init__(self, layer: nn.Module, gradient: dict[str, Tensor]) -> None:
         self.layer, self.gradient = layer, gradient
@@ -114,7 +114,7 @@ class AffineRule(ClippingRule):
         )
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Norms from the book."""
+        """Norms from the record."""
         self.page = self.norms_of(x, g)
         return self.page.norms()
 
@@ -221,7 +221,7 @@ class RecurrentRule:
 
 
 def rule_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], ClippingRule] | None:
-    """The scribe that can write this layer's books, or None. A subclass may do something else, so types are exact."""
+    """The clipping rule for this layer, or None. A subclass may do something else, so types are exact."""
     kind = type(layer)
     if kind in (nn.GroupNorm, nn.LayerNorm):
         return NormRule
@@ -247,7 +247,7 @@ class NoClippingRule(Exception):
 
 
 class AutogradWorker(GradientWorker):
-    """Autograd for plain steps, book-keeping for private ones."""
+    """Autograd for plain steps, ghost clipping for private ones."""
 
     def __init__(self, model: FlatModel) -> None:
         super().__init__(model)
@@ -255,14 +255,14 @@ class AutogradWorker(GradientWorker):
         bind_parameters(self.twin, model.layout, self.weights)
         unroll_lstms(self.twin)
         self.seen: dict[str, tuple[Tensor, Tensor, int]] = {}
-        self.scribes: dict[str, ClippingRule] = {}
+        self.rules: dict[str, ClippingRule] = {}
         self.recurrent: dict[tuple[str, str], RecurrentRule] = {}
         self.attach_rules(model.split(self.gradient))
         self.per_chunk = 1
         self.measured = False
 
     def attach_rules(self, gradient: dict[str, Tensor]) -> None:
-        """Give every layer with parameters its scribe; raise `Unbookable` when one has none."""
+        """Give every layer with parameters its clipping rule; raise `NoClippingRule` when one has none."""
         taken = 0
         for name, layer in self.twin.named_modules():
             if isinstance(getattr(layer, "inplace", None), bool):
@@ -276,15 +276,15 @@ class AutogradWorker(GradientWorker):
             elif own:
                 kind = rule_for(layer)
                 if kind is None:
-                    raise NoClippingRule(f"no books for {type(layer).__name__}")
-                self.scribes[name] = kind(layer, own)
+                    raise NoClippingRule(f"no clipping rule for {type(layer).__name__}")
+                self.rules[name] = kind(layer, own)
                 layer.register_forward_hook(lambda _, inputs, output, name=name: self.see_layer(name, inputs, output))
                 taken += len(own)
         if taken != len(self.model.layout):
             raise NoClippingRule("a parameter belongs to no known layer")
 
     def attach_recurrent(self, name: str, layer: UnrolledLSTM, gradient: dict[str, Tensor]) -> int:
-        """One scribe per direction and layer of an LSTM."""
+        """One clipping rule per direction and layer of an LSTM."""
         words = [word for word, _ in layer.lstm.named_parameters()]
         for suffix in {word.split("_", 2)[2] for word in words}:
             own = {
@@ -304,7 +304,7 @@ class AutogradWorker(GradientWorker):
         self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Books where this pass can be booked, else the definition; always the definition with several views."""
+        """Ghost clipping where this pass allows it, else the definition; always the definition with several views."""
         if views > 1:
             super().clipped_sum(x, y, clip, views=views)
             return
@@ -321,7 +321,7 @@ class AutogradWorker(GradientWorker):
             super().clipped_sum(x, y, clip)
 
     def record_bytes(self, x: Tensor, y: Tensor) -> int:
-        """What the books of one example take."""
+        """What the records of one example take."""
         self.output_gradients(x, y)
         ends = [(a, z) for a, z, _ in self.seen.values()]
         kernels = sum(9 * a.numel() if z.dim() == 4 else a.numel() for a, z in ends)
@@ -348,7 +348,7 @@ class AutogradWorker(GradientWorker):
             raise NoClippingRule("the weights of an LSTM are not booked apart")
         gradients, plain = self.output_gradients(x, y)
         norms = [
-            named_norms(n, self.scribes[n].read(seen[0], g))
+            named_norms(n, self.rules[n].read(seen[0], g))
             for (n, seen), g in zip(self.seen.items(), gradients[:plain], strict=True)
         ]
         norms += [
@@ -361,8 +361,8 @@ class AutogradWorker(GradientWorker):
                 self.add_clipped(x[finite], y[finite], clip)
             return
         for name in self.seen:
-            own = {word: factors(tensor_name(name, word)) for word in self.scribes[name].gradient}
-            self.scribes[name].add_clipped(own)
+            own = {word: factors(tensor_name(name, word)) for word in self.rules[name].gradient}
+            self.rules[name].add_clipped(own)
         for key in self.runs:
             self.recurrent[key].add_clipped(factors(""))
 

@@ -44,7 +44,7 @@ class ChainWorker(GradientWorker):
         return x
 
     def record(self, recording: bool) -> None:
-        """Tell the layers whether books will be asked for."""
+        """Tell the layers whether per-example norms will be asked for."""
         for layer in self.layers:
             layer.recording = recording
 
@@ -58,7 +58,7 @@ class ChainWorker(GradientWorker):
             g = layer.backward(g)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """One forward and one backward pass per chunk; norms and clipped sums from the books."""
+        """One forward and one backward pass per chunk; norms and clipped sums from the layers' records."""
         self.gradient.zero_()
         for some in equal_chunks(len(y), max(1, self.per_chunk // views)):
             self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
@@ -71,15 +71,15 @@ class ChainWorker(GradientWorker):
             if g is None:
                 break
             g = layer.record(g)
-        books = [layer for layer in self.layers if isinstance(layer, Affine)]
-        for layer in books:
+        recording = [layer for layer in self.layers if isinstance(layer, Affine)]
+        for layer in recording:
             layer.join_views(views)
-        finite, factors = factors_of([layer.norms() for layer in books], clip)
+        finite, factors = factors_of([layer.norms() for layer in recording], clip)
         if not bool(finite.all()):
             if bool(finite.any()):  # without the broken examples, whose zero factor would not make a NaN zero
                 self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
             return
-        for layer in books:
+        for layer in recording:
             layer.add_clipped(factors)
 
 
@@ -154,7 +154,7 @@ def activations_in_place(layers: list[Layer]) -> list[Layer]:
 
 
 def record_bytes(layers: list[Layer], one: Tensor) -> int:
-    """Bytes that one example's books take at most: patches and instantiated gradients of the convolutions."""
+    """Bytes that one example's records take at most: patches and instantiated gradients of the convolutions."""
     total, x = 4 * one.numel(), one
     for layer in layers:
         x = layer.forward(x)

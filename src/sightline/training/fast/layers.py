@@ -1,7 +1,7 @@
 """Layers with gradients written by hand, for modules that are plain chains of them.
 
 Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient) and `record` (input
-gradient, and the books from which per-example norms and the clipped sum follow). Images travel in channels_last memory.
+gradient, and a record from which per-example norms and the clipped sum follow). Images are in channels_last memory.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Layer:
         raise NotImplementedError
 
     def record(self, g: Tensor) -> Tensor | None:
-        """As `backward`, with books in place of a summed gradient."""
+        """As `backward`, with a record in place of a summed gradient."""
         return self.backward(g)
 
     def norms(self) -> dict[str, Tensor]:
@@ -119,30 +119,30 @@ class Affine(Layer):
     ) -> None:
         self.weight, self.bias = weight, bias
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
-        self.book: AffineNorms | None = None
+        self.affine_norms: AffineNorms | None = None
         self.name = ""
 
     def join_views(self, views: int) -> None:
-        """Make the recorded rows of each example's views the books of one example."""
-        if views > 1 and self.book is not None:
-            self.book = self.book.join_views(views)
+        """Make the recorded rows of each example's views the record of one example."""
+        if views > 1 and self.affine_norms is not None:
+            self.affine_norms = self.affine_norms.join_views(views)
 
     def norms(self) -> dict[str, Tensor]:
         """|gradient|^2 of every recorded example, by tensor."""
-        if self.book is None:
+        if self.affine_norms is None:
             raise RuntimeError("norms asked for before a backward pass was recorded")
-        return {f"{self.name}.{word}": square for word, square in self.book.norms().items()}
+        return {f"{self.name}.{word}": square for word, square in self.affine_norms.norms().items()}
 
     def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
-        """Add the clipped sums of weight and bias, then forget the books."""
-        if self.book is None:
+        """Add the clipped sums of weight and bias, then forget the record."""
+        if self.affine_norms is None:
             raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
-        self.add_weight(self.book.weight_sum(factors(f"{self.name}.weight")))
+        self.add_weight(self.affine_norms.weight_sum(factors(f"{self.name}.weight")))
         if self.bias_gradient is not None:
-            bias = self.book.bias_sum(factors(f"{self.name}.bias"))
+            bias = self.affine_norms.bias_sum(factors(f"{self.name}.bias"))
             if bias is not None:
                 self.bias_gradient += bias
-        self.book = None
+        self.affine_norms = None
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out (outputs, inputs)."""
@@ -165,13 +165,13 @@ class Dense(Affine):
         return g @ self.weight if self.wanted else None
 
     def record(self, g: Tensor) -> Tensor | None:
-        """g W, and the books."""
-        self.book = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
+        """g W, and the record."""
+        self.affine_norms = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
         return g @ self.weight if self.wanted else None
 
 
 class Convolution(Affine):
-    """A convolution by torch's own kernels; books by im2col in channels_last."""
+    """A convolution by torch's own kernels; the record by im2col in channels_last."""
 
     def __init__(self, *tensors: Any, stride: Pair, padding: Pair) -> None:
         super().__init__(*tensors)
@@ -200,9 +200,9 @@ class Convolution(Affine):
         return before
 
     def record(self, g: Tensor) -> Tensor | None:
-        """The input gradient, and the books."""
+        """The input gradient, and the record."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.book = AffineNorms(
+        self.affine_norms = AffineNorms(
             unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
         )
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
@@ -217,7 +217,7 @@ class FirstConvolution(Convolution):
     """A convolution of few channels that opens the chain: recorded passes make its output from the patches too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution; when recording, as a product with the patches that the books need anyway."""
+        """The convolution; when recording, as a product with the patches that the record needs anyway."""
         if not self.recording:
             return super().forward(x)
         self.u = patches_by_pixel(x, self.size, self.stride, self.padding)
@@ -226,9 +226,9 @@ class FirstConvolution(Convolution):
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
     def record(self, g: Tensor) -> None:
-        """The books, from the patches of the forward pass."""
+        """The record, from the patches of the forward pass."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.book = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
+        self.affine_norms = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out as the weight itself."""

@@ -1,4 +1,4 @@
-"""C sources of this room, compiled on the machine that runs them, once a process; nothing stays on disk."""
+"""C sources of this package, compiled on the machine that runs them, once a process; nothing stays on disk."""
 
 import ctypes
 import os

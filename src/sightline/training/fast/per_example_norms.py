@@ -1,4 +1,4 @@
-"""Book-keeping: per-example gradient norms and clipped sums from a layer's inputs and output gradients.
+"""Ghost clipping in one backward pass: per-example norms and clipped sums from inputs and output gradients of a layer.
 
 For an affine map y_p = W a_p + b applied at positions p = 1..P of every example (P = 1 dense, P = pixels convolution,
 P = tokens in a sequence) the gradient of one example is G = sum_p g_p a_p^T. Two ways to its norm:
@@ -7,7 +7,7 @@ P = tokens in a sequence) the gradient of one example is G = sum_p g_p a_p^T. Tw
     Gram          |G|^2 = sum_{p,q} (a_p . a_q) (g_p . g_q): P^2 (K + O) products, P^2 memory (P = 1: |a|^2 |g|^2)
 
 and the clipped sum_j s_j G_j is s @ G, or one matrix product with the gradients scaled by s. No second backward pass.
-References: Goodfellow 2015; Li et al. 2022 (ghost clipping); Bu et al. 2023 (book-keeping).
+References: Goodfellow 2015; Li et al. 2022 (ghost clipping); Bu et al. 2023 (in one backward pass).
 """
 
 import torch

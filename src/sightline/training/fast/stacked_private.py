@@ -1,4 +1,4 @@
-"""DP-SGD of many clients of a fully connected network side by side, every client with its own coins and noise."""
+"""DP-SGD of many clients of a fully connected network side by side, every client with its own sampling and noise."""
 
 from collections.abc import Iterator, Sequence
 

@@ -12,7 +12,7 @@ import pytest
 import sightline
 
 SOURCE = Path(sightline.__file__).parent
-ROOMS = (
+PACKAGES = (
     "config events data models topology accounting ledger training mechanisms resources algorithms engine runtimes "
     "apps.audit apps.report api apps.sweep apps.serve apps.cli"
 ).split()
@@ -21,7 +21,7 @@ FOUNDATION = {"errors", "foreign", "mkl", "progress", "randomness", "shown"}
 FLOWER = find_spec("flwr") is not None
 
 
-def room_of(path):
+def package_of(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:2]) if parts[0] == "apps" else parts[0]
 
@@ -35,41 +35,43 @@ def imports(path):
             yield from ((node.module or "", name.name) for name in node.names)
 
 
-FILES = sorted(path for path in SOURCE.rglob("*.py") if room_of(path) not in {"__init__", "__main__", "apps.__init__"})
+FILES = sorted(
+    path for path in SOURCE.rglob("*.py") if package_of(path) not in {"__init__", "__main__", "apps.__init__"}
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_room_imports_only_from_rooms_above_it(path):
-    room = room_of(path)
+def test_a_package_imports_only_from_those_above_it(path):
+    package = package_of(path)
     for module, name in imports(path):
-        if module == "sightline" and name not in ROOMS:
+        if module == "sightline" and name not in PACKAGES:
             continue
         parts = (f"{module}.{name}" if module == "sightline" else module).split(".")
         if parts[0] != "sightline" or len(parts) < 2 or parts[1] in FOUNDATION:
             continue
-        assert room not in FOUNDATION, f"{room} imports {module}"
-        allowed = ROOMS[: ROOMS.index(room) + 1]
+        assert package not in FOUNDATION, f"{package} imports {module}"
+        allowed = PACKAGES[: PACKAGES.index(package) + 1]
         wanted = ".".join([*parts, name][1:3]) if parts[1] == "apps" else parts[1]
-        assert wanted in allowed, f"{room} may not import {wanted}"
+        assert wanted in allowed, f"{package} may not import {wanted}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_heavy_libraries_stay_in_their_rooms(path):
-    room = room_of(path)
+def test_heavy_libraries_stay_in_their_packages(path):
+    package = package_of(path)
     for module, name in imports(path):
         top = module.split(".")[0]
-        if room in {"events", "ledger", "accounting", "config", "topology"}:
-            assert top != "torch", f"{room} imports torch"
+        if package in {"events", "ledger", "accounting", "config", "topology"}:
+            assert top != "torch", f"{package} imports torch"
         if top == "torch" and ("nn" in (name, *module.split(".")) or "autograd" in module or name == "autograd"):
-            assert room in {"models", "training"}, f"{room} imports {module}.{name}"
+            assert package in {"models", "training"}, f"{package} imports {module}.{name}"
         if top == "flwr":
             assert "flower" in path.parts, "only runtimes/flower imports flwr"
 
 
-def test_every_room_says_what_it_is():
-    for room in {room_of(path) for path in FILES} & set(ROOMS) - {"api"}:
-        readme = SOURCE / room.replace(".", "/") / "README.md"
-        assert readme.is_file(), f"{room} has no README.md"
+def test_every_package_says_what_it_is():
+    for package in {package_of(path) for path in FILES} & set(PACKAGES) - {"api"}:
+        readme = SOURCE / package.replace(".", "/") / "README.md"
+        assert readme.is_file(), f"{package} has no README.md"
         assert len(readme.read_text().splitlines()) >= 5
 
 

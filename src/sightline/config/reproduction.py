@@ -9,8 +9,8 @@ HEAD = ("Reproduces", "Expect", "Takes", "Whole")
 
 
 @dataclass(frozen=True)
-class Exhibit:
-    """One file of the gallery."""
+class Reproduction:
+    """One experiment file that reproduces a figure or a table."""
 
     file: Path
     reproduces: str
@@ -20,7 +20,7 @@ class Exhibit:
     """The command that makes the whole figure or table; the file itself is one cell of it."""
 
     @classmethod
-    def read(cls, file: Path) -> "Exhibit":
+    def read(cls, file: Path) -> "Reproduction":
         """The head of an experiment file."""
         lines = file.read_text(encoding="utf-8").splitlines()[: len(HEAD)]
         words = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
@@ -34,9 +34,14 @@ class Exhibit:
         return self.file.parent.name
 
 
-def read_exhibits(folder: Path) -> list[Exhibit]:
-    """The gallery in a folder, by system and name."""
-    found = [Exhibit.read(file) for file in sorted(folder.glob("*/*.toml"))]
+def read_reproductions(folder: Path) -> list[Reproduction]:
+    """All such files in a folder, by system and name."""
+    found = [Reproduction.read(file) for file in sorted(folder.glob("*/*.toml"))]
     if not found:
-        invalid("folder", folder, "holds no gallery of experiment files", "run it in a clone, or name its experiments")
+        invalid(
+            "folder",
+            folder,
+            "holds no experiment files of figures and tables",
+            "run it in a clone, or name its experiments",
+        )
     return found

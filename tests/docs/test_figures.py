@@ -1,4 +1,4 @@
-"""The gallery: a file for every exhibit, with a head that is true; every command exists; the one page is current."""
+"""A file for every figure and table, with a head that is true; every command exists; the one page is current."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from experiments.gallery import commands, listed, units
+from experiments.commands import commands, listed, units
 from experiments.heads import takes
 from experiments.overview import write_overview
 from experiments.reproduce import HOMES, PAGES
@@ -19,7 +19,7 @@ from experiments.times import measured
 from sightline import engine
 from sightline.apps.cli.experiments import command
 from sightline.config import read
-from sightline.config.exhibit import Exhibit, read_exhibits
+from sightline.config.reproduction import Reproduction, read_reproductions
 from sightline.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
@@ -32,45 +32,45 @@ PAPERS = {
     "hierarchy": "figure4 figure5 figure6 figure7 figure8 figure9 figure10",
     "partitioning": "figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 table1 table2 section4.2",
 }
-"""Every numbered exhibit of the papers that shows a result; decision 0130 says which do not."""
+"""Every numbered figure and table of the papers that shows a result; decision 0130 says which do not."""
 
-FILES = read_exhibits(ROOT / "experiments")
+FILES = read_reproductions(ROOT / "experiments")
 
 
-def name_of(exhibit: Exhibit) -> str:
-    return f"{exhibit.system}/{exhibit.file.stem}"
+def name_of(reproduction: Reproduction) -> str:
+    return f"{reproduction.system}/{reproduction.file.stem}"
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_exhibit_of_a_paper_has_its_file(system: str):
+def test_every_figure_of_a_paper_has_its_file(system: str):
     assert {e.file.stem for e in FILES if e.system == system} == set(PAPERS[system].split())
 
 
-def test_every_system_is_in_the_gallery_and_has_a_page():
-    assert set(SYSTEMS) == set(PAPERS) == set(PAGES) == {exhibit.system for exhibit in FILES}
+def test_every_system_has_figures_and_has_a_page():
+    assert set(SYSTEMS) == set(PAPERS) == set(PAGES) == {reproduction.system for reproduction in FILES}
     for system in SYSTEMS:
         assert (ROOT / "docs" / "reproduction" / f"{system}.md").is_file()
 
 
 def test_every_file_is_an_experiment_with_a_name_of_its_own():
-    names = [read(exhibit.file).name for exhibit in FILES]
-    assert names == [f"{exhibit.system}-{exhibit.file.stem}" for exhibit in FILES]
+    names = [read(reproduction.file).name for reproduction in FILES]
+    assert names == [f"{reproduction.system}-{reproduction.file.stem}" for reproduction in FILES]
 
 
-@pytest.mark.parametrize("exhibit", FILES, ids=name_of)
-def test_a_head_names_its_exhibit_and_took_what_was_measured(exhibit: Exhibit):
-    kind, number = re.match(r"(figure|table|section)([\d.]+)", exhibit.file.stem).groups()
-    assert re.match(rf"{kind.title()} {re.escape(number)}\b", exhibit.reproduces)
-    assert len(exhibit.expect) > 20
-    assert exhibit.takes == takes(exhibit, measured()), "run: python -m experiments --page-only"
+@pytest.mark.parametrize("reproduction", FILES, ids=name_of)
+def test_a_head_names_its_figure_and_took_what_was_measured(reproduction: Reproduction):
+    kind, number = re.match(r"(figure|table|section)([\d.]+)", reproduction.file.stem).groups()
+    assert re.match(rf"{kind.title()} {re.escape(number)}\b", reproduction.reproduces)
+    assert len(reproduction.expect) > 20
+    assert reproduction.takes == takes(reproduction, measured()), "run: python -m experiments --page-only"
 
 
-QUICK = [exhibit for exhibit in FILES if read(exhibit.file).data.source in ("digits", "synthetic")]
+QUICK = [reproduction for reproduction in FILES if read(reproduction.file).data.source in ("digits", "synthetic")]
 
 
-@pytest.mark.parametrize("exhibit", QUICK, ids=name_of)
-def test_files_whose_data_is_always_there_can_be_built(exhibit: Exhibit):
-    assert engine.build_experiment(read(exhibit.file)).experiment.name
+@pytest.mark.parametrize("reproduction", QUICK, ids=name_of)
+def test_files_whose_data_is_always_there_can_be_built(reproduction: Reproduction):
+    assert engine.build_experiment(read(reproduction.file)).experiment.name
 
 
 def known(experiment: Any) -> Any:
@@ -97,22 +97,22 @@ def test_files_of_trained_figures_are_cells_of_the_whole():
     from sightline.config import parse
 
     whole = {repr(known(parse(plain))) for plain in cells()}
-    for exhibit in FILES:
-        trained = exhibit.system != "partitioning" and "figure4" not in " ".join(units(exhibit.whole))
-        if trained and name_of(exhibit) not in OWN:
-            assert repr(known(read(exhibit.file))) in whole, exhibit.file
+    for reproduction in FILES:
+        trained = reproduction.system != "partitioning" and "figure4" not in " ".join(units(reproduction.whole))
+        if trained and name_of(reproduction) not in OWN:
+            assert repr(known(read(reproduction.file))) in whole, reproduction.file
 
 
 POINTS = {"groups/figure2": 3.742, "partitioning/figure3": 2.805, "partitioning/figure8": 2.437}
 
 
-@pytest.mark.parametrize("exhibit", [e for e in FILES if name_of(e) in POINTS], ids=name_of)
-def test_a_file_that_costs_a_point_costs_what_its_head_says(exhibit: Exhibit, tmp_path: Path):
+@pytest.mark.parametrize("reproduction", [e for e in FILES if name_of(e) in POINTS], ids=name_of)
+def test_a_file_that_costs_a_point_costs_what_its_head_says(reproduction: Reproduction, tmp_path: Path):
     import sightline
 
-    run = sightline.run(read(exhibit.file), out=tmp_path / "run")
-    assert run.summary["epsilon"] == pytest.approx(POINTS[name_of(exhibit)], abs=1e-3)
-    assert f"{POINTS[name_of(exhibit)]:.3f}" in exhibit.expect
+    run = sightline.run(read(reproduction.file), out=tmp_path / "run")
+    assert run.summary["epsilon"] == pytest.approx(POINTS[name_of(reproduction)], abs=1e-3)
+    assert f"{POINTS[name_of(reproduction)]:.3f}" in reproduction.expect
 
 
 @pytest.mark.parametrize("line", [line for _, line in commands() if line.startswith("python")])
@@ -139,7 +139,7 @@ def test_parts_that_commands_name_exist():
 def test_a_file_without_a_head_is_named(tmp_path: Path):
     (tmp_path / "bare.toml").write_text("rounds = 1\n")
     with pytest.raises(InvalidInput, match="its first lines are not"):
-        Exhibit.read(tmp_path / "bare.toml")
+        Reproduction.read(tmp_path / "bare.toml")
 
 
 def test_the_list_and_its_json_agree():
