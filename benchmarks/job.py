@@ -15,8 +15,9 @@ import numpy as np
 
 from sightline import engine
 from sightline.config import parse
+from sightline.engine.execution import LiveExecution
 from sightline.engine.record import RunRecord
-from sightline.engine.round import LiveRound
+from sightline.engine.round import TrainingRound
 from sightline.mechanisms import Public
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
@@ -63,7 +64,7 @@ def our_round(size: str, *, workers: int, users: int = USERS, cohort: int = COHO
             number += 1
             begun = time.perf_counter()
             after = setting.algorithm.round(
-                state, LiveRound(setting, ledger, worker, streams, number), setting.settings
+                state, TrainingRound(setting, ledger, LiveExecution(worker, streams), number), setting.settings
             )
             state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
             return time.perf_counter() - begun

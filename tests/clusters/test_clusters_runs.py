@@ -10,7 +10,7 @@ import torch
 import sightline
 from sightline import accounting, engine
 from sightline.engine.plan import plan_releases
-from sightline.engine.round import LiveRound
+from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Exponential, Gaussian, Poisson, Repeat
 from sightline.ledger import POST_PROCESSING
@@ -173,7 +173,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(
     assert again.summary["observers"] == whole.summary["observers"]
 
 
-class Leaving(LiveRound):
+class Leaving(TrainingRound):
     """Client 6 is gone from round 4 on; client 5 comes only in round 2."""
 
     def here(self, cohort):
@@ -189,7 +189,7 @@ class Leaving(LiveRound):
 
 @pytest.mark.parametrize("changes", [{}, IFCA, {"privacy": {"unit": "none"}}])
 def test_those_who_drop_out_or_come_late_stop_nobody(clustered, tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(engine.loop, "LiveRound", Leaving)
+    monkeypatch.setattr(engine.loop, "TrainingRound", Leaving)
     run = ran(clustered(**changes), tmp_path)
     assert run.summary["status"] == "finished"
     gone = [row["clusters"]["assignment"][6] for row in run.rounds]

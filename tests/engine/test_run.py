@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
-from sightline.engine.plan import NoWorker, PlannedRound
+from sightline.engine.execution import DryExecution
+from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
 from sightline.mechanisms import MECHANISMS, SAMPLERS, ClientState, Public, StateRule
-from sightline.randomness import Streams
 from tests.oracle.fedavg_naive import central_fedavg
 
 
@@ -167,7 +167,7 @@ def test_private_personal_models_need_noise_at_the_client(tiny):
 
 def test_updates_are_released_once(tiny, tmp_path):
     setting = engine.calibrate_noise(engine.build_experiment(tiny()))
-    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    r = TrainingRound(setting, Ledger(), DryExecution(setting.federation.sizes.tolist()), 1)
     updates = r.train(r.sample(), Public(torch.zeros(1)))
     r.release_mean(updates)
     with pytest.raises(Refused, match="released already"):
@@ -177,11 +177,11 @@ def test_updates_are_released_once(tiny, tmp_path):
 def test_what_clients_kept_is_among_the_inputs_of_what_they_send(tiny):
     """Also when nothing that they start from now was computed from the releases behind it."""
     setting = engine.calibrate_noise(engine.build_experiment(tiny(**{"privacy.where": "client"})))
-    ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
-    first = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 1)
+    ledger, execution = Ledger(), DryExecution(setting.federation.sizes.tolist())
+    first = TrainingRound(setting, ledger, execution, 1)
     received = first.release_mean(first.train(first.sample(), Public(torch.zeros(1))))
     kept = {"some": ClientState({}, received.sources)}
-    r = PlannedRound(setting, ledger, worker, Streams.from_seed(0), 2, kept)
+    r = TrainingRound(setting, ledger, execution, 2, kept)
     before = len(ledger)
     r.release_mean(r.train(r.sample(), Public(torch.zeros(1)), memory=StateRule("some")))
     sent = [release for release in list(ledger)[before:] if release.subjects]
@@ -191,7 +191,7 @@ def test_what_clients_kept_is_among_the_inputs_of_what_they_send(tiny):
 
 def test_a_hidden_cohort_is_released_once(tiny):
     setting = engine.calibrate_noise(engine.build_experiment(tiny()))
-    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    r = TrainingRound(setting, Ledger(), DryExecution(setting.federation.sizes.tolist()), 1)
     start, cohort = Public(torch.zeros(1)), r.sample()
     r.release_mean(r.train(cohort, start))
     with pytest.raises(Refused, match="no cohort was drawn"):
@@ -200,7 +200,7 @@ def test_a_hidden_cohort_is_released_once(tiny):
 
 def test_nobody_who_was_not_drawn_hides_behind_coins(tiny):
     setting = engine.calibrate_noise(engine.build_experiment(tiny()))
-    r = PlannedRound(setting, Ledger(), NoWorker(setting.federation.sizes.tolist()), Streams.from_seed(0), 1)
+    r = TrainingRound(setting, Ledger(), DryExecution(setting.federation.sizes.tolist()), 1)
     with pytest.raises(Refused, match="no cohort was drawn"):
         r.release_mean(r.train(r.everyone(), Public(torch.zeros(1))))
 

@@ -13,13 +13,13 @@ import sightline
 from sightline import engine
 from sightline.accounting import Accountant
 from sightline.algorithms.groups import dp_ogl, dp_ogl_plus
-from sightline.engine.plan import PlannedRound
+from sightline.engine.execution import DryExecution
+from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Clear, Gaussian, Poisson
 from sightline.ledger import GroupPlan, Ledger, Rhythm, Threat, ledger_pairs, planned_pairs
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.mechanisms import Public
-from sightline.randomness import Streams
 from sightline.topology import Groups
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.groups.test_groups_flow import schedules
@@ -75,11 +75,11 @@ class Sketch:
 
     def ledger(self, rounds):
         ledger = Ledger(participants=self.setting.participants)
-        worker = engine.plan_releases.__globals__["NoWorker"]([10] * 6)
+        execution = DryExecution([10] * 6)
         algorithm = self.setting.algorithm
         state = algorithm.init(Public(self.setting.start[:1]), self.setting.clients, None)
         for time in range(1, rounds + 1):
-            state = algorithm.round(state, PlannedRound(self.setting, ledger, worker, Streams.from_seed(0), time), None)
+            state = algorithm.round(state, TrainingRound(self.setting, ledger, execution, time), None)
             state = {name: Public(v.value, ledger.frontier(v.sources)) for name, v in state.items()}
         return ledger
 

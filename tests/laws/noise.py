@@ -23,7 +23,8 @@ import sightline.mechanisms
 from sightline import engine
 from sightline.config import parse
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.round import LiveRound
+from sightline.engine.execution import LiveExecution
+from sightline.engine.round import TrainingRound
 from sightline.events import Clear, Event, Exponential, Gaussian, Product, Pure
 from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
@@ -39,7 +40,6 @@ from sightline.mechanisms import (
     ReleaseValues,
     SampleAtClient,
     SampleAtServer,
-    Schedules,
     SegmentSums,
     Updates,
 )
@@ -200,14 +200,14 @@ class Call:
         return values[release.source]
 
 
-class NotedRound(LiveRound):
-    """A round of a real run that remembers its release calls."""
+class NotedExecution(LiveExecution):
+    """The execution of a real run that remembers its release calls."""
 
     def __init__(self, calls: list[Call], *where: Any) -> None:
         super().__init__(*where)
         self._calls = calls
 
-    def _compute_values(
+    def compute_values(
         self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]
     ) -> ReleaseValues:
         left: dict[int, torch.Tensor] = {}
@@ -220,7 +220,7 @@ class NotedRound(LiveRound):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Updates, "collect_outputs", noted)
-            outcome = super()._compute_values(updates, scene, compute)
+            outcome = super().compute_values(updates, scene, compute)
         self._calls.append(Call(updates, scene, left, outcome))
         return outcome
 
@@ -257,10 +257,10 @@ def noted_run(setting: BuiltExperiment, rounds: int, seed: int = 7) -> Noted:
         size = setting.model.parameters if setting.splitter is not None else DIMENSION
         setting = replace(setting, start=0.01 * torch.ones(size))
         worker = KnownClients(size, setting.federation.sizes.tolist())
-    schedules, memories = Schedules(secret), {}
+    execution, memories = NotedExecution(calls, worker, secret), {}
     state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     for time in range(1, rounds + 1):
-        r = NotedRound(calls, setting, ledger, worker, secret, time, memories, schedules)
+        r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories

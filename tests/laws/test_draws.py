@@ -13,8 +13,9 @@ from scipy import stats
 from sightline import algorithms, engine, topology
 from sightline.apps.audit.canaries import CanaryCoins, canary_examples
 from sightline.config import parse
-from sightline.engine.plan import NoWorker, plan_releases
-from sightline.engine.round import LiveRound
+from sightline.engine.execution import AbsentClients, LiveExecution
+from sightline.engine.plan import plan_releases
+from sightline.engine.round import TrainingRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat
 from sightline.ledger import Ledger, export_ledger
 from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
@@ -32,9 +33,9 @@ NEVER = 1e-7
 def as_drawn(setting, rounds):
     """Cohorts of a setting, by what a round draws: (channel, call) -> (rounds, members) of zeros and ones."""
     drawn, ledger, secret = {}, Ledger(), Streams.from_seed(3)
-    worker, schedules = NoWorker(setting.federation.sizes.tolist()), engine.round.Schedules(secret)
+    execution = LiveExecution(AbsentClients(setting.federation.sizes.tolist()), secret)
     for time in range(1, rounds + 1):
-        r = LiveRound(setting, ledger, worker, secret, time, schedules=schedules)
+        r = TrainingRound(setting, ledger, execution, time)
         for call in range(1 if setting.experiment.sampling.clients.scheduled else 2):
             for channel in r.channels:
                 members = r.sample(channel).members
@@ -253,8 +254,8 @@ def test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen():
     claimed = {r.source: r.event.rate for r in plan_releases(setting) if not isinstance(r.event, Clear) and r.subjects}
     assert claimed == {"group-0": 0.7, "group-1": 0.3}
     setting = drawing("tree", "poisson")
-    ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
-    r = Chosen(setting, ledger, worker, Streams.from_seed(0), 1)
+    ledger, execution = Ledger(), Chosen(setting.federation.sizes.tolist(), 1)
+    r = TrainingRound(setting, ledger, execution, 1)
     r.set_pace(LocalSchedule(rates={channel.name: 0.1 for channel in r.channels}), most_steps=2)
     for channel in r.channels:
         r.release_mean(r.train(r.sample(channel), Public(torch.zeros(1))), channel)
@@ -262,20 +263,22 @@ def test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen():
     assert rates == {0.5}
 
 
-class Chosen(LiveRound):
-    """A round whose cohorts are given and whose released values are the same whoever is in them."""
+class Chosen(LiveExecution):
+    """An execution whose cohorts are given and whose released values are the same whoever is in them."""
 
-    some = None
+    def __init__(self, sizes, dimension, some=None):
+        super().__init__(AbsentClients(sizes, dimension=dimension), Streams.from_seed(0))
+        self.some = some
 
-    def _draw_members(self, channel):
-        return channel.members if self.some is None else tuple(n for n in channel.members if self.some(n, self.time))
+    def draw_members(self, sampler, channel, time, rng, *, line):
+        return channel.members if self.some is None else tuple(n for n in channel.members if self.some(n, time))
 
-    def _compute_values(self, updates, scene, compute):
+    def compute_values(self, updates, scene, compute):
         rng = np.random.default_rng([scene.time, scene.use, updates.at.part])
         who = (EVERYONE, *updates.cohort.members)
-        return ReleaseValues(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self._worker.dimension)).float()))
+        return ReleaseValues(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self.worker.dimension)).float()))
 
-    def _collect_choices(self, ballot, scene):
+    def collect_choices(self, ballot, scene):
         return {n: n % len(ballot.candidates) for n in ballot.choosers.members}
 
 
@@ -295,14 +298,12 @@ def hiding(name):
 
 def public_of(setting, some):
     """Everything that others than the trusted may see of some rounds: state, ledger, and what is counted."""
-    ledger, worker = Ledger(), NoWorker(setting.federation.sizes.tolist())
-    worker.dimension = setting.model.parameters
+    ledger, execution = Ledger(), Chosen(setting.federation.sizes.tolist(), setting.model.parameters, some)
     state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     memories, counts = {}, []
     for time in range(1, 4):
         setting = setting.as_found(state)
-        r = Chosen(setting, ledger, worker, Streams.from_seed(0), time, memories)
-        r.some = some
+        r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories

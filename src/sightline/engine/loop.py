@@ -22,6 +22,7 @@ from sightline.engine.checkpoint import (
     save_tensors,
 )
 from sightline.engine.evaluation import cluster_facts, cluster_notes, cluster_row, evaluate_models, evaluated_kept
+from sightline.engine.execution import LiveExecution
 from sightline.engine.identity import (
     Change,
     begin_identity,
@@ -33,7 +34,7 @@ from sightline.engine.identity import (
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.record import RunRecord
 from sightline.engine.release_gate import SeenBefore
-from sightline.engine.round import LiveRound
+from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
     ENDED,
     MODEL,
@@ -259,9 +260,10 @@ class TrainingLoop:
     def _vouch_for(self, number: int, digest: str) -> None:
         self.record.note(EntryKind.CHECKPOINT, {"sha256": digest}, round=number)
 
-    def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[LiveRound, State]:
-        where = (self.setting, self.ledger, self.worker, self.secret, number, self.memories, self.schedules)
-        r = LiveRound(*where, anew=anew, since=self.change.since)
+    def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[TrainingRound, State]:
+        execution = LiveExecution(self.worker, self.secret, self.schedules)
+        where = (self.setting, self.ledger, execution, number, self.memories)
+        r = TrainingRound(*where, anew=anew, since=self.change.since)
         return r, self.setting.algorithm.round(state, r, self.setting.settings)
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:

@@ -1,71 +1,22 @@
-"""A round of the plan: what a run will release, found out before any data is touched."""
+"""The plan: what a run will release, found out before any data is touched, and the noise that it needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 
 from sightline import accounting
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.round import LiveRound
+from sightline.engine.execution import DryExecution
+from sightline.engine.round import TrainingRound
 from sightline.events import Event, scale_noise
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
-    ClientExecutor,
     ClientState,
-    LocalSchedule,
-    ModelChoice,
     Public,
-    ReleaseContext,
-    ReleaseValues,
-    Updates,
 )
 from sightline.mechanisms.objective import Objective
-from sightline.randomness import EVERYONE, Streams
-from sightline.topology import Channel, client_name
-
-
-class PlannedRound(LiveRound):
-    """A round of the plan: everybody takes part, nothing is computed, the ledger lies in memory."""
-
-    counting = False
-
-    @property
-    def rehearsal(self) -> bool:
-        """Yes: paths that depend on values are those that cost most."""
-        return True
-
-    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
-        return dict.fromkeys(ballot.choosers.members, 0)
-
-    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
-        """The most that may be asked for: calibration must hold whatever will be wanted."""
-        super().set_pace(LocalSchedule(most_steps), most_steps=most_steps)
-
-    def _draw_members(self, channel: Channel) -> tuple[int, ...]:
-        """Everybody, in the rounds of the busiest client: calibration must hold for it."""
-        return channel.members if self._setting.sampler_of(channel).takes_part_in_plan(self.time) else ()
-
-    def _compute_values(
-        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
-    ) -> ReleaseValues:
-        nothing = torch.zeros(1)
-        return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), nothing))
-
-
-class NoWorker:
-    """Stands where the data would be: a plan never trains."""
-
-    def __init__(self, sizes: list[int], *, real_nodes: bool = False) -> None:
-        self.dimension = 1
-        self.sizes = sizes
-        self.nodes = RealNodes() if real_nodes else None
-
-
-class RealNodes:
-    """Stands where real nodes would be: what rests on everybody's answer cannot be claimed of them."""
-
-    steadfast = False
+from sightline.topology import client_name
 
 
 def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
@@ -74,12 +25,11 @@ def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_n
     Noise is as in `setting.mechanism`, one unit before calibration.
     """
     ledger = Ledger(participants=setting.participants)
-    worker = cast(ClientExecutor, NoWorker(setting.federation.sizes.tolist(), real_nodes=real_nodes))
-    streams = Streams.from_seed(0)
+    execution = DryExecution(setting.federation.sizes.tolist(), real_nodes=real_nodes)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
     memories: Mapping[str, ClientState] = {}
     for time in range(1, (rounds or setting.experiment.rounds) + 1):
-        r = PlannedRound(setting, ledger, worker, streams, time, memories)
+        r = TrainingRound(setting, ledger, execution, time, memories)
         state = setting.algorithm.round(state, r, setting.settings)
         memories = r.memories
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}

@@ -9,13 +9,14 @@ import torch
 
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
+from sightline.engine.execution import Compute, Execution
 from sightline.engine.release_gate import ReleaseGate
 from sightline.engine.round_work import (
     CostMeter,
-    allow_schedule,
     effort_of,
     gradient_reach,
     noise_at,
+    planned_schedule,
     schedule_fields,
     shares_of,
 )
@@ -24,7 +25,6 @@ from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
 from sightline.mechanisms import (
     CallId,
-    ClientExecutor,
     ClientState,
     Cohort,
     CohortSampler,
@@ -33,7 +33,6 @@ from sightline.mechanisms import (
     Public,
     ReleaseContext,
     ReleaseValues,
-    Schedules,
     StateAccess,
     StateRule,
     Updates,
@@ -41,47 +40,44 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.samplers import thin_sampler
-from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
 from sightline.training import LocalTask
 
 
-class LiveRound:
-    """One round of a real run.
+class TrainingRound:
+    """One round: of a real run, or of the plan of one, as it is executed.
 
     Guarantees: a release is durable in the ledger before its value is handed to the algorithm; the budget is checked
     before the ledger is written and before any data is touched; every release call has noise of its own.
     """
 
-    counting = True
-    """Whether uploads are sent, and cost something."""
-
     def __init__(
-        self, setting: BuiltExperiment, ledger: Ledger, worker: ClientExecutor, secret: Streams, time: int,
-        memories: Mapping[str, ClientState] | None = None, schedules: Schedules | None = None, *, anew: bool = False,
-        since: int = 0,
+        self, setting: BuiltExperiment, ledger: Ledger, execution: Execution, time: int,
+        memories: Mapping[str, ClientState] | None = None, *, anew: bool = False, since: int = 0,
     ) -> None:  # fmt: skip
         self.time = time
-        self._schedules = schedules or Schedules(secret)
+        self.rehearsal = execution.rehearsal
         self.memories = dict(memories or {})
         self.clients = setting.clients
-        self.planned = LocalSchedule(setting.experiment.local.steps, setting.experiment.local.learning_rate)
+        self.planned = planned_schedule(setting)
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._setting = setting
         self._ledger = ledger
-        self._worker = worker
-        self._secret = secret.fresh_streams(len(ledger)) if anew else secret
+        self._execution, self._worker = execution, execution.worker
+        self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
         self._draws = 0
         self._tosses = 0
         self._uses = 0
-        steadfast = worker.nodes is None or worker.nodes.steadfast
+        nodes = self._worker.nodes
+        steadfast = nodes is None or nodes.steadfast
         self._door = ReleaseGate(
             setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since
         )
-        self._meter = CostMeter(setting, time, self.counts, counting=self.counting)
+        self._meter = CostMeter(setting, time, self.counts, counting=not self.rehearsal)
         self.heard: list[list[ChannelMean]] = []
 
     @property
@@ -101,12 +97,8 @@ class LiveRound:
 
     def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
         """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
-        self.pace, self.most_steps = allow_schedule(self._setting, wanted, self.planned, most_steps), most_steps
-
-    @property
-    def rehearsal(self) -> bool:
-        """No: this is the real thing."""
-        return False
+        self.pace = self._execution.allow_schedule(self._setting, wanted, most_steps)
+        self.most_steps = most_steps
 
     def server_rng(self) -> np.random.Generator:
         """The server's own coins of this round."""
@@ -131,9 +123,8 @@ class LiveRound:
     def _draw_members(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         self._draws += 1
-        sampler = self._sampler_of(channel)
-        drawn = sampler.draw(self.time, rng, self._schedules, line=self._setting.channel_number(channel))
-        return tuple(channel.members[place] for place in drawn)
+        sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
+        return self._execution.draw_members(sampler, channel, self.time, rng, line=line)
 
     def _sampler_of(self, channel: Channel) -> CohortSampler:
         whole = self._setting.sampler_of(channel)
@@ -201,16 +192,13 @@ class LiveRound:
         self._uses += 1
         scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
         made = self._door.record_releases(ballot.claim_choices(scene))
-        choices = self._collect_choices(ballot, scene)
+        choices = self._execution.collect_choices(ballot, scene)
         self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
         return {
             member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
             for member, release in zip(cohort.members, made, strict=True)
             if member in choices
         }
-
-    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
-        return ballot.draw_choices(self._worker, scene)
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
@@ -240,7 +228,7 @@ class LiveRound:
         found, heard = [], []
         for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
-            outcome = self._compute_values(updates, scene, mechanism.mean)
+            outcome = self._execution.compute_values(updates, scene, mechanism.mean)
             self._keep_client_state(updates, mine)
             self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, scene))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
@@ -279,11 +267,11 @@ class LiveRound:
         updates: Updates,
         channel: Channel,
         claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
-        compute: Callable[[Updates, ReleaseContext], ReleaseValues],
+        compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
         scene = self._release_context(updates, channel)
         made = self._door.record_releases(self._door.check_draws(claim(updates, scene), channel))
-        outcome = self._compute_values(updates, scene, compute)
+        outcome = self._execution.compute_values(updates, scene, compute)
         self._keep_client_state(updates, made)
         self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, scene))
         self._meter.charge_gathering([scene])
@@ -307,11 +295,6 @@ class LiveRound:
         self.counts["rejected"] += rejected
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
-
-    def _compute_values(
-        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
-    ) -> ReleaseValues:
-        return compute(updates, scene)
 
     def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:
         self._door.check_first_use(updates.at)

@@ -55,10 +55,14 @@ def expected_steps(size: int, local: Local, *, full: bool) -> float:
     return (1 - local.stragglers) * whole + local.stragglers * math.fsum(some) / len(some)
 
 
-def allow_schedule(
-    setting: BuiltExperiment, wanted: LocalSchedule, planned: LocalSchedule, most_steps: int
-) -> LocalSchedule:
+def planned_schedule(setting: BuiltExperiment) -> LocalSchedule:
+    """What the experiment file asks of every round."""
+    return LocalSchedule(setting.experiment.local.steps, setting.experiment.local.learning_rate)
+
+
+def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
     """The pace, when the guarantee covers it: what is not named is as planned."""
+    planned = planned_schedule(setting)
     if setting.experiment.privacy.unit == "sample" and setting.experiment.privacy.place != "edge":
         law = "the number of private steps is part of the guarantee of single examples"
         refuse("pace.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')

@@ -30,7 +30,6 @@ from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.server_side import CentralMean
-from sightline.mechanisms.shared_training import share_training
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (
     Block,
@@ -40,6 +39,7 @@ from sightline.mechanisms.updates import (
     PrivateSteps,
     RemoteNodes,
     Updates,
+    share_training,
 )
 
 __all__ = [

@@ -13,7 +13,6 @@ from sightline.mechanisms.clip import sum_sensitivity
 from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client, only_sums
 from sightline.mechanisms.noise import FLOATS
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.shared_training import SharedTraining
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -58,8 +57,6 @@ class SegmentSums:
     def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
-        if isinstance(updates.worker, SharedTraining):
-            updates.worker.expect(members, self._private_plans(updates))
         if scene.channel.trusted:
             rate = max(self.plans[n].rate for n in scene.channel.members)
             published = scene.make_release(
@@ -129,7 +126,7 @@ class SegmentSums:
         return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
 
     def _local_steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
-        return list(updates.train_privately(self._private_plans(updates)))
+        return list(updates.train_segments(self._private_plans))
 
     def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
         """The members' steps of this segment: clipped, and not noised by themselves."""

@@ -1,7 +1,7 @@
 """What a mechanism may ask of whoever holds the clients' data: the simulator here, real nodes elsewhere."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.errors import Refused
 from sightline.mechanisms.client_state import StateAccess
 from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
+from sightline.topology import Channel
 from sightline.training import LocalTask
 from sightline.training.local_work import AS_PLANNED
 
@@ -169,6 +171,8 @@ class Updates:
     """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
     behind: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """The same by client, where everybody has a starting point of its own."""
+    shared: "SharedTraining | None" = None
+    """The training of a larger cohort, of which these members are a part."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -203,19 +207,29 @@ class Updates:
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by ordinary local training."""
-        rows = self.start_rows()
-        how: dict[str, Any] = {"at": self.at, "task": self.task, "recall": self.recall}
-        if self.splitter is not None:
-            how["splitter"] = self.splitter
-        yield from self._subtract_starts(self.worker.train(self.cohort.members, rows, **how))
+        yield from self._subtract_starts(self._share_blocks(Updates._train_blocks))
 
     def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """(client, end - start) by DP-SGD at the client."""
-        rows = self.start_rows()
-        blocks = self.worker.dp_sgd(
-            self.cohort.members, rows, plans=plans, at=self.at, task=self.task, recall=self.recall
+        yield from self._subtract_starts(self._private_blocks(plans))
+
+    def train_segments(self, plan_steps: "Callable[[Updates], Sequence[PrivateSteps]]") -> Iterator[tuple[int, Tensor]]:
+        """The same by plans that depend on the members and their task only: shared with the other channels' members."""
+        yield from self._subtract_starts(self._share_blocks(lambda some: some._private_blocks(plan_steps(some))))
+
+    def _share_blocks(self, train: "Callable[[Updates], Iterator[Block]]") -> Iterator[Block]:
+        return train(self) if self.shared is None else self.shared.take_rows(self.cohort.members, train)
+
+    def _train_blocks(self) -> Iterator[Block]:
+        how: dict[str, Any] = {"at": self.at, "task": self.task, "recall": self.recall}
+        if self.splitter is not None:
+            how["splitter"] = self.splitter
+        return self.worker.train(self.cohort.members, self.start_rows(), **how)
+
+    def _private_blocks(self, plans: Sequence[PrivateSteps]) -> Iterator[Block]:
+        return self.worker.dp_sgd(
+            self.cohort.members, self.start_rows(), plans=plans, at=self.at, task=self.task, recall=self.recall
         )
-        yield from self._subtract_starts(blocks)
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
         """Each member's un-noised sum of clipped gradients."""
@@ -241,3 +255,51 @@ class Updates:
         for members, ends in blocks:
             for member, end in zip(members, ends, strict=True):
                 yield member, end - self.starts[member].value
+
+
+class SharedTraining:
+    """Trains a whole cohort when the first of its parts asks, and hands every part its rows."""
+
+    def __init__(self, whole: Updates) -> None:
+        self._whole = whole
+        self._ends: dict[int, Tensor] | None = None
+
+    def take_rows(self, members: Sequence[int], train: Callable[[Updates], Iterator[Block]]) -> Iterator[Block]:
+        """The end vectors of a part's members; nobody's are handed out twice."""
+        if not members:
+            return
+        if self._ends is None:
+            self._ends = {n: end for some, ends in train(self._whole) for n, end in zip(some, ends, strict=True)}
+        yield list(members), torch.stack([self._ends.pop(member) for member in members])
+
+
+TOGETHER_FLOATS = 1 << 27
+"""Beyond so many numbers the end vectors of a whole cohort are not kept at once, and parts are trained one by one."""
+
+
+def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
+    """The updates of each channel's members, as if each had been trained by itself: same streams, same bits.
+
+    Guarantees: nobody's update is in two parts, so that nobody's noise is used twice; every part has noise of its own.
+    """
+    taken: set[int] = set()
+    for channel in channels:
+        if taken & set(channel.members):
+            raise Refused(f"channel={channel.name}: shares a member with another; train for each of them by itself")
+        taken |= set(channel.members)
+    if set(updates.cohort.members) - taken:
+        raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
+    together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
+    shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
+    return [(_channel_part(updates, shared, channel, place + 1), channel) for place, channel in enumerate(channels)]
+
+
+def _channel_part(updates: Updates, shared: SharedTraining | None, channel: Channel, number: int) -> Updates:
+    own = frozenset(channel.members)
+    members = tuple(member for member in updates.cohort.members if member in own)
+    starts = {member: updates.starts[member] for member in members}
+    places = [place for place, member in enumerate(updates.cohort.members) if member in own]
+    task = updates.task.select_clients(places)
+    at = replace(updates.at, part=number)
+    eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
+    return replace(updates, cohort=Cohort(members), starts=starts, shared=shared, task=task, at=at, eligible=eligible)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sightline.apps.audit.canaries import round_sign
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.round import LiveRound
+from sightline.engine.execution import Compute, LiveExecution
+from sightline.engine.round import TrainingRound
 from sightline.ledger import Ledger, Parties, Release
 from sightline.mechanisms import (
     CentralMean,
@@ -96,21 +97,39 @@ class ObservedNodes:
         return {}
 
 
-class ObservedRound(LiveRound):
-    """A round of a real run, watched."""
+class ObservedExecution(LiveExecution):
+    """The execution of a real run, watched."""
+
+    def __init__(self, watch: Observer, ledger: Ledger, worker: Any, secret: Streams, schedules: Schedules) -> None:
+        super().__init__(worker, secret, schedules)
+        self._watch, self._ledger = watch, ledger
+
+    def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
+        """As in every live round; the watch sees the values that are for it to see."""
+        outcome = super().compute_values(updates, context, compute)
+        for member, value in outcome.values.items():
+            source = context.channel.name if member == EVERYONE else client_name(member)
+            self._watch.note(self._ledger, context, updates.at.part, source, value)
+        return outcome
+
+    def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
+        """As in every live round; the watch sees the choices."""
+        worker: Any = self.worker
+        witness, worker.nodes = worker.nodes, None
+        choices = super().collect_choices(ballot, context)
+        worker.nodes = witness
+        for member, choice in choices.items():
+            told = torch.full((worker.dimension,), float(choice == 0))
+            self._watch.note(self._ledger, context, 0, client_name(member), told)
+        return choices
+
+
+class ObservedRound(TrainingRound):
+    """A round in which the watch also sees what is shown a second time."""
 
     def __init__(self, watch: Observer, *where: Any) -> None:
         super().__init__(*where)
         self._watch, self._shown = watch, 0
-
-    def _compute_values(
-        self, updates: Updates, scene: ReleaseContext, compute: Callable[[Updates, ReleaseContext], ReleaseValues]
-    ) -> ReleaseValues:
-        outcome = super()._compute_values(updates, scene, compute)
-        for member, value in outcome.values.items():
-            source = scene.channel.name if member == EVERYONE else client_name(member)
-            self._watch.note(self._ledger, scene, updates.at.part, source, value)
-        return outcome
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """As every round does; the watch sees what is for it to see."""
@@ -120,28 +139,19 @@ class ObservedRound(LiveRound):
             self._shown += 1
         return made
 
-    def _collect_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
-        worker: Any = self._worker
-        witness, worker.nodes = worker.nodes, None
-        choices = super()._collect_choices(ballot, scene)
-        worker.nodes = witness
-        for member, choice in choices.items():
-            told = torch.full((worker.dimension,), float(choice == 0))
-            self._watch.note(self._ledger, scene, 0, client_name(member), told)
-        return choices
-
 
 def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
     """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
     ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
     worker.nodes = ObservedNodes(setting, ledger, watch)
+    execution = ObservedExecution(watch, ledger, worker, secret, schedules)
     state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     memories: Any = {}
     for time in range(1, rounds + 1):
         if setting.algorithm.finished(state):
             break
         setting = setting.as_found(state)
-        r = ObservedRound(watch, setting, ledger, worker, secret, time, memories, schedules)
+        r = ObservedRound(watch, setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories
