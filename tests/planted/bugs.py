@@ -52,11 +52,11 @@ BUGS: dict[str, Bug] = {
         "the draws of examples come back after 16384 / N steps",
         "training/local_work.py",
         """    for first in range(0, steps, ahead):
-        for coins in rng.random((min(ahead, steps - first), examples)) < rate:
-            yield np.flatnonzero(coins)""",
-        """    coins = rng.random((min(ahead, steps), examples)) < rate
+        for drawn in rng.random((min(ahead, steps - first), examples)) < rate:
+            yield np.flatnonzero(drawn)""",
+        """    drawn = rng.random((min(ahead, steps), examples)) < rate
     for step in range(steps):
-        yield np.flatnonzero(coins[step % ahead])""",
+        yield np.flatnonzero(drawn[step % ahead])""",
         f"{DRAWS}::test_examples_are_drawn_afresh_at_every_step",
     ),
     "step-noise-reused": bug(
