@@ -28,14 +28,14 @@ def run_round(state: State, r: Round, settings: Scaffold) -> State:
     mean of the D y_i and of public numbers, and c stays the mean of the c_i. Decision 0050 says why.
     """
     control, cohort = state["control"], r.sample()  # lines 3-5
-    effort = r.work_stats(cohort)
-    rule = ControlVariate(control.value, effort.learning_rate, effort.steps, effort.most_steps)
+    work = r.work_stats(cohort)
+    rule = ControlVariate(control.value, work.learning_rate, work.steps, work.most_steps)
     updates = r.train(cohort, state["model"], memory=rule.memory(control.sources))  # lines 6-14
     step = r.release_mean(updates)  # line 16, mean of the D y_i
-    change = -1.0 / (effort.learning_rate * effort.most_steps) * step - effort.steps / effort.most_steps * control
+    change = -1.0 / (work.learning_rate * work.most_steps) * step - work.steps / work.most_steps * control
     return {
         "model": state["model"] + settings.server_learning_rate * step,  # line 17
-        "control": control + effort.share * change,  # line 17, |S| / N times the mean of the D c_i
+        "control": control + work.share * change,  # line 17, |S| / N times the mean of the D c_i
     }
 
 

@@ -105,10 +105,10 @@ class Slope:
         return left if left > CLEAR * spread else 0.0
 
 
-def slope_of(heard: ChannelMean) -> Slope:
+def slope_of(mean: ChannelMean) -> Slope:
     """The gradient behind one release."""
-    reach = max(heard.reach, 1e-30)
-    return Slope(heard.value.value / -reach, (heard.noise_std / reach) ** 2)
+    reach = max(mean.reach, 1e-30)
+    return Slope(mean.value.value / -reach, (mean.noise_std / reach) ** 2)
 
 
 def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
@@ -119,9 +119,9 @@ def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
     return Slope(value, math.fsum(share**2 * one.variance for one, share in zip(slopes, shares, strict=True)))
 
 
-def of_round(heard: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
+def of_round(gatherings: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
     """The global gradient of a round: the mean over its gatherings, each by the shares of its channels."""
-    found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(heard, shares, strict=True)]
+    found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(gatherings, shares, strict=True)]
     return mean_slope(found, [1 / len(found)] * len(found))
 
 
@@ -141,14 +141,14 @@ def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]
     return math.sqrt(math.fsum(found))
 
 
-def sgd_noise(heard: Sequence[Sequence[ChannelMean]]) -> float:
+def sgd_noise(gatherings: Sequence[Sequence[ChannelMean]]) -> float:
     """sigma: how much a subnet's gradient changes from one gathering of a round to the next; needs two gatherings.
 
     An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
     """
     found = [
         slope_of(after).minus(slope_of(before)).square / 2
-        for earlier, later in pairwise(heard)
+        for earlier, later in pairwise(gatherings)
         for before, after in zip(earlier, later, strict=False)
         if before.channel.name == after.channel.name
     ]
@@ -243,13 +243,13 @@ def update_control(state: State, r: Round, base: Algorithm, now: Progress, contr
     start = base.models(state, r.clients)
     if not r.heard or not isinstance(start, Public):
         return {PREFIX: now.to_vector(frozenset())}
-    shares = [r.channel_shares([heard.channel for heard in gathering]) for gathering in r.heard]
+    shares = [r.channel_shares([mean.channel for mean in gathering]) for gathering in r.heard]
     slope = of_round(r.heard, shares)
     beta = secant_smoothness(state, slope, start, now)
     zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
     r.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
-    sources = start.sources.union(*(heard.value.sources for gathering in r.heard for heard in gathering))
+    sources = start.sources.union(*(mean.value.sources for gathering in r.heard for mean in gathering))
     return {
         PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
         GRADIENT: Public(slope.value, sources),
