@@ -12,13 +12,12 @@ import pytest
 from serve_asking import Ask, asking, site_of
 
 from sightline import accounting
-from sightline.accounting import Accountant
+from sightline.accounting import SCHEMES, Accountant
 from sightline.apps.cli.main import run_arguments
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
 from sightline.apps.report.numbers import format_percent, format_upper
-from sightline.apps.serve.calculator import SCHEMES
 from sightline.apps.serve.run_folder import LiveRuns
 from sightline.apps.serve.sight import pair_classes
 from sightline.apps.serve.timeline import PAGE
@@ -363,11 +362,13 @@ def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_calculator_says_what_the_accountant_says(ask: Ask, scheme: str) -> None:
-    small = "steps=64&uses=8&rate=0.125&parts=3&chance=0.5&noise=1.5&delta=1e-6&epochs=1"
+    small = (
+        "steps=64&uses=8&rate=0.125&parts=3&chance=0.5&noise=1.5&delta=1e-6&epochs=1&samples=90&batch_size=9&rounds=20"
+    )
     told = api(ask, f"/api/account?scheme={scheme}&{small}")
-    entry = SCHEMES[scheme]
-    numbers = {knob.name: told[knob.name] for knob in entry.knobs}
-    made = entry.make(**numbers)
+    family = SCHEMES[scheme]
+    numbers = {parameter.name: told[parameter.name] for parameter in family.ranged_parameters}
+    made = family.make(**family.complete_numbers(numbers))
     assert told["epsilon"]["this scheme"] == made.epsilon(delta=1e-6)
     assert told["epsilon"]["by RDP"] == made.epsilon(delta=1e-6, accountant=Accountant.RDP)
     page = text_of(ask(f"/calculator?scheme={scheme}&{small}").body)
@@ -382,16 +383,17 @@ def test_the_calculator_solves_for_the_noise(ask: Ask, scheme: str, capsys: pyte
     words = ["--epsilon", "2", *small.split()[2:], "--delta", "1e-6"]
     assert run_arguments(["calibrate", scheme, *words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["noise_multiplier"]
-    query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
+    query = asked_of_the_page(words)
     told = api(ask, f"/api/account?scheme={scheme}&solve=noise&{query}")
     assert told["noise_multiplier"]["this scheme"] == pytest.approx(said, rel=1e-5)
     assert told["epsilon"] == 2
     page = ask(f"/calculator?scheme={scheme}&solve=noise&{query}").body.decode()
     shown = float(re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1])  # type: ignore[index]
-    entry = SCHEMES[scheme]
-    given = {knob.name: told[knob.name] for knob in entry.knobs if knob.name != "noise"}
-    assert entry.make(noise=shown, **given).epsilon(delta=1e-6) <= 2
-    assert entry.make(noise=0.99 * shown, **given).epsilon(delta=1e-6) > 2
+    family = SCHEMES[scheme]
+    given = {parameter.name: told.get(parameter.name) for parameter in family.ranged_parameters}
+    for noise, enough in ((shown, True), (0.99 * shown, False)):
+        made = family.make(**family.complete_numbers({**given, "noise": noise}))
+        assert (made.epsilon(delta=1e-6) <= 2) == enough
     assert 'name="epsilon"' in page
     assert 'name="noise"' not in page
     if scheme in ("poisson", "gaussian"):
@@ -424,7 +426,22 @@ COMMANDS = {
     "dropout": "--noise 1.5 --rate 0.125 --steps 64",
     "check-ins": "--noise 1.5 --steps 64 --chance 0.5",
     "gaussian": "--noise 1.5 --steps 64",
+    "clustered": "--noise 1.5 --samples 90 --batch-size 9 --rounds 20 --selection-epsilon 0.1",
 }
+
+
+def asked_of_the_page(words: list[str]) -> str:
+    """The query of a command's options."""
+    pairs = [(name, value) for name, value in pairwise(words) if name.startswith("--")]
+    return "&".join(f"{name.removeprefix('--').replace('-', '_')}={value}" for name, value in pairs)
+
+
+def test_the_calculator_notes_a_large_delta_where_it_knows_how_many(ask: Ask) -> None:
+    query = "scheme=clustered&samples=100&delta=0.01"
+    told = api(ask, f"/api/account?{query}")
+    assert "publishing one of 100 examples at random" in told["note"]
+    assert told["note"] in text_of(ask(f"/calculator?{query}").body)
+    assert "note" not in api(ask, "/api/account?scheme=clustered&samples=100&delta=1e-5")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -432,7 +449,7 @@ def test_the_calculator_says_what_the_command_says(ask: Ask, scheme: str, capsys
     words = COMMANDS[scheme].split()
     assert run_arguments(["account", scheme, *words, "--delta", "1e-6", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["epsilon"]
-    query = "&".join(f"{name.removeprefix('--')}={value}" for name, value in pairwise(words) if name.startswith("--"))
+    query = asked_of_the_page(words)
     page = ask(f"/calculator?scheme={scheme}&{query}&delta=1e-6").body.decode()
     assert re.search(r"this scheme</dt><dd><b>([^<]*)</b>", page)[1] == format_upper(said, digits=4)  # type: ignore[index]
 

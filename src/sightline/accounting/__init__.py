@@ -14,15 +14,31 @@ from sightline.accounting.calibration import Budget, BudgetLine, calibrate, shar
 from sightline.accounting.canonical import Composition
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
-from sightline.accounting.schemes import Scheme, balanced, check_ins, clustered, dropout, gaussian, poisson, split
+from sightline.accounting.schemes import (
+    SCHEMES,
+    Parameter,
+    Scheme,
+    SchemeFamily,
+    balanced,
+    check_ins,
+    clustered,
+    dropout,
+    gaussian,
+    poisson,
+    register_scheme,
+    split,
+)
 
 __all__ = [
+    "SCHEMES",
     "Accountant",
     "Budget",
     "BudgetLine",
     "Composition",
     "Headroom",
+    "Parameter",
     "Scheme",
+    "SchemeFamily",
     "balanced",
     "calibrate",
     "check_ins",
@@ -37,6 +53,7 @@ __all__ = [
     "large_delta_note",
     "poisson",
     "refuse_large_delta",
+    "register_scheme",
     "renyi_divergence",
     "share_budget",
     "split",

@@ -1,14 +1,21 @@
-"""The schemes by name: what a training run does to a subject, as one frozen value with its cost."""
+"""The schemes by name: what a training run does to a subject, as one frozen value with its cost.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Each scheme is declared once, here: a function of its numbers, registered with what the commands and the calculator's
+page say of it. `sightline account`, `sightline calibrate` and the page are made from `SCHEMES`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from sightline import shown
-from sightline.accounting.accountant import Accountant, interval
+from sightline.accounting.accountant import Accountant, interval, large_delta_note
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
+from sightline.accounting.published import AsPublished, clustered_noise
 from sightline.errors import invalid
 from sightline.events import (
     MOST_COUNTED,
@@ -73,16 +80,222 @@ class Scheme:
         return events + shown.html_table("upper bounds", ("delta", "epsilon"), costs)
 
 
-def gaussian(*, noise: float, steps: int) -> Scheme:
-    """Every step uses every subject: local releases, full participation."""
-    return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
+def check_count(name: str, value: int) -> int:
+    """A whole number of at least one, and not too large to count to."""
+    if not (1 <= value <= MOST_COUNTED and int(value) == value):
+        invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")
+    return int(value)
 
 
+Numbers = Mapping[str, Any]
+"""The numbers of a scheme by the names of its parameters."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of a scheme: a keyword of its function, an option of the commands, a field of the page.
+
+    On the page it goes from `low` to `high` and starts at `start`; a number without a range is left out there, and must
+    not be required.
+    """
+
+    name: str
+    help: str
+    label: str = ""
+    low: float | None = None
+    high: float | None = None
+    start: float | None = None
+    whole: bool = False
+    derive: Callable[[Numbers], float] | None = None
+    """What it is, from the other numbers, where nobody says it."""
+    budget_share: float | None = None
+    """Where the noise is searched for a budget: so much of the budget, where nobody says it."""
+    counts: str = ""
+    """Whom it counts, if delta is promised to each of them: a large delta is noted."""
+
+    def starting_at(self, start: float) -> "Parameter":
+        """The same parameter with another start."""
+        return replace(self, start=start)
+
+
+@dataclass(frozen=True)
+class SchemeFamily:
+    """A registered scheme: its function, its numbers, and what is said of it."""
+
+    name: str
+    make: Callable[..., Scheme]
+    parameters: tuple[Parameter, ...]
+    """The keywords of `make` in their order, which is also that of the options; `noise` is what calibration finds."""
+    title: str
+    help: str
+    example: Numbers
+    """Numbers that make sense together, in the order in which an example shows them."""
+    hint: str = ""
+    calibrate_help: str = ""
+    matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None
+    """Rate and steps of the Poisson sampling that uses each subject as often on average."""
+    published: Callable[..., AsPublished] | None = None
+    """The noise that a paper takes for the same numbers, epsilon and delta: shown beside the calibrated one."""
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What the function takes where nobody says a number."""
+        keywords = inspect.signature(self.make).parameters.values()
+        return {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
+
+    @property
+    def ranged_parameters(self) -> tuple[Parameter, ...]:
+        """The numbers with a range: what the page asks for."""
+        return tuple(one for one in self.parameters if one.start is not None)
+
+    def is_required(self, parameter: Parameter, *, budget: bool = False) -> bool:
+        """Whether the number has to be said; `budget` where the noise is searched for one."""
+        given = parameter.name in self.defaults or parameter.derive is not None
+        return not given and not (budget and parameter.budget_share is not None)
+
+    def complete_numbers(self, numbers: Numbers, *, epsilon: float | None = None) -> dict[str, Any]:
+        """The numbers, and those that nobody said (None, or absent) filled in; the noise may be absent."""
+        said = {name: value for name, value in numbers.items() if value is not None}
+        complete = {**self.defaults, **said}
+        for one in self.parameters:
+            if one.name not in complete and one.derive is not None:
+                complete[one.name] = one.derive(complete)
+            elif one.name not in complete and one.budget_share is not None and epsilon is not None:
+                complete[one.name] = one.budget_share * epsilon
+        return complete
+
+    def calibrated(
+        self, numbers: Numbers, *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD
+    ) -> Scheme:
+        """The scheme with the least noise that costs at most (epsilon, delta), all other numbers as they are.
+
+        >>> numbers = {"parts": 2, "rate": 0.1, "steps": 10, "unsplit_noise": 2.0}
+        >>> SCHEMES["split"].calibrated(numbers, epsilon=3.0, delta=1e-5).events[0][0].event.events[0]
+        Gaussian(noise_multiplier=2.0)
+        """
+        complete = self.complete_numbers(numbers, epsilon=epsilon)
+
+        def at(noise: float) -> Scheme:
+            return self.make(**{**complete, "noise": noise})
+
+        return at(calibrate(lambda z: at(z).composition, epsilon=epsilon, delta=delta, accountant=accountant))
+
+    def note_delta(self, numbers: Numbers, delta: float) -> str | None:
+        """What is to be said of a delta that is large for those whom the numbers count, if anything."""
+        notes = [large_delta_note(delta, numbers[one.name], one.counts) for one in self.parameters if one.counts]
+        return next((note for note in notes if note), None)
+
+
+SCHEMES: dict[str, SchemeFamily] = {}
+"""Every registered scheme by its name, in the order of the page."""
+
+TAKEN_SCHEMES = ("h2fdp", "ledger")
+"""What the commands take besides schemes."""
+TAKEN_PARAMETERS = (
+    "accountant against as_json delta epsilon help interval json note noise_multiplier part scheme solve target token"
+).split()
+"""What the commands and the page ask or answer of every scheme."""
+
+Make = TypeVar("Make", bound=Callable[..., Scheme])
+
+
+def register_scheme(
+    *,
+    title: str,
+    help: str,
+    parameters: tuple[Parameter, ...],
+    example: Numbers,
+    hint: str = "",
+    calibrate_help: str = "",
+    matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None,
+    published: Callable[..., AsPublished] | None = None,
+) -> Callable[[Make], Make]:
+    """Register a function of `noise` and other numbers as a scheme of the library, the commands and the page.
+
+    Its name there is the function's, with hyphens. `help` is the line of the commands, `calibrate_help` that of
+    `calibrate` if it differs; `title` and `hint` (or `help`) are the page's.
+    """
+
+    def register(make: Make) -> Make:
+        name = make.__name__.replace("_", "-")
+        family = SchemeFamily(
+            name,
+            make,
+            parameters,
+            title,
+            help,
+            example,
+            hint or help,
+            calibrate_help or help,
+            matched_poisson,
+            published,
+        )
+        check_family(family)
+        SCHEMES[name] = family
+        return make
+
+    return register
+
+
+def check_family(family: SchemeFamily) -> None:
+    """Refuse a scheme that the commands and the page could not offer as it is declared."""
+    if family.name in SCHEMES or family.name in TAKEN_SCHEMES:
+        invalid("scheme", family.name, "this name is taken", "give the function another name")
+    names = [one.name for one in family.parameters]
+    if names != list(inspect.signature(family.make).parameters) or NOISE.name not in names:
+        law = "the parameters are the keywords of the function in their order, and noise is among them"
+        invalid("parameters", " ".join(names), law)
+    for one in family.parameters:
+        if one.name in TAKEN_PARAMETERS:
+            invalid("parameter", one.name, "commands and page ask this of every scheme", "give it another name")
+        if family.is_required(one) and (one.start is None or one.name not in family.example):
+            law = "a required number has low, high and start for the page, and a value in the example"
+            invalid("parameter", one.name, law)
+        if one.start is not None and not (0 < (one.low or 0) <= one.start <= (one.high or 0)):
+            invalid("parameter", one.name, "0 < low <= start <= high")
+    if family.make(**family.complete_numbers(family.example)).noise_multiplier != family.example[NOISE.name]:
+        invalid("scheme", family.name, "its noise multiplier is `noise`")
+
+
+NOISE = Parameter("noise", "Noise multiplier z = sigma / sensitivity.", "Noise multiplier z", 0.2, 50, 1.0)
+STEPS = Parameter("steps", "Number of noisy steps.", "Steps", 1, 1_000_000, 1000, whole=True)
+RATE = Parameter("rate", "Probability of taking part in a step.", "Rate", 1e-6, 1, 0.1)
+USES = Parameter("uses", "Steps that use each subject, of all steps.", "Uses of each subject", 1, 1e5, 100, whole=True)
+EPOCHS = Parameter("epochs", "Repetitions of the schedule.", "Epochs", 1, 1000, 1, whole=True)
+PARTS = Parameter("parts", "Disjoint parts of the model.", "Parts of the model", 1, 1000, 4, whole=True)
+UNSPLIT_NOISE = Parameter("unsplit_noise", "Noise multiplier of the part that is not split.")
+UNSPLIT_FIXED = "--unsplit-noise is fixed, the split part's noise is found."
+CHANCE = Parameter("chance", "Probability of checking in at all.", "Chance of checking in", 1e-6, 1, 0.5)
+SAMPLES = Parameter("samples", "Examples of the client.", "Examples", 1, 5e4, 8000, whole=True, counts="examples")
+BATCH_SIZE = Parameter("batch_size", "Batch size of the later rounds.", "Batch size", 8, 1e4, 32, whole=True)
+ROUNDS = Parameter("rounds", "Rounds; the first is a full batch.", "Rounds", 1, 1000, 200, whole=True)
+TENTH = "Private choices (default: a tenth of the rounds)."
+SELECTIONS = Parameter("selections", TENTH, whole=True, derive=lambda n: n["rounds"] // 10)
+CHOICE = Parameter(
+    "selection_epsilon", "What one choice costs.", "Epsilon of a choice", 1e-3, 10, 0.1, budget_share=0.03
+)
+
+
+@register_scheme(
+    title="Poisson: each with a probability",
+    help="Each step uses each subject with a probability, independently.",
+    hint="Each step uses each subject with the same probability, independently.",
+    parameters=(NOISE, RATE.starting_at(0.01), STEPS),
+    example={"noise": 1, "rate": 0.01, "steps": 10_000},
+)
 def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     """Each step uses each subject with probability `rate`, independently."""
     return Scheme("poisson", noise, ((Poisson(rate, Gaussian(noise)), check_count("steps", steps)),))
 
 
+@register_scheme(
+    title="Balanced: exactly k of T steps",
+    help="Each subject is used in exactly K of T steps.",
+    hint="Each subject is used in exactly so many of the steps, a hidden choice.",
+    parameters=(NOISE, STEPS, USES, EPOCHS),
+    example={"noise": 2, "steps": 1000, "uses": 100},
+    matched_poisson=lambda n: (n["uses"] / n["steps"], n["steps"] * n["epochs"]),
+)
 def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1) -> Scheme:
     """Each subject is used in exactly `uses` of `steps` steps, uniformly at random, anew in each of `epochs` epochs.
 
@@ -93,6 +306,15 @@ def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1) -> Scheme:
     return Scheme("balanced", noise, ((event, check_count("epochs", epochs)),))
 
 
+@register_scheme(
+    title="Split model: one of d parts",
+    help="Each subject trains one of D parts of the model.",
+    calibrate_help="Each subject trains one of D parts of the model; " + UNSPLIT_FIXED,
+    hint="Each subject that takes part trains one of the parts of the model, a hidden choice.",
+    parameters=(NOISE, PARTS, RATE, STEPS, UNSPLIT_NOISE),
+    example={"noise": 1, "parts": 8, "rate": 0.1, "steps": 1000},
+    matched_poisson=lambda n: (n["rate"], n["steps"]),
+)
 def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
     """Each subject trains one of `parts` disjoint parts of the model; with `unsplit_noise`, and a common part beside
     it.
@@ -105,18 +327,55 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     return Scheme("split", noise, ((Poisson(rate, inner), check_count("steps", steps)),))
 
 
+@register_scheme(
+    title="Dropout, one mask per subject",
+    help="Dropout with probability one half, one mask per subject and release.",
+    calibrate_help="Dropout with probability one half; " + UNSPLIT_FIXED,
+    hint="Each subject that takes part trains half of the model, a hidden choice.",
+    parameters=(NOISE, RATE, STEPS, UNSPLIT_NOISE),
+    example={"noise": 1, "rate": 0.1, "steps": 1000},
+    matched_poisson=lambda n: (n["rate"], n["steps"]),
+)
 def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
     """Dropout with probability one half, one mask per subject and release: splitting into two parts."""
     scheme = split(noise=noise, parts=2, rate=rate, steps=steps, unsplit_noise=unsplit_noise)
     return Scheme("dropout", scheme.noise_multiplier, scheme.events)
 
 
+@register_scheme(
+    title="Random check-ins",
+    help="Each subject opts in with a probability, then takes part once, at a random step.",
+    hint="Each subject opts in with a probability and then takes part once, at a hidden step.",
+    parameters=(NOISE, STEPS, CHANCE),
+    example={"noise": 1, "steps": 1000, "chance": 0.5},
+    matched_poisson=lambda n: (n["chance"] / n["steps"], n["steps"]),
+)
 def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     """Random check-ins: each subject opts in with probability `chance`, then takes part once, at a random step."""
     event = Poisson(chance, Allocation(check_count("steps", steps), 1, Gaussian(noise)))
     return Scheme("check_ins", noise, ((event, 1),))
 
 
+@register_scheme(
+    title="No sampling",
+    help="Every step uses every subject.",
+    parameters=(NOISE, STEPS),
+    example={"noise": 4, "steps": 100},
+)
+def gaussian(*, noise: float, steps: int) -> Scheme:
+    """Every step uses every subject: local releases, full participation."""
+    return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
+
+
+@register_scheme(
+    title="Clustered: a full batch, then small ones",
+    help="One full-batch round, small batches in the others, and private choices of a cluster.",
+    calibrate_help="One full-batch round, small batches in the others, and private choices of a cluster: "
+    "one noise for all.",
+    parameters=(NOISE, SAMPLES, BATCH_SIZE, ROUNDS, SELECTIONS, CHOICE),
+    example={"noise": 2, "samples": 8000, "batch_size": 32, "rounds": 200, "selection_epsilon": 0.1},
+    published=clustered_noise,
+)
 def clustered(
     *, noise: float, samples: int, batch_size: int, rounds: int, selections: int, selection_epsilon: float
 ) -> Scheme:
@@ -136,10 +395,3 @@ def clustered(
     if selections:
         events.append((Exponential(selection_epsilon), check_count("selections", selections)))
     return Scheme("clustered", noise, tuple(events))
-
-
-def check_count(name: str, value: int) -> int:
-    """A whole number of at least one, and not too large to count to."""
-    if not (1 <= value <= MOST_COUNTED and int(value) == value):
-        invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")
-    return int(value)

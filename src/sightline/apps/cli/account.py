@@ -1,8 +1,7 @@
-"""`sightline account`: epsilon of a scheme by its numbers, or of an exported ledger."""
+"""`sightline account`: epsilon of a registered scheme by its numbers, or of an exported ledger."""
 
 import json
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,7 +10,7 @@ from sightline.apps.cli.main import examples_epilog
 from sightline.shown import digits_down, digits_up
 
 if TYPE_CHECKING:
-    from sightline.accounting import Scheme
+    from sightline.accounting import Parameter, Scheme, SchemeFamily
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,21 +23,9 @@ Examples:
 """
 
 
-def scheme_options(*names: str) -> Callable[[Function], Function]:
-    """The options of a scheme, by their names in the house."""
+def answer_options(*names: str) -> Callable[[Function], Function]:
+    """The options that every scheme has, by their names in the house."""
     known = {
-        "noise": click.option("--noise", type=float, required=True, help="Noise multiplier z = sigma / sensitivity."),
-        "rate": click.option("--rate", type=float, required=True, help="Probability of taking part in a step."),
-        "steps": click.option("--steps", type=int, required=True, help="Number of noisy steps."),
-        "uses": click.option("--uses", type=int, required=True, help="Steps that use each subject, of all steps."),
-        "epochs": click.option("--epochs", type=int, default=1, show_default=True, help="Repetitions of the schedule."),
-        "parts": click.option("--parts", type=int, required=True, help="Disjoint parts of the model."),
-        "unsplit": click.option("--unsplit-noise", type=float, help="Noise multiplier of the part that is not split."),
-        "chance": click.option("--chance", type=float, required=True, help="Probability of checking in at all."),
-        "samples": click.option("--samples", type=int, required=True, help="Examples of the client."),
-        "batch": click.option("--batch-size", type=int, required=True, help="Batch size of the later rounds."),
-        "rounds": click.option("--rounds", type=int, required=True, help="Rounds; the first is a full batch."),
-        "selections": click.option("--selections", type=int, help="Private choices (default: a tenth of the rounds)."),
         "delta": click.option("--delta", type=float, required=True, help="Delta of the guarantee."),
         "epsilon": click.option("--epsilon", type=float, required=True, help="The budget to meet."),
         "accountant": click.option(
@@ -47,100 +34,80 @@ def scheme_options(*names: str) -> Callable[[Function], Function]:
         "interval": click.option("--interval", is_flag=True, help="Also a lower bound, by the opposite rounding."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
     }
+    return decorate_all([known[name] for name in names])
+
+
+def decorate_all(decorators: list[Callable[[Function], Function]]) -> Callable[[Function], Function]:
+    """All of them in their order, as one."""
 
     def decorate(function: Function) -> Function:
-        for name in reversed(names):
-            function = known[name](function)
+        for one in reversed(decorators):
+            function = one(function)
         return function
 
     return decorate
 
 
-ASKED = ("delta", "accountant", "interval", "json")
+def parameter_option(family: "SchemeFamily", parameter: "Parameter", *, budget: bool) -> Callable[[Function], Function]:
+    """The option of a scheme's number; `budget` where the noise is searched for one."""
+    said, default = parameter.help, family.defaults.get(parameter.name)
+    shown = {} if default is None else {"default": default, "show_default": True}  # None itself would count as given
+    if budget and parameter.budget_share is not None:
+        said = f"{said.rstrip('.')} (default: {parameter.budget_share:g} of the budget)."
+    return click.option(
+        option_name(parameter.name),
+        type=int if parameter.whole else float,
+        required=family.is_required(parameter, budget=budget),
+        help=said,
+        **shown,
+    )
 
 
-@click.group("account", epilog=EXAMPLES)
+def option_name(name: str) -> str:
+    """How a number is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+class SchemeGroup(click.Group):
+    """A group with one command for every registered scheme, beside those that it has itself."""
+
+    def __init__(self, *args: Any, make_command: "Callable[[SchemeFamily], click.Command]", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.make_command = make_command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All by name; the registry is asked anew each time."""
+        from sightline.accounting import SCHEMES
+
+        return sorted({*self.commands, *SCHEMES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The group's own command of this name, or that of the scheme."""
+        from sightline.accounting import SCHEMES
+
+        if cmd_name in self.commands or cmd_name not in SCHEMES:
+            return self.commands.get(cmd_name)
+        return self.make_command(SCHEMES[cmd_name])
+
+
+def make_command(family: "SchemeFamily") -> click.Command:
+    """`sightline account SCHEME`."""
+    example = " ".join(f"{option_name(name)} {value}" for name, value in family.example.items())
+
+    @click.command(
+        family.name, help=family.help, epilog=examples_epilog(f"account {family.name} {example} --delta 1e-5")
+    )
+    @decorate_all([parameter_option(family, one, budget=False) for one in family.parameters])
+    @answer_options("delta", "accountant", "interval", "json")
+    def account_command(delta: float, accountant: str, interval: bool, as_json: bool, **numbers: Any) -> None:
+        account_scheme(family, numbers, delta, accountant, interval, as_json)
+
+    return account_command
+
+
+@click.group("account", cls=SchemeGroup, make_command=make_command, epilog=EXAMPLES)
 def command() -> None:
     """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
-
-
-@command.command("gaussian", epilog=examples_epilog("account gaussian --noise 4 --steps 100 --delta 1e-5"))
-@scheme_options("noise", "steps", *ASKED)
-def gaussian(noise: float, steps: int, **asked: Any) -> None:
-    """Every step uses every subject."""
-    from sightline import accounting
-
-    account_scheme(accounting.gaussian(noise=noise, steps=steps), **asked)
-
-
-@command.command("poisson", epilog=examples_epilog("account poisson --noise 1 --rate 0.01 --steps 10000 --delta 1e-5"))
-@scheme_options("noise", "rate", "steps", *ASKED)
-def poisson(noise: float, rate: float, steps: int, **asked: Any) -> None:
-    """Each step uses each subject with a probability, independently."""
-    from sightline import accounting
-
-    account_scheme(accounting.poisson(noise=noise, rate=rate, steps=steps), **asked)
-
-
-@command.command("balanced", epilog=examples_epilog("account balanced --noise 2 --steps 1000 --uses 100 --delta 1e-5"))
-@scheme_options("noise", "steps", "uses", "epochs", *ASKED)
-def balanced(noise: float, steps: int, uses: int, epochs: int, **asked: Any) -> None:
-    """Each subject is used in exactly K of T steps."""
-    from sightline import accounting
-
-    account_scheme(accounting.balanced(noise=noise, steps=steps, uses=uses, epochs=epochs), **asked)
-
-
-@command.command(
-    "split", epilog=examples_epilog("account split --noise 1 --parts 8 --rate 0.1 --steps 1000 --delta 1e-5")
-)
-@scheme_options("noise", "parts", "rate", "steps", "unsplit", *ASKED)
-def split(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
-    """Each subject trains one of D parts of the model."""
-    from sightline import accounting
-
-    scheme = accounting.split(noise=noise, parts=parts, rate=rate, steps=steps, unsplit_noise=unsplit_noise)
-    account_scheme(scheme, **asked)
-
-
-@command.command("dropout", epilog=examples_epilog("account dropout --noise 1 --rate 0.1 --steps 1000 --delta 1e-5"))
-@scheme_options("noise", "rate", "steps", "unsplit", *ASKED)
-def dropout(noise: float, rate: float, steps: int, unsplit_noise: float | None, **asked: Any) -> None:
-    """Dropout with probability one half, one mask per subject and release."""
-    from sightline import accounting
-
-    account_scheme(accounting.dropout(noise=noise, rate=rate, steps=steps, unsplit_noise=unsplit_noise), **asked)
-
-
-@command.command(
-    "check-ins", epilog=examples_epilog("account check-ins --noise 1 --steps 1000 --chance 0.5 --delta 1e-5")
-)
-@scheme_options("noise", "steps", "chance", *ASKED)
-def check_ins(noise: float, steps: int, chance: float, **asked: Any) -> None:
-    """Each subject opts in with a probability, then takes part once, at a random step."""
-    from sightline import accounting
-
-    account_scheme(accounting.check_ins(noise=noise, steps=steps, chance=chance), **asked)
-
-
-@command.command(
-    "clustered",
-    epilog=examples_epilog(
-        "account clustered --noise 2 --samples 8000 --batch-size 32 --rounds 200 --selection-epsilon 0.1 --delta 1e-5"
-    ),
-)
-@scheme_options("noise", "samples", "batch", "rounds", "selections")
-@click.option("--selection-epsilon", type=float, required=True, help="What one choice costs.")
-@scheme_options(*ASKED)
-def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
-    """One full-batch round, small batches in the others, and private choices of a cluster."""
-    from sightline import accounting
-
-    of_scheme = {name: asked.pop(name) for name in ("noise", "samples", "batch_size", "selection_epsilon")}
-    times = rounds // 10 if selections is None else selections
-    note = accounting.large_delta_note(asked["delta"], of_scheme["samples"], "examples")
-    scheme = accounting.clustered(rounds=rounds, selections=times, **of_scheme)
-    account_scheme(scheme, **asked, more={"note": note} if note else {})
 
 
 @command.command(
@@ -155,7 +122,7 @@ def clustered(rounds: int, selections: int | None, **asked: Any) -> None:
 @click.option(
     "--observer", required=True, multiple=True, help="Against whom; several, as in client-7,public, are a coalition."
 )
-@scheme_options("delta", "accountant", "json")
+@answer_options("delta", "accountant", "json")
 def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
     """What an observer learns of a subject, from an exported ledger alone."""
     from sightline.accounting import Accountant
@@ -176,23 +143,21 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
 
 
 def account_scheme(
-    scheme: "Scheme",
-    delta: float,
-    accountant: str,
-    interval: bool,
-    as_json: bool,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    family: "SchemeFamily", numbers: dict[str, Any], delta: float, accountant: str, interval: bool, as_json: bool
 ) -> None:
     """Account a scheme and print it."""
     from sightline.accounting import Accountant
 
+    numbers = family.complete_numbers(numbers)
+    scheme = family.make(**numbers)
     epsilon = scheme.epsilon(delta=delta, accountant=Accountant(accountant))
     answer: dict[str, Any] = {"epsilon": finite_or_none(epsilon), "delta": delta, "accountant": accountant}
     if interval:
         lower, upper = scheme.interval(delta=delta)
         answer |= {"interval": [finite_or_none(lower), finite_or_none(upper)]}
     answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": list_events(scheme)}
-    print_answer(answer | dict(more), as_json)
+    note = family.note_delta(numbers, delta)
+    print_answer(answer | ({"note": note} if note else {}), as_json)
 
 
 def list_events(scheme: "Scheme") -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
-"""Knobs: the numbers that a calculator's page turns."""
+"""The calculator of schemes: a form for every registered scheme, its numbers turned by knobs, its cost or its noise."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sightline import accounting
-from sightline.accounting import Accountant, Scheme
+from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
 from sightline.apps.report.numbers import format_short, format_upper
 from sightline.apps.serve.message import Request, Response, json_response
@@ -48,9 +48,13 @@ class Knob:
         return int(value) if self.whole else value
 
 
-NOISE = Knob("noise", "Noise multiplier z", 0.2, 50, 1.0)
-STEPS = Knob("steps", "Steps", 1, 1_000_000, 1000, whole=True)
-RATE = Knob("rate", "Rate", 1e-6, 1, 0.1)
+def make_knob(parameter: Parameter) -> Knob:
+    """The knob of a scheme's number that has a range."""
+    low, high, start = (number or 0.0 for number in (parameter.low, parameter.high, parameter.start))
+    return Knob(parameter.name, parameter.label or parameter.name, low, high, start, whole=parameter.whole)
+
+
+NOISE, RATE = make_knob(schemes.NOISE), make_knob(schemes.RATE)
 DELTA = Knob("delta", "Delta", 1e-12, 0.1, 1e-5)
 EPSILON = Knob("epsilon", "Epsilon", 0.01, 1000, 8.0, command="calibrate")
 
@@ -75,71 +79,7 @@ def _number_text(text: str) -> str:
         return ""
 
 
-USES = Knob("uses", "Uses of each subject", 1, 100_000, 100, whole=True)
-EPOCHS = Knob("epochs", "Epochs", 1, 1000, 1, whole=True)
-PARTS = Knob("parts", "Parts of the model", 1, 1000, 4, whole=True)
-CHANCE = Knob("chance", "Chance of checking in", 1e-6, 1, 0.5)
-
 Numbers = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A scheme of the calculator; `poisson` is the plain Poisson sampling that it is set against."""
-
-    title: str
-    words: str
-    knobs: tuple[Knob, ...]
-    make: Callable[..., Scheme]
-    poisson: Callable[[Numbers], Scheme] | None = None
-
-
-def _poisson_line(rate: Callable[[Numbers], float], steps: Callable[[Numbers], float]) -> Callable[[Numbers], Scheme]:
-    return lambda n: accounting.poisson(noise=n["noise"], rate=min(1.0, rate(n)), steps=int(steps(n)))
-
-
-SCHEMES: dict[str, Entry] = {
-    "poisson": Entry(
-        "Poisson: each with a probability",
-        "Each step uses each subject with the same probability, independently.",
-        (NOISE, RATE.starting_at(0.01), STEPS),
-        accounting.poisson,
-    ),
-    "balanced": Entry(
-        "Balanced: exactly k of T steps",
-        "Each subject is used in exactly so many of the steps, a hidden choice.",
-        (NOISE, STEPS, USES, EPOCHS),
-        accounting.balanced,
-        _poisson_line(lambda n: n["uses"] / n["steps"], lambda n: n["steps"] * n["epochs"]),
-    ),
-    "split": Entry(
-        "Split model: one of d parts",
-        "Each subject that takes part trains one of the parts of the model, a hidden choice.",
-        (NOISE, PARTS, RATE, STEPS),
-        accounting.split,
-        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
-    ),
-    "dropout": Entry(
-        "Dropout, one mask per subject",
-        "Each subject that takes part trains half of the model, a hidden choice.",
-        (NOISE, RATE, STEPS),
-        accounting.dropout,
-        _poisson_line(lambda n: n["rate"], lambda n: n["steps"]),
-    ),
-    "check-ins": Entry(
-        "Random check-ins",
-        "Each subject opts in with a probability and then takes part once, at a hidden step.",
-        (NOISE, STEPS, CHANCE),
-        accounting.check_ins,
-        _poisson_line(lambda n: n["chance"] / n["steps"], lambda n: n["steps"]),
-    ),
-    "gaussian": Entry(
-        "No sampling",
-        "Every step uses every subject.",
-        (NOISE, STEPS),
-        accounting.gaussian,
-    ),
-}
 
 
 def known_sampling(scheme: Scheme) -> Scheme:
@@ -147,14 +87,17 @@ def known_sampling(scheme: Scheme) -> Scheme:
     return Scheme(scheme.name, scheme.noise_multiplier, tuple((with_known_coins(e), n) for e, n in scheme.events))
 
 
-def comparison_lines(entry: Entry, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
+def comparison_lines(family: SchemeFamily, numbers: Numbers) -> dict[str, tuple[Scheme, Accountant]]:
     """What the calculator sets side by side, by name: the scheme first."""
-    scheme = entry.make(**numbers)
+    complete = family.complete_numbers(numbers)
+    scheme = family.make(**complete)
     found = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}
-    if entry.poisson is not None:
-        found["Poisson sampling"] = (entry.poisson(numbers), Accountant.PLD)
-    if entry.make is not accounting.gaussian:
-        found["no amplification"] = (known_sampling(scheme), Accountant.PLD)
+    if family.matched_poisson is not None:
+        rate, steps = family.matched_poisson(complete)
+        plain = accounting.poisson(noise=numbers["noise"], rate=min(1.0, rate), steps=int(steps))
+        found["Poisson sampling"] = (plain, Accountant.PLD)
+    if (known := known_sampling(scheme)) != scheme:
+        found["no amplification"] = (known, Accountant.PLD)
     return found
 
 
@@ -167,22 +110,23 @@ PATIENCE = 2.5
 SOLVE = {"epsilon": "epsilon, of a noise", "noise": "the noise, for an epsilon"}
 """What the calculator works out."""
 
-Asked = tuple[Entry, dict[str, float], float]
+Asked = tuple[SchemeFamily, dict[str, float], float]
 
 
 def calculator_page(site: PageServer, request: Request) -> Response:
     """The form, the numbers, and with `part=curve` the curve."""
     name, solve = chosen_scheme(request), solved_for(request)
-    entry = SCHEMES[name]
-    content: dict[str, Any] = {"numbers": None, "mistake": "", "chart": None}
+    family = SCHEMES[name]
+    content: dict[str, Any] = {"numbers": None, "mistake": "", "note": None, "chart": None}
     try:
-        entry, numbers, delta = read_question(request)
+        family, numbers, delta = read_question(request)
         if request.one("part") == "curve":
-            content["chart"] = drawn_curve(request, entry, numbers, delta)
+            content["chart"] = drawn_curve(request, family, numbers, delta)
         elif solve == "noise":
-            content["numbers"] = noises(entry, numbers, delta)
+            content["numbers"] = noises(family, numbers, delta)
         else:
-            content["numbers"] = worked_out(entry, numbers, delta)
+            content["numbers"] = worked_out(family, numbers, delta)
+        content["note"] = family.note_delta(numbers, delta)
     except SightlineError as error:
         content["mistake"] = str(error)
     return site.draw(
@@ -191,25 +135,26 @@ def calculator_page(site: PageServer, request: Request) -> Response:
         "Calculator",
         scheme=name,
         schemes=[(key, one.title) for key, one in SCHEMES.items()],
-        words=entry.words,
+        words=family.hint,
         solve=solve,
         solves=list(SOLVE.items()),
-        knobs=[drawn_knob(knob, request) for knob in (*knobs_of(entry, solve), DELTA)],
+        knobs=[drawn_knob(knob, request) for knob in (*knobs_of(family, solve), DELTA)],
         against=request.one("against", "noise"),
-        ways=[knob.name for knob in entry.knobs if knob.name in ("noise", "steps")],
+        ways=[knob.name for knob in family_knobs(family) if knob.name in ("noise", "steps")],
         **content,
     )
 
 
 def calculator_api(site: PageServer, request: Request) -> Response:
     """Epsilon of every line as JSON, or with `solve=noise` the noise multiplier; null is infinite or not worked out."""
-    entry, numbers, delta = read_question(request)
+    family, numbers, delta = read_question(request)
     told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
     if solved_for(request) == "noise":
-        told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(entry, numbers, delta)}
+        told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(family, numbers, delta)}
     else:
-        told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(entry, numbers, delta)}
-    return json_response(replace_nonfinite(told))
+        told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(family, numbers, delta)}
+    note = family.note_delta(numbers, delta)
+    return json_response(replace_nonfinite(told | ({"note": note} if note else {})))
 
 
 def solved_for(request: Request) -> str:
@@ -220,9 +165,14 @@ def solved_for(request: Request) -> str:
     return name
 
 
-def knobs_of(entry: Entry, solve: str) -> list[Knob]:
+def family_knobs(family: SchemeFamily) -> list[Knob]:
+    """The numbers of a scheme that have a range, as knobs."""
+    return [make_knob(parameter) for parameter in family.ranged_parameters]
+
+
+def knobs_of(family: SchemeFamily, solve: str) -> list[Knob]:
     """The numbers that are turned: where the noise is worked out, epsilon in its place."""
-    return [EPSILON if knob is NOISE and solve == "noise" else knob for knob in entry.knobs]
+    return [EPSILON if knob.name == "noise" and solve == "noise" else knob for knob in family_knobs(family)]
 
 
 def chosen_scheme(request: Request) -> str:
@@ -235,9 +185,9 @@ def chosen_scheme(request: Request) -> str:
 
 def read_question(request: Request) -> Asked:
     """The scheme, its numbers and delta."""
-    entry = SCHEMES[chosen_scheme(request)]
-    knobs = knobs_of(entry, solved_for(request))
-    return entry, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
+    family = SCHEMES[chosen_scheme(request)]
+    knobs = knobs_of(family, solved_for(request))
+    return family, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
 
 
 def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
@@ -245,9 +195,9 @@ def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> floa
     return scheme.epsilon(delta=delta, accountant=accountant)
 
 
-def worked_out(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+def worked_out(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """Name, epsilon, its words, and its length against the longest."""
-    found = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(entry, numbers).items()}
+    found = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(family, numbers).items()}
     top = max([value for value in found.values() if math.isfinite(value)], default=1.0)
     return [
         {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
@@ -255,9 +205,16 @@ def worked_out(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, A
     ]
 
 
-def least_noise(scheme: Scheme, accountant: Accountant, budget: float, delta: float) -> float:
-    """The least noise multiplier with which the scheme costs at most the budget."""
-    return scheme.calibrated(epsilon=budget, delta=delta, accountant=accountant).noise_multiplier
+def least_noise(family: SchemeFamily, numbers: Numbers, line: str, delta: float) -> float:
+    """The least noise multiplier with which a line of the comparison costs at most `numbers["epsilon"]`."""
+
+    def line_at(noise: float) -> tuple[Scheme, Accountant]:
+        return comparison_lines(family, _with_noise(numbers, noise))[line]
+
+    _, accountant = line_at(1.0)
+    return accounting.calibrate(
+        lambda noise: line_at(noise)[0].composition, epsilon=numbers["epsilon"], delta=delta, accountant=accountant
+    )
 
 
 def _with_noise(numbers: Numbers, noise: float) -> dict[str, float]:
@@ -265,18 +222,17 @@ def _with_noise(numbers: Numbers, noise: float) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if name != "epsilon"} | {"noise": noise}
 
 
-def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+def noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """The same for the least noise multiplier whose epsilon is at most `numbers["epsilon"]`.
 
     Guarantees: what is shown was evaluated and meets the budget, and is rounded up. The scheme itself is always
     searched, the others while there is time.
     """
     begun = time.thread_time()
-    schemes = comparison_lines(entry, _with_noise(numbers, 1.0))
-    found: dict[str, float | None] = dict.fromkeys(schemes)
-    for name in sorted(schemes, key=lambda name: (name != "this scheme", name == "by RDP")):
+    found: dict[str, float | None] = dict.fromkeys(comparison_lines(family, _with_noise(numbers, 1.0)))
+    for name in sorted(found, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
-            found[name] = least_noise(*schemes[name], numbers["epsilon"], delta)
+            found[name] = least_noise(family, numbers, name, delta)
     top = max(value for value in found.values() if value)
     return [
         {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
@@ -286,12 +242,11 @@ def noises(entry: Entry, numbers: Numbers, delta: float) -> list[dict[str, Any]]
     ]
 
 
-def drawn_curve(request: Request, entry: Entry, numbers: dict[str, float], delta: float) -> Chart | None:
+def drawn_curve(request: Request, family: SchemeFamily, numbers: dict[str, float], delta: float) -> Chart | None:
     """The curve around the chosen noise, or around the one that meets the chosen epsilon."""
     if solved_for(request) == "noise":
-        scheme, accountant = comparison_lines(entry, _with_noise(numbers, 1.0))["this scheme"]
-        numbers = _with_noise(numbers, least_noise(scheme, accountant, numbers["epsilon"], delta))
-    return epsilon_curve(entry, numbers, delta, request.one("against", "noise"))
+        numbers = _with_noise(numbers, least_noise(family, numbers, "this scheme", delta))
+    return epsilon_curve(family, numbers, delta, request.one("against", "noise"))
 
 
 def _bar_share(value: float, top: float) -> str:
@@ -300,16 +255,17 @@ def _bar_share(value: float, top: float) -> str:
     return f"{100 * value / top:.1f}" if top > 0 else "0"
 
 
-def epsilon_curve(entry: Entry, numbers: Numbers, delta: float, against: str) -> Chart | None:
+def epsilon_curve(family: SchemeFamily, numbers: Numbers, delta: float, against: str) -> Chart | None:
     """Epsilon of every line around the chosen noise, or number of steps."""
-    knob = next((one for one in entry.knobs if one.name == against and one.name in ("noise", "steps")), entry.knobs[0])
-    xs, found = _curve_points(entry, numbers, delta, knob)
+    drawn_by = {one.name: one for one in family_knobs(family) if one.name in ("noise", "steps")}
+    knob = drawn_by.get(against, drawn_by["noise"])
+    xs, found = _curve_points(family, numbers, delta, knob)
     exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in found.values() for v in row if v)}
     logs = {name: [math.log10(value) if value else None for value in row] for name, row in found.items()}
     axis = Axis("epsilon", tick=_tick_word, value=lambda log: format_upper(exact.get(log, 10**log), digits=4))
     title = f"Epsilon by {knob.name}, logarithmic"
     x_axis = Axis(knob.label, tick=lambda x: format_short(x, 4), value=lambda x: f"{knob.name} {format_short(x, 4)}")
-    here = {row["name"]: row["words"] for row in worked_out(entry, numbers, delta)}
+    here = {row["name"]: row["words"] for row in worked_out(family, numbers, delta)}
     drawn = [ChartLine(name, row, here[name]) for name, row in logs.items()]
     return line_chart("calculator", title, xs, drawn, x_axis=x_axis, y_axis=axis, joined=True)
 
@@ -320,7 +276,7 @@ def _tick_word(log: float) -> str:
 
 
 def _curve_points(
-    entry: Entry, numbers: Numbers, delta: float, knob: Knob
+    family: SchemeFamily, numbers: Numbers, delta: float, knob: Knob
 ) -> tuple[list[float], dict[str, list[float | None]]]:
     middle = numbers[knob.name]
     low, high = max(min(knob.low, middle), middle / SPAN), min(max(knob.high, middle), middle * SPAN)
@@ -328,10 +284,11 @@ def _curve_points(
         low = max(low, numbers["uses"])
     grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]
     xs = sorted({round(x) if knob.whole else float(f"{x:.4g}") for x in grid})
-    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(entry, numbers)}
+    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(family, numbers)}
     begun = time.thread_time()
     for place in POINTS:
         if place < len(xs) and time.thread_time() - begun < PATIENCE:
-            for name, pair in comparison_lines(entry, {**numbers, knob.name: xs[place]}).items():
-                found[name][place] = cached_epsilon(*pair, delta)
+            lines = comparison_lines(family, {**numbers, knob.name: xs[place]})
+            for name in found.keys() & lines.keys():
+                found[name][place] = cached_epsilon(*lines[name], delta)
     return [float(x) for x in xs], found
