@@ -1,7 +1,9 @@
 """Each scheme is declared once: what is registered is in the library, in both commands and on the page."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from sightline.accounting.schemes import NOISE, RATE, STEPS
 from sightline.apps.cli.main import run_arguments
 from sightline.errors import InvalidInput
 from sightline.events import Gaussian, Poisson
+from tests.commands import program
 from tests.serve.serve_asking import asking, site_of
 
 BURN_IN = Parameter("burn_in", "Steps before, that use everybody.", "Steps before", 1, 100, 3, whole=True)
@@ -115,6 +118,16 @@ def test_taken_names_and_another_noise_are_refused():
     with pytest.raises(InvalidInput, match="parameter=delta"):
         register_scheme(**(said | {"parameters": (NOISE, replace(RATE, name="delta"))}))(known)
     assert before == SCHEMES
+
+
+def test_the_scheme_of_the_docs_is_registered_as_it_stands(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text()
+    block = re.search(r"```python\n([^`]*@register_scheme.*?)```", page, re.DOTALL)
+    try:
+        program(block[1] + "\nassert SCHEMES['warm-start'].make is warm_start\n", tmp_path)
+        assert SCHEMES["warm-start"].title == "Warm start: everybody first"
+    finally:
+        SCHEMES.pop("warm-start", None)
 
 
 def test_every_scheme_of_ours_is_a_public_function_of_the_library():
