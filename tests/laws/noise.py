@@ -441,7 +441,7 @@ LAWS: dict[type, Law | None] = {
 @cache
 def mechanism_classes() -> frozenset[type]:
     """Every class of the package that has what the contract asks for, registered or not."""
-    contract = {name for name in vars(Mechanism) if not name.startswith("_")} - {"own_noise"}
+    contract = {name for name in vars(Mechanism) if not name.startswith("_")}
     found = set()
     for module in pkgutil.iter_modules(sightline.mechanisms.__path__, "sightline.mechanisms."):
         for kind in vars(importlib.import_module(module.name)).values():

@@ -19,12 +19,8 @@ from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
-    CentralMean,
     CohortSampler,
-    LocalMean,
     Mechanism,
-    NoiseByTrust,
-    NoPrivacy,
     Public,
     Splitter,
     build_mechanism,
@@ -103,7 +99,7 @@ class BuiltExperiment:
     def sent_parameters(self) -> float:
         """How many numbers travel to and from a client: of its part only, when a trusted server knows the part."""
         whole = float(self.model.parameters)
-        if self.splitter is None or not isinstance(self.mechanism, CentralMean | NoPrivacy):
+        if self.splitter is None or not self.mechanism.sends_parts:
             return whole
         return whole * self.splitter.splitting.share
 
@@ -214,7 +210,7 @@ def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topolog
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
     """Channels with noise or clip norms of their own need a mechanism that uses them."""
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
-    if own and not isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
+    if own and not mechanism.uses_channel_factors:
         law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
         refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 

@@ -13,17 +13,6 @@ from sightline.accounting import large_delta_note
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.ledger import write_parties
-from sightline.mechanisms import (
-    Allotment,
-    CentralMean,
-    LocalMean,
-    NoiseByTrust,
-    SampleAtClient,
-    SampleAtServer,
-    SegmentSums,
-)
-from sightline.mechanisms.objective import Objective
-from sightline.mechanisms.output import Output
 from sightline.training import clipping_note
 
 
@@ -37,25 +26,13 @@ def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
     load = sampler.load(setting.algorithm.cohorts(setting.experiment))
     if load is not None:
         found.append({"who": "client", "steps_are": "rounds", "members": len(setting.clients)} | load)
-    if isinstance(setting.mechanism, SampleAtClient | SampleAtServer) and setting.experiment.sampling.samples:
-        plans, sizes = setting.mechanism.plans, setting.federation.sizes.tolist()
-        largest = max(plans, key=lambda client: sizes[client])
-        allotment, epochs = plans[largest].allotment, setting.experiment.sampling.samples.epochs
-        if allotment is not None:
-            found.append(_scheduled_load("example", "steps of the largest client", sizes[largest], allotment, epochs))
+    sizes = setting.federation.sizes.tolist()
+    largest = max(setting.clients, key=lambda client: sizes[client])
+    steps, samples = setting.mechanism.steps_of(largest), setting.experiment.sampling.samples
+    if samples is not None and steps is not None and steps.allotment is not None:
+        who = {"who": "example", "steps_are": "steps of the largest client", "members": sizes[largest]}
+        found.append(who | steps.allotment.load(samples.epochs or 1))
     return found
-
-
-def _scheduled_load(who: str, steps_are: str, members: int, allotment: Allotment, epochs: int | None) -> dict[str, Any]:
-    return {
-        "who": who,
-        "steps_are": steps_are,
-        "members": members,
-        "steps": allotment.steps * (epochs or 1),
-        "uses": allotment.uses,
-        "chance": allotment.chance,
-        "epochs": epochs or 1,
-    }
 
 
 PACKAGES = ("sightline", "torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
@@ -155,16 +132,10 @@ def _installed(package: str) -> str | None:
 
 def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | None:
     """z, or its range when every client has its own."""
-    mechanism = setting.mechanism
-    if isinstance(mechanism, CentralMean | LocalMean):
-        return mechanism.noise_multiplier
-    if isinstance(mechanism, SampleAtClient | SampleAtServer):
-        found = {plan.noise_multiplier for plan in mechanism.plans.values()}
-        return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
-    if isinstance(mechanism, NoiseByTrust | SegmentSums | Output | Objective) and mechanism.multipliers:
-        spread = set(mechanism.multipliers.values())
-        return spread.pop() if len(spread) == 1 else {"min": min(spread), "max": max(spread)}
-    return None
+    found = set(setting.mechanism.noise_multipliers(setting.clients).values())
+    if not found:
+        return None
+    return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
 
 
 def describe_guarantee(setting: BuiltExperiment) -> list[str]:
@@ -196,10 +167,9 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     sentences += describe_schedule(setting)
     if setting.splitter is not None:
         sentences += setting.splitter.explain_guarantee({"client": "client", "sample": "example"}[privacy.unit])
-    if isinstance(setting.mechanism, Output | Objective):
-        curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
-        rounds = setting.experiment.rounds
-        sentences += setting.mechanism.explain_guarantee(rounds=rounds, delta=privacy.delta, curvature=curvature)
+    curvature = float(getattr(setting.settings, "mu", 0.0)) + setting.experiment.local.weight_decay
+    rounds = setting.experiment.rounds
+    sentences += setting.mechanism.explain_guarantee(rounds=rounds, delta=privacy.delta, curvature=curvature)
     if setting.algorithm.says:
         sentences.append(setting.algorithm.says)
     return sentences + list(setting.topology.notes)
@@ -266,8 +236,7 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
     notes += _delta_notes(setting)
     if setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
-    if isinstance(setting.mechanism, Output | Objective):
-        notes.append("A solver that does not converge stops the run, and that it did depends on the data.")
+    notes += setting.mechanism.list_caveats()
     if setting.federation.notes and setting.experiment.data.reuse:
         notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
     return notes

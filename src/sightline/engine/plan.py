@@ -9,13 +9,12 @@ from sightline import accounting
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import DryExecution
 from sightline.engine.round import TrainingRound
-from sightline.events import Event, scale_noise
+from sightline.events import Event
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
     ClientState,
     Public,
 )
-from sightline.mechanisms.objective import Objective
 from sightline.topology import client_name
 
 
@@ -82,9 +81,8 @@ def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
 
 def _least_noise(setting: BuiltExperiment, composition: dict[Event, int]) -> float:
     privacy, mechanism = setting.experiment.privacy, setting.mechanism
-    scale = mechanism.scaled if isinstance(mechanism, Objective) else scale_noise
     return accounting.calibrate(
-        lambda noise: {scale(event, noise): times for event, times in composition.items()},
+        lambda noise: {mechanism.scaled(event, noise): times for event, times in composition.items()},
         epsilon=cast(float, privacy.epsilon),
         delta=privacy.delta,
         accountant=setting.accountant,

@@ -10,7 +10,7 @@ from sightline.mechanisms.client_state import (
     effective_steps,
 )
 from sightline.mechanisms.clip import Aggregate, Bounded, clip_update, clipped_sum, sum_sensitivity
-from sightline.mechanisms.contract import Mechanism, ReleaseContext, ReleaseValues
+from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.noise import with_gaussian_noise
@@ -64,6 +64,8 @@ __all__ = [
     "ModelChoice",
     "NoPrivacy",
     "NoiseByTrust",
+    "NoisedBy",
+    "NoisedValue",
     "PooledMean",
     "PrivateSteps",
     "Public",

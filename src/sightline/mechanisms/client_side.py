@@ -1,7 +1,7 @@
 """Local privacy of clients: every client clips and noises its own update; nobody is trusted."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -10,9 +10,15 @@ import torch
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+)
 from sightline.mechanisms.noise import FLOATS, NoisySum
-from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
@@ -20,7 +26,7 @@ from sightline.topology import client_name
 
 
 @dataclass(frozen=True)
-class LocalMean:
+class LocalMean(BaseMechanism):
     """Each member sends clip(update) + N(0, (z S)^2); the server averages what it receives.
 
     Guarantees: `Gaussian(z)` for every client in every round that it took part in, against everyone, the server
@@ -33,7 +39,21 @@ class LocalMean:
     noisy_sum: NoisySum = FLOATS
     noise_event: Callable[[float], Event] = Gaussian
     """z -> what the noise makes of a release: `Gaussian(z)`, or what a splitter says."""
-    own_noise = False
+
+    noised_value = NoisedValue.UPDATE
+    uses_channel_factors = True
+
+    def at(self, scene: ReleaseContext) -> "LocalMean":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Every member."""
+        return NoisedBy.CLIENT
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """One for all."""
+        return dict.fromkeys(clients, self.noise_multiplier)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "LocalMean":
         """The same mechanism with the largest noise that any client needs."""
@@ -83,9 +103,11 @@ class LocalMean:
             )
             yield ClientOutput(member, noisy, bool(rejected))
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))
+    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+        """The clip norm, and noise of this dimension."""
+        clip_norm = scene.largest_clipped(self.clip_norm, splitter)
+        noise = self.noise_multiplier * scene.channel.noise_factor * sum_sensitivity(clip_norm, scene.adjacency)
+        return clip_norm * (1 + 1e-5) + noise * (math.sqrt(dimension) + 9)
 
     def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(

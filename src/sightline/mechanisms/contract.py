@@ -1,17 +1,19 @@
 """The contract of a mechanism: first the facts for the ledger, then the values, never the other way round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from sightline.errors import refuse
-from sightline.events import Adjacency, Clear, Event, Unit
+from sightline.events import Adjacency, Clear, Event, Unit, scale_noise
 from sightline.ledger import NOBODY, POST_PROCESSING, Parties, Release
 from sightline.mechanisms.samplers import Cohort, CohortSampler
-from sightline.mechanisms.updates import Updates
+from sightline.mechanisms.submodels import Splitter
+from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.topology import Channel, client_name
 
 
@@ -50,6 +52,10 @@ class ReleaseContext:
         audience = frozenset({self.channel.name}) | self.channel.through
         return self.make_release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
 
+    def largest_clipped(self, clip_norm: float, splitter: Splitter | None) -> float:
+        """How large a clipped update of one of the channel's members can be: of split models both balls together."""
+        return clip_norm * self.channel.clip_factor * (1.0 if splitter is None else splitter.widest)
+
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
         """A mean of values that are already private: the audience sees it, nobody is charged for it again."""
         return self.make_release(
@@ -74,14 +80,73 @@ class ReleaseValues:
     """Of the noise in every coordinate of a released mean (public); zero where it is not one Gaussian."""
 
 
-class Mechanism(Protocol):
-    """How updates become public."""
+class NoisedBy(StrEnum):
+    """Who adds the noise below a channel."""
 
-    own_noise: bool
-    """Whether every client has a noise multiplier of its own."""
+    SERVER = "server"
+    """Whoever gathers: it is handed what the members have, un-noised."""
+    CLIENT = "client"
+    """Every member, before anything leaves it."""
+    NOBODY = "nobody"
+
+
+class NoisedValue(StrEnum):
+    """What is bounded, and then noised: how far one subject can move it is the sensitivity."""
+
+    UPDATE = "a client's clipped update"
+    GRADIENT = "a batch's gradients, clipped one by one"
+    STEPS = "the sum of a device's steps: one example may bend them all"
+    MODEL = "a trained model: how it was trained is not bounded step by step"
+    NOTHING = "nothing"
+
+
+class Mechanism(Protocol):
+    """How updates become public, and all that others may ask of it: nobody outside this package asks for its class."""
+
+    @property
+    def noised_value(self) -> NoisedValue:
+        """What the noise is added to."""
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether a member of a split model sends its part only: whoever receives it may know which one it is."""
+
+    @property
+    def uses_channel_factors(self) -> bool:
+        """Whether a channel's own noise and clip factor are used in its claims and in its values."""
+
+    def at(self, scene: ReleaseContext) -> "Mechanism":
+        """The mechanism as it is below a channel."""
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Who adds the noise to what a channel's members send."""
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """Client -> z of the noise that covers it; none where the noise is an absolute amount, or there is none."""
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
         """The same mechanism with the noise multipliers that the clients need."""
+
+    def scaled(self, event: Event, noise: float) -> Event:
+        """An event of the mechanism with unit noise, at another noise multiplier: what calibration searches over."""
+
+    def in_parts(self, splitter: Splitter) -> "Mechanism":
+        """The same mechanism over parts of the model; refused where it has no such form."""
+
+    def steps_of(self, client: int) -> PrivateSteps | None:
+        """A client's clipped steps; none where training is free."""
+
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """What the guarantee rests on besides clipping and noise, in sentences."""
+
+    def list_caveats(self) -> list[str]:
+        """What the guarantee does not cover, in sentences."""
+
+    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+        """The norm that an honest member's output exceeds with odds below e^-40; None where nothing bounds it."""
+
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """What each member lets go of by its own part of the mechanism; refused where it has none."""
 
     def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
@@ -97,6 +162,47 @@ class Mechanism(Protocol):
 
     def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """How many clients send a vector; the expected number where the true one is a secret."""
+
+
+class BaseMechanism:
+    """What most mechanisms answer alike. Who adds the noise, and to what, everyone must say for itself."""
+
+    sends_parts = False
+    uses_channel_factors = False
+
+    def scaled(self, event: Event, noise: float) -> Event:
+        """Every Gaussian's noise multiplied."""
+        return scale_noise(event, noise)
+
+    def in_parts(self, splitter: Splitter) -> Mechanism:
+        """Refused: whole models are released."""
+        law = f"{type(self).__name__} releases whole models"
+        refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
+
+    def steps_of(self, client: int) -> PrivateSteps | None:
+        """None: training is free."""
+        return None
+
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """Nothing but clipping and noise."""
+        return []
+
+    def list_caveats(self) -> list[str]:
+        """None of its own."""
+        return []
+
+    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+        """Nothing bounds it."""
+        return None
+
+    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+        """Refused: the members have no part in it."""
+        law = "its members have no part of their own, and let nothing go by themselves"
+        refuse("mechanism", type(self).__name__, law, "ask them for their training")
+
+    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+        """The members."""
+        return float(len(cohort.members))
 
 
 def only_sums(algorithm: str = "an algorithm of personal models") -> None:

@@ -1,8 +1,9 @@
 """Privacy of single examples: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,11 +12,19 @@ from sightline.config import Sampler
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client, only_sums
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+    only_sums,
+)
 from sightline.mechanisms.no_privacy import weighted_mean
 from sightline.mechanisms.noise import with_gaussian_noise
-from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
+from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -74,16 +83,47 @@ def whole_batch(plan: PrivateSteps) -> PrivateSteps:
     return replace(plan, rate=1.0, steps=epochs, expected_batch=float(examples))
 
 
+def split_plans(plans: Mapping[int, PrivateSteps], splitter: Splitter) -> dict[int, PrivateSteps]:
+    """The same steps over parts of the model."""
+    return {client: replace(plan, splitter=splitter) for client, plan in plans.items()}
+
+
 @dataclass(frozen=True)
-class SampleAtClient:
+class PrivateStepsMechanism(BaseMechanism):
+    """What both have in common: every client's clipped steps."""
+
+    plans: Mapping[int, PrivateSteps]
+
+    noised_value = NoisedValue.GRADIENT
+
+    def at(self, scene: ReleaseContext) -> Self:
+        """The same below every channel."""
+        return self
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """Those of the steps."""
+        return {n: self.plans[n].noise_multiplier for n in clients}
+
+    def steps_of(self, client: int) -> PrivateSteps | None:
+        """A client's own."""
+        return self.plans.get(client)
+
+
+@dataclass(frozen=True)
+class SampleAtClient(PrivateStepsMechanism):
     """Every client trains with DP-SGD and sends the result; the server averages by data size.
 
     Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
     client took part in, against everyone; under a schedule, one `Allocation` of all its steps. Sizes are public.
     """
 
-    plans: Mapping[int, PrivateSteps]
-    own_noise = True
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Every member, step by step."""
+        return NoisedBy.CLIENT
+
+    def in_parts(self, splitter: Splitter) -> "SampleAtClient":
+        """The same steps over parts of the model."""
+        return replace(self, plans=split_plans(self.plans, splitter))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtClient":
         """The same steps with each client's own noise."""
@@ -119,10 +159,6 @@ class SampleAtClient:
         for member, update in updates.train_privately(self._private_plans(updates, scene)):
             yield ClientOutput(member, update)
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))
-
     def _private_plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
         plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
         return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
@@ -143,21 +179,27 @@ class SampleAtClient:
 
 
 @dataclass(frozen=True)
-class SampleAtServer:
+class SampleAtServer(PrivateStepsMechanism):
     r"""One step for all: -eta (sum of clipped per-example gradients + N(0, (z C)^2)) / expected batch.
 
     Guarantees: for every example of a member, `Poisson(max_i b / N_i, Gaussian(z))` against everyone but the server.
     Which clients took part is not claimed to hide anything: their other examples would give it away.
     """
 
-    plans: Mapping[int, PrivateSteps]
     learning_rate: float
-    own_noise = False
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """The trusted server, once."""
+        return NoisedBy.SERVER
 
     @property
     def plan(self) -> PrivateSteps:
         """The plan of the client whose examples are drawn most often: it bounds the others'."""
         return max(self.plans.values(), key=lambda plan: plan.rate)
+
+    def in_parts(self, splitter: Splitter) -> "SampleAtServer":
+        """The same steps over parts of the model."""
+        return replace(self, plans=split_plans(self.plans, splitter))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtServer":
         """The same step with the one noise that the server adds."""
@@ -208,7 +250,3 @@ class SampleAtServer:
         """Refused, as `claims_each` is."""
         only_sums()
         return ReleaseValues({})
-
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))

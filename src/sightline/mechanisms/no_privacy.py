@@ -9,8 +9,15 @@ from torch import Tensor
 from sightline.events import Clear
 from sightline.ledger import Release
 from sightline.mechanisms.clip import FiniteOnly
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
-from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+)
+from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -27,10 +34,27 @@ def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, in
 
 
 @dataclass(frozen=True)
-class NoPrivacy:
+class NoPrivacy(BaseMechanism):
     """Ordinary federated averaging: every release is `Clear()`, so every epsilon is infinite."""
 
-    own_noise = False
+    noised_value = NoisedValue.NOTHING
+    sends_parts = True
+
+    def at(self, scene: ReleaseContext) -> "NoPrivacy":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Nobody."""
+        return NoisedBy.NOBODY
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """There is no noise."""
+        return {}
+
+    def in_parts(self, splitter: Splitter) -> "NoPrivacy":
+        """The same."""
+        return self
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
         """Nothing to set."""
@@ -75,7 +99,3 @@ class NoPrivacy:
         finite = FiniteOnly()
         values = dict(finite(updates.train_members()))
         return ReleaseValues(values, finite.rejected)
-
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))

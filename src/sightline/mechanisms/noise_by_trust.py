@@ -1,12 +1,12 @@
 """Privacy of clients where trust ends: a trusted server noises the sum, else every device noises what it sends."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sightline.events import Pooled
 from sightline.ledger import Release
 from sightline.mechanisms.client_side import LocalMean
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues
+from sightline.mechanisms.contract import BaseMechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
 from sightline.mechanisms.noise import FLOATS, NoisySum
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.server_side import CentralMean
@@ -37,7 +37,7 @@ class PooledMean(LocalMean):
 
 
 @dataclass(frozen=True)
-class NoiseByTrust:
+class NoiseByTrust(BaseMechanism):
     """Every channel by its own trust, with the noise that its own members need.
 
     Guarantees: those of `CentralMean` below a trusted server, those of `PooledMean` elsewhere.
@@ -49,7 +49,9 @@ class NoiseByTrust:
     multipliers: Mapping[int, float] = field(default_factory=dict)
     """Client -> the noise multiplier that keeps it within its target."""
     splitter: Splitter | None = None
-    own_noise = False
+
+    noised_value = NoisedValue.UPDATE
+    uses_channel_factors = True
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "NoiseByTrust":
         """The same mechanism; every channel takes the largest noise that one of its members needs."""
@@ -62,6 +64,14 @@ class NoiseByTrust:
         kind = CentralMean if scene.channel.trusted else PooledMean
         whole = kind(self.clip_norm, noise, self.noisy_sum)
         return whole if self.splitter is None else whole.in_parts(self.splitter)
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """As the channel's own mechanism does."""
+        return self.at(scene).noised_by(scene)
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """What each needs; a channel takes the largest of its members."""
+        return {n: self.multipliers.get(n, self.noise_multiplier) for n in clients}
 
     def in_parts(self, splitter: Splitter) -> "NoiseByTrust":
         """The same mechanism over parts of the model."""
@@ -86,6 +96,10 @@ class NoiseByTrust:
     def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """As the channel's own mechanism lets go."""
         return self.at(scene).client_outputs(updates, scene)
+
+    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+        """As the channel's own mechanism bounds it."""
+        return self.at(scene).largest_output(scene, dimension=dimension, splitter=splitter)
 
     def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
         """As the channel's own mechanism counts."""

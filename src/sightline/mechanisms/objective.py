@@ -1,7 +1,7 @@
 """Noise whose density falls off with the Euclidean norm: the vector cousin of Laplace noise."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,11 +12,17 @@ from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Pure
 from sightline.ledger import Release
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+)
 from sightline.mechanisms.convex_solver import from_unit
 from sightline.mechanisms.no_privacy import weighted_mean
-from sightline.mechanisms.output import LIPSCHITZ, only_proximal
-from sightline.mechanisms.samplers import Cohort
+from sightline.mechanisms.output import LIPSCHITZ, UNSOLVED, only_proximal
 from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -40,7 +46,7 @@ REMAINDER = 0.01
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(BaseMechanism):
     r"""Member i sends argmin_v F_i(v) + mu / 2 |v - v_0|^2 + <n, v>, n of density ~ exp(-alpha |n|), and some noise.
 
     epsilon = alpha u / |D| + (1 - 1/K) / (|D| mu) + remainder, u = sqrt 2 (2 sqrt 2 under replace-one).
@@ -61,7 +67,20 @@ class Objective:
     gradient_tolerance: float
     noise_rate: float | None = None
     multipliers: Mapping[int, float] | None = None
-    own_noise = True
+
+    noised_value = NoisedValue.MODEL
+
+    def at(self, scene: ReleaseContext) -> "Objective":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Every member."""
+        return NoisedBy.CLIENT
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """1 / epsilon of a round of each client, where they were given; else the noise is an absolute amount."""
+        return {n: self.multipliers[n] for n in clients} if self.multipliers else {}
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Objective":
         """The same mechanism; a client with multiplier z spends epsilon = 1 / z a round."""
@@ -116,13 +135,13 @@ class Objective:
             model = torch.from_numpy(from_unit(covered, self.classes)).float()
             yield ClientOutput(member, model - updates.starts[member].value)
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))
-
     def scaled(self, event: Event, noise: float) -> Event:
-        """The event at another noise multiplier: what calibration searches over."""
+        """Epsilon divided: this noise is no Gaussian's."""
         return Pure(event.epsilon / noise) if isinstance(event, Pure) else event
+
+    def list_caveats(self) -> list[str]:
+        """What is told when the solver fails."""
+        return [UNSOLVED]
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """The assumption behind epsilon, and what the paper's own formula would have said."""

@@ -1,7 +1,7 @@
 """How far one example can move what a client sends: three honest bounds, and one that was published."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -12,17 +12,25 @@ from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip_update, sum_sensitivity
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+)
 from sightline.mechanisms.convex_solver import from_unit
 from sightline.mechanisms.no_privacy import weighted_mean
 from sightline.mechanisms.noise import with_gaussian_noise
-from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
 LIPSCHITZ = math.sqrt(2)
 """The norm of one example's softmax gradient (p - e_y) x~^T is at most sqrt 2 when |x~| <= 1."""
+
+UNSOLVED = "A solver that does not converge stops the run, and that it did depends on the data."
 
 
 class Bound(StrEnum):
@@ -88,7 +96,7 @@ def published_epsilon(*, rounds: int, clip_norm: float, noise_std: float, size: 
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(BaseMechanism):
     r"""Each member sends its model + N(0, noise_std^2); the server averages by data size.
 
     Guarantees: `Gaussian(noise_std / sensitivity)` for every example of a member, in every round that it took part in,
@@ -102,7 +110,20 @@ class Output:
     classes: int
     noise_std: float | None = None
     multipliers: Mapping[int, float] | None = None
-    own_noise = True
+
+    noised_value = NoisedValue.MODEL
+
+    def at(self, scene: ReleaseContext) -> "Output":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """Every member."""
+        return NoisedBy.CLIENT
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """Each client's own, where they were given; else the noise is an absolute amount."""
+        return {n: self.multipliers[n] for n in clients} if self.multipliers else {}
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Output":
         """The same mechanism with each client's own noise, in units of the sensitivity that its bound states."""
@@ -160,9 +181,9 @@ class Output:
             )
             yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))
+    def list_caveats(self) -> list[str]:
+        """What is told when the solver fails."""
+        return [UNSOLVED]
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """The assumption behind epsilon, and what the paper's own formula would have said."""

@@ -1,7 +1,6 @@
 """Which mechanism an experiment file asks for: by its name, the unit it protects and where the noise is added."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from sightline.config import Experiment
 from sightline.errors import refuse
@@ -103,20 +102,7 @@ def build_mechanism(
 ) -> Mechanism:
     """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter."""
     mechanism = _for_whole_models(experiment, sizes, classes)
-    return mechanism if splitter is None else in_parts(mechanism, splitter)
-
-
-def in_parts(mechanism: Mechanism, splitter: Splitter) -> Mechanism:
-    """The same mechanism over parts of the model; refused where it has no such form."""
-    if isinstance(mechanism, CentralMean | LocalMean | NoiseByTrust):
-        return mechanism.in_parts(splitter)
-    if isinstance(mechanism, SampleAtClient | SampleAtServer):
-        plans = {client: replace(plan, splitter=splitter) for client, plan in mechanism.plans.items()}
-        return replace(mechanism, plans=plans)
-    if not isinstance(mechanism, NoPrivacy):
-        law = f"{type(mechanism).__name__} releases whole models"
-        refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
-    return mechanism
+    return mechanism if splitter is None else mechanism.in_parts(splitter)
 
 
 def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int) -> Mechanism:

@@ -1,7 +1,7 @@
 """Privacy of single examples in segments of clipped steps: the sum of a device's steps, noised where trust ends."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,9 +10,16 @@ from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
 from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_client, only_sums
+from sightline.mechanisms.contract import (
+    BaseMechanism,
+    NoisedBy,
+    NoisedValue,
+    ReleaseContext,
+    ReleaseValues,
+    only_client,
+    only_sums,
+)
 from sightline.mechanisms.noise import FLOATS
-from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
@@ -37,7 +44,7 @@ def segment_rate(rate: float, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class SegmentSums:
+class SegmentSums(BaseMechanism):
     r"""-eta sum of m gradients, each scaled onto the ball of radius G, + N(0, (z 2 eta m G)^2).
 
     Guarantees: for every example of a member, `Poisson(1 - (1 - q)^m, Gaussian(z))`. An example bends the whole path of
@@ -48,7 +55,24 @@ class SegmentSums:
     plans: Mapping[int, PrivateSteps]
     """Each client's batches: clip norm, rate and expected size."""
     multipliers: Mapping[int, float] = field(default_factory=dict)
-    own_noise = False
+
+    noised_value = NoisedValue.STEPS
+
+    def at(self, scene: ReleaseContext) -> "SegmentSums":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """The server where it is trusted, else every member."""
+        return NoisedBy.SERVER if scene.channel.trusted else NoisedBy.CLIENT
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """What each needs; a trusted server takes the largest of its members."""
+        return {n: self._noise_of((n,)) for n in clients}
+
+    def steps_of(self, client: int) -> PrivateSteps | None:
+        """A client's own, before the segment says how many."""
+        return self.plans.get(client)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SegmentSums":
         """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
@@ -112,10 +136,6 @@ class SegmentSums:
         for member, update in self._local_steps(updates):
             value, rejected = self._add_noise(updates, scene, [update], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
-
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
-        """The members."""
-        return float(len(cohort.members))
 
     def _noise_of(self, members: tuple[int, ...]) -> float:
         return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)

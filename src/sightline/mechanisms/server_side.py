@@ -1,13 +1,13 @@
 """Central privacy of clients: a trusted server clips, sums, noises once, and publishes the mean."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
 from sightline.mechanisms.clip import Clipper, clip_update, sum_sensitivity
-from sightline.mechanisms.contract import ReleaseContext, ReleaseValues, only_sums
+from sightline.mechanisms.contract import BaseMechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues, only_sums
 from sightline.mechanisms.noise import FLOATS, NoisySum
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.submodels import Splitter
@@ -16,7 +16,7 @@ from sightline.randomness import EVERYONE
 
 
 @dataclass(frozen=True)
-class CentralMean:
+class CentralMean(BaseMechanism):
     r"""(sum of clipped updates + N(0, (z S)^2)) / expected cohort.
 
     Guarantees: for every client, the event that the sampler makes of `Gaussian(z)`, against everyone but the server.
@@ -30,7 +30,22 @@ class CentralMean:
     """z -> what the noise makes of a release: `Gaussian(z)`, or what a splitter says."""
     clipper: Clipper = clip_update
     """What a member does before it lets go of its update."""
-    own_noise = False
+
+    noised_value = NoisedValue.UPDATE
+    sends_parts = True
+    uses_channel_factors = True
+
+    def at(self, scene: ReleaseContext) -> "CentralMean":
+        """The same below every channel."""
+        return self
+
+    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+        """The trusted server, once."""
+        return NoisedBy.SERVER
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """One for all."""
+        return dict.fromkeys(clients, self.noise_multiplier)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "CentralMean":
         """The same mechanism with the largest noise that any client needs."""
@@ -59,6 +74,10 @@ class CentralMean:
         for member, update in updates.train_members():
             bounded = self.clipper(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
             yield ClientOutput(member, bounded.value, bounded.rejected)
+
+    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+        """The clip norm, and what rounding adds."""
+        return scene.largest_clipped(self.clip_norm, splitter) * (1 + 1e-5)
 
     def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
         """Clip, sum, noise once, divide by the expected cohort; what nodes have clipped is clipped once more."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from sightline.apps.audit.canaries import LOUD, CanaryCoins, round_sign
 from sightline.config import Experiment, Model
 from sightline.engine.build import BuiltExperiment
-from sightline.mechanisms import Block, CallId, PrivateSteps, SegmentSums, Splitter, StateAccess
+from sightline.mechanisms import Block, CallId, NoisedValue, PrivateSteps, Splitter, StateAccess
 from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel
 from sightline.randomness import Purpose, Streams
@@ -136,7 +136,7 @@ class CanaryShards(Simulator):
         super().__init__(setting, secret, secret)
         self._coins, self._holders, self._net = coins, holders, net
         self._clip_norm = setting.experiment.privacy.clip_norm
-        self._segments = isinstance(setting.mechanism, SegmentSums)
+        self._segments = setting.mechanism.noised_value is NoisedValue.STEPS
 
     def train(
         self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,

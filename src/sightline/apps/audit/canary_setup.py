@@ -34,10 +34,8 @@ from sightline.errors import invalid, refuse
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger
 from sightline.ledger.parties import suggest_name
-from sightline.mechanisms import SampleAtClient, SampleAtServer, SegmentSums
+from sightline.mechanisms import NoisedValue
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.objective import Objective
-from sightline.mechanisms.output import Output
 from sightline.mechanisms.registry import needs_unit_features
 from sightline.randomness import Streams
 from sightline.topology import Line, client_name
@@ -88,7 +86,7 @@ class CanarySetup:
     @property
     def turning(self) -> bool:
         """Whether canaries pull the other way every second round: not where models add up, nor before real solvers."""
-        solved = isinstance(self.setting.mechanism, Objective | Output)
+        solved = self.setting.mechanism.noised_value is NoisedValue.MODEL
         return self.relays is None and not solved
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
@@ -246,7 +244,7 @@ def for_many(
     if setting.unit is Unit.CLIENT:
         return _many_clients(setting, sight, rounds, alike[:canaries])
     least = min(int(setting.federation.sizes[n]) for n in alike)
-    each = 1 if isinstance(setting.mechanism, SegmentSums) else max(1, min(canaries // len(alike), least))
+    each = 1 if setting.mechanism.noised_value is NoisedValue.STEPS else max(1, min(canaries // len(alike), least))
     spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
     built, net = with_examples(setting, each * len(alike))
     return CanarySetup(built, sight, rounds, spread, range(each * len(alike)), net=net)
@@ -283,7 +281,7 @@ def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperim
     """
     experiment, splitter = setting.experiment, setting.splitter
     change: dict[str, Any] = {"augment": None}
-    steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
+    steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
     if steps:
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
     few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)

@@ -13,9 +13,8 @@ from sightline.engine.execution import Compute, LiveExecution
 from sightline.engine.round import TrainingRound
 from sightline.ledger import Ledger, Parties, Release
 from sightline.mechanisms import (
-    CentralMean,
     ModelChoice,
-    NoiseByTrust,
+    NoisedBy,
     Public,
     ReleaseContext,
     ReleaseValues,
@@ -79,13 +78,13 @@ class ObservedNodes:
     steadfast = True
 
     def __init__(self, setting: BuiltExperiment, ledger: Ledger, watch: Observer) -> None:
-        self._mechanism: Any = setting.mechanism
+        self._mechanism = setting.mechanism
         self._ledger, self._watch = ledger, watch
 
     def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members send."""
-        mechanism = self._mechanism.at(scene) if isinstance(self._mechanism, NoiseByTrust) else self._mechanism
-        if isinstance(mechanism, CentralMean):
+        mechanism = self._mechanism.at(scene)
+        if mechanism.noised_by(scene) is NoisedBy.SERVER:
             yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return
         for left in mechanism.client_outputs(updates, scene):

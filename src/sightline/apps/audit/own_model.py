@@ -19,7 +19,7 @@ from sightline.apps.audit.observer import Observer, Reading, watched_run
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
-from sightline.mechanisms import CallId, PrivateSteps, SampleAtClient, SampleAtServer
+from sightline.mechanisms import CallId, NoisedValue, PrivateSteps
 from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel, probe_inputs
 from sightline.randomness import Streams
@@ -40,7 +40,7 @@ ROUNDING = 1e-3
 
 def attacks_own_model(setting: BuiltExperiment) -> bool:
     """Whether the file names a module of the user's own whose examples are clipped apart."""
-    steps = isinstance(setting.mechanism, SampleAtClient | SampleAtServer)
+    steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
     return ":" in setting.experiment.model.name and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
 
 

@@ -28,7 +28,6 @@ from sightline.mechanisms import (
     StateAccess,
     Updates,
 )
-from sightline.mechanisms.noise_by_trust import NoiseByTrust
 from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.remote.message import WireMessage
@@ -60,7 +59,7 @@ class ClientSide:
     def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
         found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
-        return found.at(scene) if isinstance(found, NoiseByTrust) else found
+        return found.at(scene)
 
     def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -98,7 +97,7 @@ class ClientSide:
             choice = read_choice(task).draw_choices(self._simulator, scene)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
         elif task.call == LEAVING:
-            _, value, rejected = single_output(mechanism.client_outputs(updates, scene))  # type: ignore[attr-defined]
+            _, value, rejected = single_output(mechanism.client_outputs(updates, scene))
         else:
             value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
         recall = updates.recall
@@ -119,7 +118,7 @@ class ClientSide:
 
     def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
         """The client's own plan, with the numbers that the task asks for."""
-        own: PrivateSteps = getattr(mechanism, "plans", {}).get(task.client, PrivateSteps(1.0, 1.0, 1.0, 1, 1.0))
+        own = mechanism.steps_of(task.client) or PrivateSteps(1.0, 1.0, 1.0, 1, 1.0)
         return replace(own, **(task.plan or {}))
 
 

@@ -18,22 +18,19 @@ from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
     Block,
     CallId,
-    CentralMean,
     ClientOutput,
-    LocalMean,
     Mechanism,
     ModelChoice,
+    NoisedBy,
     PrivateSteps,
     ReleaseContext,
     Splitter,
     StateAccess,
     Updates,
 )
-from sightline.mechanisms.clip import sum_sensitivity
-from sightline.mechanisms.noise_by_trust import NoiseByTrust
 from sightline.runtimes.remote.message import MARKS, QUESTION, WireMessage, own_tensor
 from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Request
-from sightline.topology import Channel, client_name
+from sightline.topology import client_name
 from sightline.training import LocalTask
 
 LARGEST_NORM = 1e6
@@ -81,18 +78,11 @@ def why_misdirected(answer: WireMessage, letter: WireMessage) -> str:
     return "answers another question than the one that was asked"
 
 
-def expected_of(setting: BuiltExperiment, mechanism: Mechanism, channel: Channel) -> ExpectedAnswer:
-    """What a member's part of the mechanism can be: the clip norm; with noise, but for odds of e^-40."""
+def expected_of(setting: BuiltExperiment, mechanism: Mechanism, scene: ReleaseContext) -> ExpectedAnswer:
+    """What a member's part of the mechanism can be: as large as the mechanism says, or as any update."""
     dimension = setting.model.parameters
-    if not isinstance(mechanism, CentralMean | LocalMean):
-        return ExpectedAnswer(dimension)
-    splitter = setting.splitter
-    clip_norm = mechanism.clip_norm * channel.clip_factor * (1.0 if splitter is None else splitter.widest)
-    largest = clip_norm * (1 + 1e-5)
-    if isinstance(mechanism, LocalMean):
-        noise = mechanism.noise_multiplier * channel.noise_factor * sum_sensitivity(clip_norm, setting.adjacency)
-        largest += noise * (math.sqrt(dimension) + 9)
-    return ExpectedAnswer(dimension, largest)
+    largest = mechanism.largest_output(scene, dimension=dimension, splitter=setting.splitter)
+    return ExpectedAnswer(dimension) if largest is None else ExpectedAnswer(dimension, largest)
 
 
 ROWS_BYTES = 1 << 27
@@ -173,11 +163,10 @@ class RemoteClients:
         """What the members let go of."""
         how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), scene.channel)
         ask = Request(LEAVING, *how, line=scene.line)
-        mechanism = self._setting.mechanism
-        mechanism = mechanism.at(scene) if isinstance(mechanism, NoiseByTrust) else mechanism
-        noise = mechanism.noise_multiplier if isinstance(mechanism, LocalMean) else None
-        expected = expected_of(self._setting, mechanism, scene.channel)
-        for client, answer in self._usable_answers(updates.cohort.members, ask, updates.recall, expected, noise):
+        mechanism, members = self._setting.mechanism.at(scene), updates.cohort.members
+        noise = mechanism.noise_multipliers(members) if mechanism.noised_by(scene) is NoisedBy.CLIENT else None
+        expected = expected_of(self._setting, mechanism, scene)
+        for client, answer in self._usable_answers(members, ask, updates.recall, expected, noise):
             yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
     def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
@@ -250,7 +239,7 @@ class RemoteClients:
         ask: Request,
         recall: StateAccess | None,
         expected: ExpectedAnswer,
-        noise: float | None = None,
+        noise: Mapping[int, float] | None = None,
     ) -> Iterator[tuple[int, WireMessage]]:
         """The usable answers, in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
@@ -274,9 +263,9 @@ class RemoteClients:
         return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
 
     def _message_for(
-        self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: float | None
+        self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: Mapping[int, float] | None
     ) -> WireMessage:
-        common = self._common | {"noise": self._setting.multipliers.get(client) if noise is None else noise}
+        common = self._common | {"noise": (self._setting.multipliers if noise is None else noise).get(client)}
         common[QUESTION] = secrets.token_hex(16)
         return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
 

@@ -17,11 +17,8 @@ from sightline.engine import BuiltExperiment
 from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
 from sightline.events import Clear
 from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write
-from sightline.mechanisms import LocalMean, Mechanism, ReleaseContext, SampleAtClient, Updates
+from sightline.mechanisms import Mechanism, NoisedBy, ReleaseContext, Updates
 from sightline.mechanisms.contract import only_client
-from sightline.mechanisms.objective import Objective
-from sightline.mechanisms.output import Output
-from sightline.mechanisms.segments import SegmentSums
 from sightline.randomness import Streams
 from sightline.runtimes.remote.client_executor import ClientSide, Result, read_choice
 from sightline.runtimes.remote.message import WireMessage
@@ -34,8 +31,6 @@ LOG = logging.getLogger("sightline.site")
 BUDGET = "budget.sqlite"
 HELLO = "hello"
 SERVER, PUBLIC = "server", "public"
-NOISED_BY_MEMBERS = (LocalMean, SampleAtClient, SegmentSums, Output, Objective)
-"""Mechanisms whose `leaving` is private before it leaves; whatever else is asked for is a hand-over in the clear."""
 
 
 class Site:
@@ -126,12 +121,14 @@ class Site:
     def _own_claims(
         self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism
     ) -> Sequence[Release]:
-        """What is about to leave, as the site itself sees it; the server's opinion does not count."""
+        """What is about to leave, as the site itself sees it; the server's opinion does not count.
+
+        Only what the mechanism lets members noise is private before it leaves; all else is handed over in the clear.
+        """
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:
             return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(scene)]
-        trusted = isinstance(mechanism, SegmentSums) and scene.channel.trusted
-        if task.call == LEAVING and isinstance(mechanism, NOISED_BY_MEMBERS) and not trusted:
+        if task.call == LEAVING and mechanism.noised_by(scene) is NoisedBy.CLIENT:
             return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, scene)]
         subject, what = only_client(self.policy.client), f"{task.call}: handed to the server without noise"
         event, audience = Clear(), frozenset({SERVER})
