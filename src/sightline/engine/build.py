@@ -159,7 +159,7 @@ def build_experiment(
     model, start = _start_vector(experiment, _build_model(experiment, federation), streams)
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
-        experiment, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
+        experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
     )
     _refuse_unused_factors(place, mechanism)
     setting = BuiltExperiment(

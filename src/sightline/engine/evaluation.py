@@ -139,7 +139,7 @@ def evaluate_models(setting: BuiltExperiment, models: Public | Mapping[int, Publ
     found = evaluate_many(setting.model, rows, shards)
     own = _of_clients(setting, found)
     own |= {"test_accuracy": own["client_accuracy_mean"], "test_loss": own["client_loss_mean"]}
-    return own | _of_groups(setting, rows, found) if setting.experiment.topology.kind == "groups" else own
+    return own | _of_groups(setting, rows, found) if setting.topology.compares_channels else own
 
 
 def _of_groups(setting: BuiltExperiment, rows: Tensor, found: list[Evaluation]) -> Metrics:

@@ -150,8 +150,9 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
         + ".",
     ]
     if setting.topology.trusted:
+        names = write_parties(frozenset(setting.topology.trusted))
         sentences.append(
-            f"{_trusted_parties(setting)} the updates, add the noise and keep the cohorts secret. "
+            f"{setting.topology.trusted_clause(names)} the updates, add the noise and keep the cohorts secret. "
             "The guarantee is against everybody else."
         )
         if not all(channel.trusted for channel in setting.topology.gathers) and privacy.place == "edge":
@@ -193,14 +194,6 @@ def describe_schedule(setting: BuiltExperiment) -> list[str]:
                 "so that a run that stops early has spent it."
             )
     return told
-
-
-def _trusted_parties(setting: BuiltExperiment) -> str:
-    if setting.experiment.topology.kind == "tree":
-        return f"Trusted are {write_parties(frozenset(setting.topology.trusted))}: their part is to receive"
-    if setting.experiment.topology.kind == "groups":
-        return "The groups' masters are trusted: they receive"
-    return "The server is trusted: its part is to receive"
 
 
 def seen_by(setting: BuiltExperiment) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.server_side import CentralMean
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import PrivateSteps
+from sightline.topology import Topology
 
 UNIT_NOISE = 1.0
 """The noise of a mechanism that has not been calibrated yet."""
@@ -98,20 +99,25 @@ def needs_unit_features(experiment: Experiment) -> bool:
 
 
 def build_mechanism(
-    experiment: Experiment, *, sizes: Sequence[int], classes: int = 0, splitter: Splitter | None = None
+    experiment: Experiment,
+    topology: Topology,
+    *,
+    sizes: Sequence[int],
+    classes: int = 0,
+    splitter: Splitter | None = None,
 ) -> Mechanism:
     """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter."""
-    mechanism = _for_whole_models(experiment, sizes, classes)
+    mechanism = _for_whole_models(experiment, topology, sizes, classes)
     return mechanism if splitter is None else mechanism.in_parts(splitter)
 
 
-def _for_whole_models(experiment: Experiment, sizes: Sequence[int], classes: int) -> Mechanism:
+def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequence[int], classes: int) -> Mechanism:
     privacy = experiment.privacy
-    tree = experiment.topology.kind == "tree"
-    if privacy.place == "edge" and not tree:
+    edges = bool(topology.uplinks)
+    if privacy.place == "edge" and not edges:
         law = f"a {experiment.topology.kind} has no edge servers"
         refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
     asked = (privacy.mechanism, privacy.unit, privacy.place)
-    if tree and asked == ("gaussian", "client", "client"):
+    if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
     return MECHANISMS[asked](experiment, sizes, classes)

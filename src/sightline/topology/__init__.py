@@ -34,12 +34,17 @@ from sightline.topology.tree_build import build_tree
 
 
 def build_star(
-    settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+    settings: Mapping[str, Any],
+    *,
+    clients: int,
+    place: str,
+    labels: Labels | None = None,
+    streams: Streams | None = None,
 ) -> Star:
     """A star has no settings of its own."""
     for key, value in settings.items():
         invalid(f"topology.{key}", value, "a star has no such setting", "remove it")
-    return Star(clients, server_trusted)
+    return Star(clients, place == "server")
 
 
 REGISTRY: dict[str, Callable[..., Topology]] = {
@@ -70,9 +75,7 @@ def build_topology(
 
     `place` says who adds the noise; `labels` what workers hold and `streams` what chance decides, for those that ask.
     """
-    if kind == "tree":
-        return build_tree(settings, clients=clients, place=place, streams=streams)
-    return find_topology(kind)(settings, clients=clients, server_trusted=place == "server", labels=labels)
+    return find_topology(kind)(settings, clients=clients, place=place, labels=labels, streams=streams)
 
 
 __all__ = [

@@ -82,6 +82,13 @@ class Topology(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a reader must know to trust the guarantee."""
 
+    @property
+    def compares_channels(self) -> bool:
+        """Whether personal models are also judged channel by channel: how unequally groups are served."""
+
+    def trusted_clause(self, names: str) -> str:
+        """Who is trusted, as the beginning of a sentence that goes on with what they receive; `names`: all."""
+
     def channels_at(self, time: int) -> tuple[Channel, ...]:
         """The channels that are at work in a round."""
 
@@ -92,6 +99,11 @@ class Steady:
     period = 1
     steady = True
     notes: tuple[str, ...] = ()
+    compares_channels = False
+
+    def trusted_clause(self, names: str) -> str:
+        """The one server."""
+        return "The server is trusted: its part is to receive"
 
     @property
     def channels(self) -> tuple[Channel, ...]:

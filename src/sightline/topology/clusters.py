@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid
+from sightline.randomness import Streams
 from sightline.topology.channel import PUBLIC, SERVER, Channel, Line, Steady, client_name
 from sightline.topology.groups import Labels
 
@@ -82,13 +83,18 @@ def cluster_channel(server: Channel, members: Sequence[int]) -> Channel:
 
 
 def build_clusters(
-    settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+    settings: Mapping[str, Any],
+    *,
+    clients: int,
+    place: str,
+    labels: Labels | None = None,
+    streams: Streams | None = None,
 ) -> Clusters:
     """`[topology]` of an experiment file: count = 4, or "auto"."""
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, "clusters have no such setting", did_you_mean(key, KEYS))
-    return Clusters(clients, cluster_count(settings, clients), server_trusted)
+    return Clusters(clients, cluster_count(settings, clients), place == "server")
 
 
 def cluster_count(settings: Mapping[str, Any], clients: int) -> int | None:

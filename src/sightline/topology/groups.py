@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.errors import did_you_mean, invalid
 from sightline.foreign import read_text
+from sightline.randomness import Streams
 from sightline.topology.channel import Channel, Line, client_name
 
 Group = tuple[int, ...]
@@ -289,6 +290,12 @@ class Groups:
     masters_trusted: bool
     notes: tuple[str, ...] = ()
 
+    compares_channels = True
+
+    def trusted_clause(self, names: str) -> str:
+        """The masters, all alike."""
+        return "The groups' masters are trusted: they receive"
+
     @property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
         """Nobody is above the groups."""
@@ -383,7 +390,12 @@ def group_name(number: int) -> str:
 
 
 def build_groups(
-    settings: Mapping[str, Any], *, clients: int, server_trusted: bool, labels: Labels | None = None
+    settings: Mapping[str, Any],
+    *,
+    clients: int,
+    place: str,
+    labels: Labels | None = None,
+    streams: Streams | None = None,
 ) -> Groups:
     """`[topology]` of an experiment file: structure, groups, period, file, label_share, rates and factors."""
     for key, value in settings.items():
@@ -399,7 +411,7 @@ def build_groups(
         clip_factors=read_numbers("clip_factors", settings.get("clip_factors")) or schedule.clip_factors,
     )
     notes = (PUBLIC_LABELS,) if settings.get("structure") == "labels" else ()
-    return Groups(schedule, _read_count(settings, "period", 1), server_trusted, notes)
+    return Groups(schedule, _read_count(settings, "period", 1), place == "server", notes)
 
 
 def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:

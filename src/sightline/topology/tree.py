@@ -156,6 +156,10 @@ class Tree(Steady):
         names = tuple(node.name for node in self.nodes if self._receives_clear(node))
         return (*names, CLOUD) if self.noise is Noise.CLOUD else names
 
+    def trusted_clause(self, names: str) -> str:
+        """By their names: servers of one level may differ."""
+        return f"Trusted are {names}: their part is to receive"
+
     @property
     def observers(self) -> dict[str, str]:
         """Each kind with the first of its observers; views differ, see `lines`."""

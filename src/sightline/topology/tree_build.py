@@ -13,7 +13,7 @@ from typing import Any
 from sightline.errors import did_you_mean, invalid
 from sightline.foreign import read_text
 from sightline.randomness import Purpose, Streams
-from sightline.topology.groups import cluster_groups
+from sightline.topology.groups import Labels, cluster_groups
 from sightline.topology.tree import CLOUD, Node, Noise, Tree, check_tree
 
 FILE_KEYS = ["name", "trusted", "devices", "servers"]
@@ -72,6 +72,7 @@ def build_tree(
     *,
     clients: int,
     place: str = "edge",
+    labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Tree:
     """The tree of an experiment file.
