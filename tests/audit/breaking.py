@@ -72,7 +72,7 @@ def same_noise_for_everybody(monkeypatch):
 
 
 def everybody_is_sampled(monkeypatch):
-    """Claims the amplification of coins, schedules or Poisson batches, and takes everybody, and every example."""
+    """Claims the amplification of inclusion, schedules or Poisson batches, and takes everybody, and every example."""
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *a, **k: tuple(range(self.population)))
     monkeypatch.setattr(Schedules, "members_used", lambda self, step, allotment, *, members, **k: np.arange(members))
     private, sums = import_module("sightline.training.dp_sgd_settings"), Simulator.gradient_sums

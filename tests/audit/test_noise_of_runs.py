@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from sightline import engine
-from sightline.apps.audit.canaries import CanaryClients, CanaryCoins, canary_examples
+from sightline.apps.audit.canaries import CanaryClients, CanaryInclusion, canary_examples
 from sightline.apps.audit.canary_model import CanaryShards
 from sightline.apps.audit.canary_setup import STILL, with_examples
 from sightline.apps.audit.observer import Observer, watched_run
@@ -31,14 +31,14 @@ Z, C = 1.0, 0.5
 def silent_run(rounds=3, **words):
     """(key -> released vector, setting) of a run in which nobody has anything to say: what is released is noise."""
     setting = engine.calibrate_noise(engine.build_experiment(parse(plain(Combination(**words)))))
-    secret, coins = Streams.from_seed(7), CanaryCoins({}, setting.adjacency)
+    secret, inclusion = Streams.from_seed(7), CanaryInclusion({}, setting.adjacency)
     if words.get("unit") == "sample":
         setting, _ = with_examples(setting, SIZE)
-        setting = replace(setting, federation=canary_examples(setting.federation, SIZE, {}, coins))
-        worker = CanaryShards(setting, secret, coins, {})
+        setting = replace(setting, federation=canary_examples(setting.federation, SIZE, {}, inclusion))
+        worker = CanaryShards(setting, secret, inclusion, {})
     else:
         setting = replace(setting, start=torch.zeros(SIZE))
-        worker = CanaryClients(SIZE, setting.federation.sizes.tolist(), {}, coins, C, secret)
+        worker = CanaryClients(SIZE, setting.federation.sizes.tolist(), {}, inclusion, C, secret)
     watch = Observer("", lambda source, value, round: value[:SIZE].double(), turning=False)
     watch._sees = lambda ledger, time, source: True
     watched_run(setting, watch, worker, rounds=rounds, secret=secret)

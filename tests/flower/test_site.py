@@ -155,7 +155,7 @@ def test_another_question_has_other_noise_and_is_charged(site_of):
 
 def test_a_crash_between_ledger_and_answer_is_not_charged_twice(site_of, monkeypatch):
     site = site_of(LOCAL)
-    monkeypatch.setattr(type(site._shelf), "put_answer", lambda *args, **more: 1 / 0)
+    monkeypatch.setattr(type(site._store), "put_answer", lambda *args, **more: 1 / 0)
     assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
     assert len(releases_of(site)) == 1
     monkeypatch.undo()
@@ -219,13 +219,13 @@ def test_what_a_client_keeps_stays_at_the_site_and_a_repeated_round_begins_where
     site = site_of(plain)
     first = site.answer(question(plain, memory=rule))
     assert set(first.arrays) == {"value"}
-    shelf, at = site._shelf, dataclasses.make_dataclass("At", ["round", "use"])
-    after_one = shelf.kept("a", "gradient", at(2, 0))
-    assert shelf.kept("a", "gradient", at(1, 0)) is None
+    store, at = site._store, dataclasses.make_dataclass("At", ["round", "use"])
+    after_one = store.kept("a", "gradient", at(2, 0))
+    assert store.kept("a", "gradient", at(1, 0)) is None
     site.answer(question(plain, memory=rule, round=2))
-    assert torch.equal(shelf.kept("a", "gradient", at(2, 0)), after_one)
-    assert not torch.equal(shelf.kept("a", "gradient", at(3, 0)), after_one)
-    assert shelf.kept("b", "gradient", at(3, 0)) is None
+    assert torch.equal(store.kept("a", "gradient", at(2, 0)), after_one)
+    assert not torch.equal(store.kept("a", "gradient", at(3, 0)), after_one)
+    assert store.kept("b", "gradient", at(3, 0)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """One round as data walks it: the files it passes through, and the calls that go against the order of packages.
 
-    python -m tests.house.walk examples/quickstart.toml [examples/hierarchy.toml ...]
+python -m tests.house.walk examples/quickstart.toml [examples/hierarchy.toml ...]
 """
 
 import sys

@@ -188,7 +188,7 @@ class Call:
     """One release call: what was asked, what the members let go of, what came out."""
 
     updates: Updates
-    scene: ReleaseContext
+    context: ReleaseContext
     left: dict[int, torch.Tensor]
     outcome: ReleaseValues
 
@@ -196,7 +196,7 @@ class Call:
         """The value that a release let go."""
         values = {client_name(n): v for n, v in {**self.outcome.values, **self.left}.items() if n != EVERYONE}
         if EVERYONE in self.outcome.values:
-            values[self.scene.channel.name] = self.outcome.values[EVERYONE]
+            values[self.context.channel.name] = self.outcome.values[EVERYONE]
         return values[release.source]
 
 
@@ -208,20 +208,20 @@ class NotedExecution(LiveExecution):
         self._calls = calls
 
     def compute_values(
-        self, updates: Updates, scene: ReleaseContext, compute: Callable[..., ReleaseValues]
+        self, updates: Updates, context: ReleaseContext, compute: Callable[..., ReleaseValues]
     ) -> ReleaseValues:
         left: dict[int, torch.Tensor] = {}
         whole = Updates.collect_outputs
 
-        def noted(self, mechanism, scene):
-            for one in whole(self, mechanism, scene):
+        def noted(self, mechanism, context):
+            for one in whole(self, mechanism, context):
                 left[one.member] = one.value
                 yield one
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Updates, "collect_outputs", noted)
-            outcome = super().compute_values(updates, scene, compute)
-        self._calls.append(Call(updates, scene, left, outcome))
+            outcome = super().compute_values(updates, context, compute)
+        self._calls.append(Call(updates, context, left, outcome))
         return outcome
 
 
@@ -236,7 +236,7 @@ class Noted:
 
     def claims_of(self, number: int) -> list[Release]:
         """What the ledger says of one call."""
-        first = [call.scene.next_id for call in self.calls] + [len(self.ledger)]
+        first = [call.context.next_id for call in self.calls] + [len(self.ledger)]
         return [self.ledger[place] for place in range(first[number], first[number + 1])]
 
     def noisy(self) -> Iterator[tuple[Call, Release]]:
@@ -284,7 +284,7 @@ def doubled(run: Noted) -> float:
 
 def expected_cohort(run: Noted, call: Call) -> float:
     """The public denominator of a mean, from the experiment file."""
-    how, channel = run.setting.experiment.sampling.clients, call.scene.channel
+    how, channel = run.setting.experiment.sampling.clients, call.context.channel
     share = {"poisson": channel.rate or how.rate, "fixed": how.rate}.get(how.scheme, 1.0)
     if how.scheme == "balanced":
         share = how.uses / run.setting.experiment.rounds
@@ -317,7 +317,7 @@ def clipped_update(run: Noted, member: int, call: Call, radius: float) -> torch.
 
 def at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """(sum of clipped updates + noise) / expected cohort."""
-    radius = CLIP_NORM * call.scene.channel.clip_factor
+    radius = CLIP_NORM * call.context.channel.clip_factor
     total = sum(clipped_update(run, n, call, radius) for n in call.updates.cohort.members)
     residual = call.value_of(release).double() * expected_cohort(run, call) - total
     return residual / scales(run, release, doubled(run) * radius)
@@ -325,23 +325,23 @@ def at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
 
 def at_client(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """clipped update + noise."""
-    radius = CLIP_NORM * call.scene.channel.clip_factor
+    radius = CLIP_NORM * call.context.channel.clip_factor
     clipped = clipped_update(run, sender(release), call, radius)
     return (call.value_of(release).double() - clipped) / scales(run, release, doubled(run) * radius)
 
 
 def by_trust(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Either, as the channel is trusted or not."""
-    return (at_server if call.scene.channel.trusted else at_client)(run, call, release)
+    return (at_server if call.context.channel.trusted else at_client)(run, call, release)
 
 
 def in_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """Sums of m steps of length eta, each gradient of norm <= C: one example bends them by up to 2 eta m C."""
     task = call.updates.task
     reach = task.learning_rate * task.steps * CLIP_NORM
-    who = call.updates.cohort.members if call.scene.channel.trusted else (sender(release),)
+    who = call.updates.cohort.members if call.context.channel.trusted else (sender(release),)
     total = sum(onto_ball(run.worker.update(n, call.updates.at), reach) for n in who)
-    count = len(call.updates.cohort.members) if call.scene.channel.trusted else 1
+    count = len(call.updates.cohort.members) if call.context.channel.trusted else 1
     return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * 2 * reach)
 
 
@@ -353,7 +353,7 @@ def silent(plan: PrivateSteps) -> PrivateSteps:
 def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """One step: -eta (clipped gradients of the batch + noise) / expected batch, against the same step without noise."""
     member, updates = sender(release), call.updates
-    plan = replace(run.setting.mechanism.plans[member], line=call.scene.line)  # type: ignore[attr-defined]
+    plan = replace(run.setting.mechanism.plans[member], line=call.context.line)  # type: ignore[attr-defined]
     start = updates.starts[member].value
     ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, task=updates.task)
     noise = (call.value_of(release).double() - (ends[0] - start).double()) * (-plan.expected_batch / LEARNING_RATE)
@@ -366,8 +366,8 @@ def one_step_of_all(run: Noted, call: Call, release: Release) -> torch.Tensor:
     plans = [run.setting.mechanism.plans[n] for n in updates.cohort.members]  # type: ignore[attr-defined]
     total = sum(some.double() for some in updates.gradient_sums(plans))
     full = run.setting.experiment.samples_scheme == "full"
-    batches = sum(float(sizes[n]) if full else 4.0 for n in call.scene.channel.members)
-    share = expected_cohort(run, call) / len(call.scene.channel.members)
+    batches = sum(float(sizes[n]) if full else 4.0 for n in call.context.channel.members)
+    share = expected_cohort(run, call) / len(call.context.channel.members)
     residual = call.value_of(release).double() * (-share * batches / LEARNING_RATE) - total
     return residual / scales(run, release, CLIP_NORM)
 

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from sightline import algorithms, engine, topology
-from sightline.apps.audit.canaries import CanaryCoins, canary_examples
+from sightline.apps.audit.canaries import CanaryInclusion, canary_examples
 from sightline.config import parse
 from sightline.engine.execution import AbsentClients, LiveExecution
 from sightline.engine.plan import plan_releases
@@ -145,7 +145,7 @@ def telling(**words):
             for client, size in zip(setting.federation.clients, SIZES, strict=True)
         ),
     )
-    coins = CanaryCoins(dict.fromkeys(range(first[-1]), True), Adjacency.ADD_REMOVE)
+    coins = CanaryInclusion(dict.fromkeys(range(first[-1]), True), Adjacency.ADD_REMOVE)
     loud = canary_examples(like, first[-1], holders, coins)
     setting = engine.build_experiment(setting.experiment, federation=loud)
     setting = replace(setting, start=torch.zeros(setting.model.parameters)).with_noise(dict.fromkeys(sizes, 1e-5))
@@ -273,12 +273,12 @@ class Chosen(LiveExecution):
     def draw_members(self, sampler, channel, time, rng, *, line):
         return channel.members if self.some is None else tuple(n for n in channel.members if self.some(n, time))
 
-    def compute_values(self, updates, scene, compute):
-        rng = np.random.default_rng([scene.time, scene.use, updates.at.part])
+    def compute_values(self, updates, context, compute):
+        rng = np.random.default_rng([context.time, context.use, updates.at.part])
         who = (EVERYONE, *updates.cohort.members)
         return ReleaseValues(dict.fromkeys(who, torch.from_numpy(rng.standard_normal(self.worker.dimension)).float()))
 
-    def collect_choices(self, ballot, scene):
+    def collect_choices(self, ballot, context):
         return {n: n % len(ballot.candidates) for n in ballot.choosers.members}
 
 

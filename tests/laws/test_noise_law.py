@@ -120,7 +120,7 @@ def test_nobody_gets_less_noise_than_it_needs(name):
             if isinstance(release.event, Pure):
                 assert release.event.epsilon <= 1 / NEEDED[client] * (1 + 1e-12)
             elif run.setting.experiment.privacy.sensitivity != "as_published":
-                assert noises_in(release.event)[0] >= NEEDED[client] * call.scene.channel.noise_factor * (1 - 1e-12)
+                assert noises_in(release.event)[0] >= NEEDED[client] * call.context.channel.noise_factor * (1 - 1e-12)
     assert subjects == set(NEEDED)
 
 
@@ -131,7 +131,7 @@ def test_what_is_called_post_processing_is_made_of_what_was_sent(name):
     for call in run.calls:
         if EVERYONE not in call.outcome.values or not call.left:
             continue
-        alike = call.scene.unit == "client" or isinstance(mechanism, SegmentSums)
+        alike = call.context.unit == "client" or isinstance(mechanism, SegmentSums)
         weights = {n: 1.0 if alike else float(sizes[n]) for n in call.left}
         mean = sum(weights[n] * value.double() for n, value in call.left.items()) / sum(weights.values())
         torch.testing.assert_close(call.outcome.values[EVERYONE].double(), mean, rtol=1e-5, atol=1e-6)
@@ -143,7 +143,7 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
     run = run_of(name)
     for call in run.calls:
         members, said = call.updates.cohort.members, call.outcome.noise_std
-        if not said or run.setting.splitter is not None or not (members or call.scene.channel.trusted):
+        if not said or run.setting.splitter is not None or not (members or call.context.channel.trusted):
             continue
         of_members = call.left or isinstance(run.setting.mechanism, SegmentSums)
         divisor = max(1, len(members)) if of_members else expected_cohort(run, call)
@@ -154,7 +154,7 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
 
 def clean_update(run, call, member):
     """A known client's clipped update."""
-    task, channel = call.updates.task, call.scene.channel
+    task, channel = call.updates.task, call.context.channel
     radius = 0.5 * (
         task.learning_rate * task.steps if isinstance(run.setting.mechanism, SegmentSums) else channel.clip_factor
     )
@@ -169,7 +169,7 @@ def test_a_pool_has_as_many_noises_as_it_claims():
             found += 1
             assert release.event.noises == len(call.left) - 1
     assert found
-    assert isinstance(run.setting.mechanism.at(run.calls[0].scene), PooledMean)
+    assert isinstance(run.setting.mechanism.at(run.calls[0].context), PooledMean)
 
 
 class Ones(np.random.Generator):

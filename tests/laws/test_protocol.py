@@ -37,7 +37,7 @@ def noises_of(claims):
 def test_every_mechanism_of_the_registry_is_asked():
     assert {case.asked for case in EVERY.values()} == set(MECHANISMS)
     asked = {type(run_of(name).setting.mechanism) for name in EVERY}
-    asked |= {type(run_of(name).setting.mechanism.at(call.scene)) for name in EVERY for call in run_of(name).calls}
+    asked |= {type(run_of(name).setting.mechanism.at(call.context)) for name in EVERY for call in run_of(name).calls}
     assert asked == mechanism_classes() == set(LAWS)
 
 
@@ -46,10 +46,10 @@ def test_who_is_said_to_add_the_noise_adds_it(name):
     """The noise law finds the noise in what the named party let go of, and un-noised values reach only a trusted one."""
     run = run_of(name)
     for number, call in enumerate(run.calls):
-        said = run.setting.mechanism.noised_by(call.scene)
+        said = run.setting.mechanism.noised_by(call.context)
         claims = run.claims_of(number)
         noisy = {release.source for other, release in run.noisy() if other is call}
-        members, channel = {client_name(n) for n in call.updates.cohort.members}, call.scene.channel.name
+        members, channel = {client_name(n) for n in call.updates.cohort.members}, call.context.channel.name
         clear = [release for release in claims if release.event == Clear()]
         if said is NoisedBy.SERVER:
             assert noisy == {channel}
@@ -69,7 +69,7 @@ def test_the_noise_multipliers_are_those_of_the_claims(name):
     if run.setting.experiment.privacy.sensitivity == "as_published":
         return  # its multipliers are in units of a sensitivity that is not the true one
     for call, release in run.noisy():
-        channel, mechanism = call.scene.channel, run.setting.mechanism.at(call.scene)
+        channel, mechanism = call.context.channel, run.setting.mechanism.at(call.context)
         about = channel.members if release.source == channel.name else (sender(release),)
         said = max(mechanism.noise_multipliers(about).values()) * channel.noise_factor
         assert noise_in(release.event) == pytest.approx(said, rel=1e-12)
@@ -90,20 +90,22 @@ def test_an_event_scales_with_the_noise(name):
 def test_a_channels_mechanism_claims_the_same_and_stays_what_it_is(name):
     run = run_of(name)
     for call in run.calls:
-        whole, scene = run.setting.mechanism, call.scene
-        here = whole.at(scene)
-        assert here.at(scene) == here
-        assert here.noised_by(scene) is whole.noised_by(scene)
+        whole, context = run.setting.mechanism, call.context
+        here = whole.at(context)
+        assert here.at(context) == here
+        assert here.noised_by(context) is whole.noised_by(context)
         assert here.noised_value is whole.noised_value
-        assert here.claim_mean(call.updates, scene) == whole.claim_mean(call.updates, scene)
+        assert here.claim_mean(call.updates, context) == whole.claim_mean(call.updates, context)
 
 
 @every_case
 def test_factors_of_a_channel_are_used_where_that_is_said(name):
     run = run_of(name)
     mechanism, call = run.setting.mechanism, next((c for c in run.calls if c.updates.cohort.members), run.calls[0])
-    louder = replace(call.scene, channel=replace(call.scene.channel, noise_factor=2 * call.scene.channel.noise_factor))
-    before, after = (noises_of(mechanism.claim_mean(call.updates, scene)) for scene in (call.scene, louder))
+    louder = replace(
+        call.context, channel=replace(call.context.channel, noise_factor=2 * call.context.channel.noise_factor)
+    )
+    before, after = (noises_of(mechanism.claim_mean(call.updates, context)) for context in (call.context, louder))
     factor = 2.0 if mechanism.uses_channel_factors else 1.0
     assert after == pytest.approx([factor * noise for noise in before], rel=1e-12)
 
@@ -113,18 +115,18 @@ def test_members_have_a_part_where_they_noise_and_none_where_nobody_does(name):
     run = run_of(name)
     mechanism = run.setting.mechanism
     for call in run.calls:
-        said, cohort = mechanism.noised_by(call.scene), call.updates.cohort.members
+        said, cohort = mechanism.noised_by(call.context), call.updates.cohort.members
         anew = replace(call.updates, shared=None)  # what channels share is handed out once
         if said is NoisedBy.CLIENT or mechanism.noised_value is NoisedValue.UPDATE:
             largest = mechanism.largest_output(
-                call.scene, dimension=run.worker.dimension, splitter=run.setting.splitter
+                call.context, dimension=run.worker.dimension, splitter=run.setting.splitter
             )
-            left = list(mechanism.client_outputs(anew, call.scene))
+            left = list(mechanism.client_outputs(anew, call.context))
             assert [one.member for one in left] == list(cohort)
             assert largest is None or all(float(one.value.norm()) <= largest for one in left)
         elif mechanism.noised_value is not NoisedValue.STEPS:
             with pytest.raises(Refused, match="no part of their own"):
-                list(mechanism.client_outputs(anew, call.scene))
+                list(mechanism.client_outputs(anew, call.context))
 
 
 UNITS = {
@@ -145,7 +147,7 @@ def test_what_is_noised_goes_with_the_unit_the_steps_and_the_words(name):
     assert bool(mechanism.explain_guarantee(rounds=3, delta=1e-5, curvature=0.5)) is solved
     assert bool(mechanism.list_caveats()) is solved
     if mechanism.sends_parts:
-        assert {mechanism.noised_by(call.scene) for call in run.calls} <= {NoisedBy.SERVER, NoisedBy.NOBODY}
+        assert {mechanism.noised_by(call.context) for call in run.calls} <= {NoisedBy.SERVER, NoisedBy.NOBODY}
 
 
 def test_a_mechanism_has_a_form_in_parts_or_refuses_it():
@@ -160,5 +162,5 @@ def test_a_mechanism_has_a_form_in_parts_or_refuses_it():
 
 
 def test_noise_by_trust_is_both():
-    said = {run_of(n).setting.mechanism.noised_by(c.scene) for n in CASES if "trust" in n for c in run_of(n).calls}
+    said = {run_of(n).setting.mechanism.noised_by(c.context) for n in CASES if "trust" in n for c in run_of(n).calls}
     assert said == {NoisedBy.SERVER, NoisedBy.CLIENT}

@@ -179,7 +179,7 @@ BUGS: dict[str, Bug] = {
         "the traffic that a run reports tells how many were drawn",
         "mechanisms/server_side.py",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
-        return scene.sampler.expected""",
+        return context.sampler.expected""",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
         return float(len(cohort.members))""",
         f"{DRAWS}::test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released",
@@ -187,14 +187,14 @@ BUGS: dict[str, Bug] = {
     "divided-by-the-cohort": bug(
         "the sum is divided by those who were drawn, and not by the expected number",
         "mechanisms/server_side.py",
-        "return ReleaseValues({EVERYONE: noisy / scene.sampler.expected}, rejected, std)",
+        "return ReleaseValues({EVERYONE: noisy / context.sampler.expected}, rejected, std)",
         "return ReleaseValues({EVERYONE: noisy / max(1, len(updates.cohort.members))}, rejected, std)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "trusted-server-knows-no-draws": bug(
         "the server is said not to know whom it drew",
         "mechanisms/server_side.py",
-        "            coins_known_to=frozenset({scene.channel.name}),\n",
+        "            coins_known_to=frozenset({context.channel.name}),\n",
         "",
         f"{DRAWS}::test_who_draws_a_cohort_is_said_to_know_it",
     ),
@@ -208,7 +208,7 @@ BUGS: dict[str, Bug] = {
                 """class QuietMean(LocalMean):
     \"\"\"`LocalMean`, for those who are in a hurry.\"\"\"
 
-    def client_outputs(self, updates, scene):  # type: ignore[no-untyped-def]
+    def client_outputs(self, updates, context):  # type: ignore[no-untyped-def]
         \"\"\"Each member clips before it sends.\"\"\"
         from sightline.mechanisms.clip import clip_update
         from sightline.mechanisms.updates import ClientOutput
@@ -312,7 +312,7 @@ Build = Callable[""",
         "a trusted edge passes on its sum of segments as it is",
         "mechanisms/segments.py",
         """total, rejected = self._add_noise(
-                updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE
+                updates, context, [u for _, u in self._local_steps(updates)], noise, EVERYONE
             )""",
         "total, rejected = sum((u for _, u in self._local_steps(updates)), torch.zeros(updates.worker.dimension)), 0",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
@@ -341,8 +341,8 @@ Build = Callable[""",
     "one-noise-for-all-choices": bug(
         "all who choose draw the same noise",
         "mechanisms/selection.py",
-        "sharpness=sharp, rng=scene.noise(chooser)",
-        "sharpness=sharp, rng=scene.noise(0)",
+        "sharpness=sharp, rng=context.noise(chooser)",
+        "sharpness=sharp, rng=context.noise(0)",
         f"{STREAMS}::test_no_stream_is_drawn_twice_and_no_two_streams_share_a_key",
     ),
     "one-noise-for-a-stack": bug(
@@ -412,14 +412,14 @@ Build = Callable[""",
     "kept-by-everybody": bug(
         "what one client keeps between rounds is everybody's",
         "mechanisms/client_state.py",
-        "return self._shelf.values.get(member, torch.zeros(self._dimension))",
-        "return next(iter(self._shelf.values.values()), torch.zeros(self._dimension))",
+        "return self._state.values.get(member, torch.zeros(self._dimension))",
+        "return next(iter(self._state.values.values()), torch.zeros(self._dimension))",
         "tests/algorithms/test_algorithms_equal_oracle.py::test_scaffold_needs_only_one_vector_when_everybody_takes_the_same_steps",
     ),
     "memory-without-its-sources": bug(
         "what a client kept from earlier rounds is not among the inputs of what it sends",
         "engine/round.py",
-        "received = memory.sources | shelf.sources",
+        "received = memory.sources | state.sources",
         "received = memory.sources",
         "tests/engine/test_run.py::test_what_clients_kept_is_among_the_inputs_of_what_they_send",
     ),

@@ -135,11 +135,11 @@ class AbsentNodes:
 
     steadfast = False
 
-    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> NoReturn:
+    def request_outputs(self, updates: Updates, context: ReleaseContext) -> NoReturn:
         """Refused: a plan asks nobody."""
         _refuse_values(updates.cohort.members)
 
-    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> NoReturn:
+    def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> NoReturn:
         """Refused: a plan asks nobody."""
         _refuse_values(ballot.choosers.members)
 

@@ -1,4 +1,4 @@
-"""How often a member is used over a whole run: what the settings say, never what the coins did."""
+"""How often a member is used over a whole run: what the settings say, never what was drawn."""
 
 import dataclasses
 import platform
@@ -17,7 +17,7 @@ from sightline.training import clipping_note
 
 
 def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
-    """One entry for the clients and one for the examples, where either takes part by coins or by a schedule.
+    """One entry for the clients and one for the examples, where either takes part by sampling or by a schedule.
 
     Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not looked at.
     """

@@ -74,7 +74,7 @@ class TrainingRound:
         self._uses = 0
         nodes = self._worker.nodes
         steadfast = nodes is None or nodes.steadfast
-        self._door = ReleaseGate(
+        self._gate = ReleaseGate(
             setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since
         )
         self._meter = CostMeter(setting, time, self.counts, counting=not self.rehearsal)
@@ -101,7 +101,7 @@ class TrainingRound:
         self.most_steps = most_steps
 
     def server_rng(self) -> np.random.Generator:
-        """The server's own coins of this round."""
+        """The server's own generator of this round."""
         self._tosses += 1
         return self._secret.rng(Purpose.ASSIGNMENT, round=self.time, use=self._tosses - 1)
 
@@ -117,7 +117,7 @@ class TrainingRound:
         """Draw who of the channel's members takes part; without a channel, of all that gather."""
         channels = (channel,) if channel else self.gathers
         for one in channels:
-            self._door.note_draw(one)
+            self._gate.note_draw(one)
         return Cohort(tuple(n for one in channels for n in self._draw_members(one)))
 
     def _draw_members(self, channel: Channel) -> tuple[int, ...]:
@@ -168,9 +168,9 @@ class TrainingRound:
         self._refuse_parts(memory)
         recall = None
         if memory is not None:
-            shelf = self.memories.get(memory.name, ClientState())
-            recall = StateAccess(memory, shelf, self._worker.dimension)
-            received = memory.sources | shelf.sources
+            state = self.memories.get(memory.name, ClientState())
+            recall = StateAccess(memory, state, self._worker.dimension)
+            received = memory.sources | state.sources
             eligible = self._ledger.frontier(eligible | received)
             reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
@@ -190,9 +190,9 @@ class TrainingRound:
         ballot = ModelChoice(cohort, tuple(candidates), epsilon)
         at = CallId(self.time, self._uses)
         self._uses += 1
-        scene = self._scene_at(at, self.channels[0], Purpose.SELECTION)
-        made = self._door.record_releases(ballot.claim_choices(scene))
-        choices = self._execution.collect_choices(ballot, scene)
+        context = self._scene_at(at, self.channels[0], Purpose.SELECTION)
+        made = self._gate.record_releases(ballot.claim_choices(context))
+        choices = self._execution.collect_choices(ballot, context)
         self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
         return {
             member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
@@ -219,30 +219,30 @@ class TrainingRound:
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Several channels' means of one moment: all are claimed and recorded together, before any is computed."""
         mechanism = self._setting.mechanism
-        scenes, claims = [], list[tuple[Release, ...]]()
+        contexts, claims = [], list[tuple[Release, ...]]()
         for updates, channel in many:
-            scene = self._release_context(updates, channel)
-            scenes.append(replace(scene, next_id=scene.next_id + sum(map(len, claims))))
-            claims.append(self._door.check_draws(mechanism.claim_mean(updates, scenes[-1]), channel))
-        made = list(self._door.record_releases([release for some in claims for release in some]))
+            context = self._release_context(updates, channel)
+            contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
+            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel))
+        made = list(self._gate.record_releases([release for some in claims for release in some]))
         found, heard = [], []
-        for (updates, _), scene, some in zip(many, scenes, claims, strict=True):
+        for (updates, _), context, some in zip(many, contexts, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
-            outcome = self._execution.compute_values(updates, scene, mechanism.mean)
+            outcome = self._execution.compute_values(updates, context, mechanism.mean)
             self._keep_client_state(updates, mine)
-            self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, scene))
+            self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
             found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
             heard.append(
-                ChannelMean(scene.channel, found[-1], gradient_reach(updates.task, self.planned), outcome.noise_std)
+                ChannelMean(context.channel, found[-1], gradient_reach(updates.task, self.planned), outcome.noise_std)
             )
         self.heard.append(heard)
-        self._meter.charge_gathering(scenes)
+        self._meter.charge_gathering(contexts)
         return found
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
         facts = (self._setting.unit, self._setting.adjacency)
-        return self._door.record_releases(
+        return self._gate.record_releases(
             [
                 Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
                         inputs=tuple(sorted(value.sources)), what=what)
@@ -269,18 +269,18 @@ class TrainingRound:
         claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
         compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
-        scene = self._release_context(updates, channel)
-        made = self._door.record_releases(self._door.check_draws(claim(updates, scene), channel))
-        outcome = self._execution.compute_values(updates, scene, compute)
+        context = self._release_context(updates, channel)
+        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel))
+        outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
-        self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, scene))
-        self._meter.charge_gathering([scene])
+        self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, context))
+        self._meter.charge_gathering([context])
         if channel == self._setting.topology.top:
             self._meter.charge_lifting()
         return made, outcome
 
     def _keep_client_state(self, updates: Updates, made: Sequence[Release]) -> None:
-        """Put on the shelf what the members keep, with every release that they received or sent."""
+        """Keep for the members what is theirs, with every release that they received or sent."""
         if updates.recall is None:
             return
         name = updates.recall.memory.name
@@ -297,7 +297,7 @@ class TrainingRound:
         self.counts["downlink_floats"] += floats
 
     def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:
-        self._door.check_first_use(updates.at)
+        self._gate.check_first_use(updates.at)
         return self._scene_at(updates.at, channel, Purpose.NOISE)
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
@@ -307,7 +307,7 @@ class TrainingRound:
             adjacency=self._setting.adjacency,
             channel=channel,
             sampler=self._sampler_of(channel),
-            next_id=self._door.next_id,
+            next_id=self._gate.next_id,
             use=at.use,
             noise=lambda participant: self._secret.rng(
                 purpose,

@@ -113,11 +113,11 @@ class CostMeter:
         if self._counting:
             self._charge_cost(Cost())
 
-    def charge_gathering(self, scenes: Sequence[ReleaseContext]) -> None:
+    def charge_gathering(self, contexts: Sequence[ReleaseContext]) -> None:
         """One upload by the cohorts of these channels: its mean cost, which tells nobody who took part."""
         if self._resources is None or not self._counting:
             return
-        many = [(scene.channel, scene.sampler) for scene in scenes]
+        many = [(context.channel, context.sampler) for context in contexts]
         self._charge_cost(self._resources.cost_of_gathering(many, round=self._time, use=self._gatherings))
         self._gatherings += 1
 

@@ -43,11 +43,11 @@ class LocalMean(BaseMechanism):
     noised_value = NoisedValue.UPDATE
     uses_channel_factors = True
 
-    def at(self, scene: ReleaseContext) -> "LocalMean":
+    def at(self, context: ReleaseContext) -> "LocalMean":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Every member."""
         return NoisedBy.CLIENT
 
@@ -64,56 +64,56 @@ class LocalMean(BaseMechanism):
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
-        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
-        return *sent, scene.published_mean(inputs, "mean of noisy updates")
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, "mean of noisy updates")
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The average of the members' noisy updates; zero when nobody took part."""
-        outcome = self.compute_each(updates, scene)
+        outcome = self.compute_each(updates, context)
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
         for value in outcome.values.values():
             total += value
         count = len(outcome.values)
-        std = self.noise_multiplier * scene.channel.noise_factor / math.sqrt(max(1, count))
-        std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency)
+        std = self.noise_multiplier * context.channel.noise_factor / math.sqrt(max(1, count))
+        std *= sum_sensitivity(self.clip_norm * context.channel.clip_factor, context.adjacency)
         return ReleaseValues({EVERYONE: (total / max(1, count)).float()}, outcome.rejected, std)
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._claim_sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, context, context.channel.audience)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's clipped and noised update."""
-        left = list(updates.collect_outputs(self, scene))
+        left = list(updates.collect_outputs(self, context))
         return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member clips and noises before it sends."""
         for member, update in updates.train_members():
             noisy, rejected = self.noisy_sum(
                 [update],
                 dimension=updates.worker.dimension,
-                clip_norm=self.clip_norm * scene.channel.clip_factor,
-                noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,
-                adjacency=scene.adjacency,
-                rng=scene.noise(member),
+                clip_norm=self.clip_norm * context.channel.clip_factor,
+                noise_multiplier=self.noise_multiplier * context.channel.noise_factor,
+                adjacency=context.adjacency,
+                rng=context.noise(member),
             )
             yield ClientOutput(member, noisy, bool(rejected))
 
-    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+    def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """The clip norm, and noise of this dimension."""
-        clip_norm = scene.largest_clipped(self.clip_norm, splitter)
-        noise = self.noise_multiplier * scene.channel.noise_factor * sum_sensitivity(clip_norm, scene.adjacency)
+        clip_norm = context.largest_clipped(self.clip_norm, splitter)
+        noise = self.noise_multiplier * context.channel.noise_factor * sum_sensitivity(clip_norm, context.adjacency)
         return clip_norm * (1 + 1e-5) + noise * (math.sqrt(dimension) + 9)
 
-    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
-                event=self.noise_event(self.noise_multiplier * scene.channel.noise_factor),
+                event=self.noise_event(self.noise_multiplier * context.channel.noise_factor),
                 audience=audience,
                 what="own clipped and noised update",
                 subjects=only_client(member),

@@ -73,17 +73,17 @@ class ClientState:
 class StateAccess:
     """A memory at work in one training call: what the members kept before, and `after` what they keep from now on."""
 
-    def __init__(self, memory: StateRule, shelf: ClientState, dimension: int) -> None:
-        self.memory, self._shelf, self._dimension = memory, shelf, dimension
+    def __init__(self, memory: StateRule, state: ClientState, dimension: int) -> None:
+        self.memory, self._state, self._dimension = memory, state, dimension
         self.after: dict[int, Tensor] = {}
 
     def old(self, member: int) -> Tensor:
         """What a member kept; zero before its first round."""
-        return self._shelf.values.get(member, torch.zeros(self._dimension))
+        return self._state.values.get(member, torch.zeros(self._dimension))
 
     def kept(self, member: int) -> Tensor | None:
         """What a member kept; None before its first round."""
-        return self._shelf.values.get(member)
+        return self._state.values.get(member)
 
     def linear_rows(self, members: Sequence[int]) -> Tensor | None:
         """One row per member: the gradient of the linear term of its objective."""

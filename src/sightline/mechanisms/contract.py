@@ -115,10 +115,10 @@ class Mechanism(Protocol):
     def uses_channel_factors(self) -> bool:
         """Whether a channel's own noise and clip factor are used in its claims and in its values."""
 
-    def at(self, scene: ReleaseContext) -> "Mechanism":
+    def at(self, context: ReleaseContext) -> "Mechanism":
         """The mechanism as it is below a channel."""
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Who adds the noise to what a channel's members send."""
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
@@ -142,25 +142,25 @@ class Mechanism(Protocol):
     def list_caveats(self) -> list[str]:
         """What the guarantee does not cover, in sentences."""
 
-    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+    def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """The norm that an honest member's output exceeds with odds below e^-40; None where nothing bounds it."""
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """What each member lets go of by its own part of the mechanism; refused where it has none."""
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The public mean of the updates."""
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """The releases that `each` is about to make: one per member, in order."""
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's own public update."""
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """How many clients send a vector; the expected number where the true one is a secret."""
 
 
@@ -191,16 +191,16 @@ class BaseMechanism:
         """None of its own."""
         return []
 
-    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+    def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """Nothing bounds it."""
         return None
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Refused: the members have no part in it."""
         law = "its members have no part of their own, and let nothing go by themselves"
         refuse("mechanism", type(self).__name__, law, "ask them for their training")
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """The members."""
         return float(len(cohort.members))
 

@@ -64,11 +64,11 @@ def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, round
     return replace(plan, rate=allotment.share, expected_batch=expected, allotment=allotment)
 
 
-def joint_of(plan: PrivateSteps, scene: ReleaseContext, owner: str) -> str:
+def joint_of(plan: PrivateSteps, context: ReleaseContext, owner: str) -> str:
     """The name of the releases that one epoch of a schedule of examples covers; none without a schedule."""
     if plan.allotment is None:
         return ""
-    return f"{owner} in {scene.channel.name}, schedule {plan.epoch(scene.time) + 1}"
+    return f"{owner} in {context.channel.name}, schedule {plan.epoch(context.time) + 1}"
 
 
 def whole_batch(plan: PrivateSteps) -> PrivateSteps:
@@ -96,7 +96,7 @@ class PrivateStepsMechanism(BaseMechanism):
 
     noised_value = NoisedValue.GRADIENT
 
-    def at(self, scene: ReleaseContext) -> Self:
+    def at(self, context: ReleaseContext) -> Self:
         """The same below every channel."""
         return self
 
@@ -117,7 +117,7 @@ class SampleAtClient(PrivateStepsMechanism):
     client took part in, against everyone; under a schedule, one `Allocation` of all its steps. Sizes are public.
     """
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Every member, step by step."""
         return NoisedBy.CLIENT
 
@@ -130,51 +130,51 @@ class SampleAtClient(PrivateStepsMechanism):
         plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
         return SampleAtClient(plans)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
-        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
-        return *sent, scene.published_mean(inputs, "mean of privately trained models")
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, "mean of privately trained models")
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
         finite = FiniteOnly()
-        models = finite((member, value) for member, value, _ in updates.collect_outputs(self, scene))
+        models = finite((member, value) for member, value, _ in updates.collect_outputs(self, context))
         return ReleaseValues(
             {EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected
         )
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._claim_sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, context, context.channel.audience)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
         finite = FiniteOnly()
-        values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, scene)))
+        values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, context)))
         return ReleaseValues(values, finite.rejected)
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's update by private steps."""
-        for member, update in updates.train_privately(self._private_plans(updates, scene)):
+        for member, update in updates.train_privately(self._private_plans(updates, context)):
             yield ClientOutput(member, update)
 
-    def _private_plans(self, updates: Updates, scene: ReleaseContext) -> list[PrivateSteps]:
-        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+    def _private_plans(self, updates: Updates, context: ReleaseContext) -> list[PrivateSteps]:
+        plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
         return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
 
-    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
                 event=event_of(plan),
                 audience=audience,
                 what="own model after private local steps",
                 subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
-                joint=joint_of(plan, scene, client_name(member)),
+                joint=joint_of(plan, context, client_name(member)),
             )
-            for member, plan in zip(updates.cohort.members, self._private_plans(updates, scene), strict=True)
+            for member, plan in zip(updates.cohort.members, self._private_plans(updates, context), strict=True)
         )
 
 
@@ -188,7 +188,7 @@ class SampleAtServer(PrivateStepsMechanism):
 
     learning_rate: float
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """The trusted server, once."""
         return NoisedBy.SERVER
 
@@ -207,46 +207,46 @@ class SampleAtServer(PrivateStepsMechanism):
         plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
         return SampleAtServer(plans, self.learning_rate)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy gradient that everybody sees."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
-        published = scene.make_release(
-            source=scene.channel.name,
+        published = context.make_release(
+            source=context.channel.name,
             event=event_of(self.plan),
-            audience=scene.channel.audience,
+            audience=context.channel.audience,
             what="noisy mean of clipped gradients",
             subjects=members,
             inputs=updates.sources,
-            coins_known_to=frozenset({scene.channel.name}),
-            joint=joint_of(self.plan, scene, "examples"),
+            coins_known_to=frozenset({context.channel.name}),
+            joint=joint_of(self.plan, context, "examples"),
         )
-        return scene.handed_over(updates), published
+        return context.handed_over(updates), published
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Sum the clients' clipped gradient sums, noise once, take one step."""
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
-        plans = [replace(self.plans[member], line=scene.line) for member in updates.cohort.members]
+        plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
         for gradient in updates.gradient_sums(plans):
             total += gradient
         noisy = with_gaussian_noise(
             Aggregate(total, self._noise_scale()),
             noise_multiplier=self.plan.noise_multiplier,
-            rng=scene.noise(EVERYONE),
+            rng=context.noise(EVERYONE),
         )
-        share = scene.sampler.expected / scene.sampler.population
-        expected = share * sum(self.plans[member].expected_batch for member in scene.channel.members)
+        share = context.sampler.expected / context.sampler.population
+        expected = share * sum(self.plans[member].expected_batch for member in context.channel.members)
         return ReleaseValues({EVERYONE: noisy * (-self.learning_rate / expected)})
 
     def _noise_scale(self) -> float | Tensor:
         plan = self.plan
         return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
         return ReleaseValues({})

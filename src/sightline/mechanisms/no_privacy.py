@@ -40,11 +40,11 @@ class NoPrivacy(BaseMechanism):
     noised_value = NoisedValue.NOTHING
     sends_parts = True
 
-    def at(self, scene: ReleaseContext) -> "NoPrivacy":
+    def at(self, context: ReleaseContext) -> "NoPrivacy":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Nobody."""
         return NoisedBy.NOBODY
 
@@ -60,33 +60,33 @@ class NoPrivacy(BaseMechanism):
         """Nothing to set."""
         return self
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
-        """One release in the clear, of the members, to everyone."""
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """One release without noise, of the members, to everyone."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         return (
-            scene.make_release(
-                source=scene.channel.name,
+            context.make_release(
+                source=context.channel.name,
                 event=Clear(),
-                audience=scene.channel.audience,
+                audience=context.channel.audience,
                 what="mean of updates, in the clear",
                 subjects=members,
                 inputs=updates.sources,
             ),
         )
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The mean by data size of the finite updates."""
         finite = FiniteOnly()
         value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, finite.rejected)
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
-        """One release in the clear per member."""
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """One release without noise per member."""
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
                 event=Clear(),
-                audience=scene.channel.audience,
+                audience=context.channel.audience,
                 what="own update, in the clear",
                 subjects=only_client(member),
                 inputs=tuple(sorted(updates.starts[member].sources)),
@@ -94,7 +94,7 @@ class NoPrivacy(BaseMechanism):
             for member in updates.cohort.members
         )
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's update; one that is not finite counts as zero."""
         finite = FiniteOnly()
         values = dict(finite(updates.train_members()))

@@ -20,19 +20,19 @@ class PooledMean(LocalMean):
 
     Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
-    members. k is who was drawn, by coins whose rate must not depend on what was released. Not claimed with integer
+    members. k is who was drawn, at a rate that must not depend on what was released. Not claimed with integer
     arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
     then add no noise.
     """
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        *sent, mean = super().claim_mean(updates, scene)
+        *sent, mean = super().claim_mean(updates, context)
         others = len(sent) - 1
         nodes = updates.worker.nodes
         if others < 2 or self.noisy_sum is not FLOATS or not (nodes is None or nodes.steadfast):
             return *sent, mean
-        gatherer = frozenset({scene.channel.name})
+        gatherer = frozenset({context.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
 
 
@@ -57,17 +57,17 @@ class NoiseByTrust(BaseMechanism):
         """The same mechanism; every channel takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
-    def at(self, scene: ReleaseContext) -> CentralMean | PooledMean:
+    def at(self, context: ReleaseContext) -> CentralMean | PooledMean:
         """The mechanism of a channel."""
-        members = scene.channel.members
+        members = context.channel.members
         noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members), default=self.noise_multiplier)
-        kind = CentralMean if scene.channel.trusted else PooledMean
+        kind = CentralMean if context.channel.trusted else PooledMean
         whole = kind(self.clip_norm, noise, self.noisy_sum)
         return whole if self.splitter is None else whole.in_parts(self.splitter)
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """As the channel's own mechanism does."""
-        return self.at(scene).noised_by(scene)
+        return self.at(context).noised_by(context)
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """What each needs; a channel takes the largest of its members."""
@@ -77,30 +77,30 @@ class NoiseByTrust(BaseMechanism):
         """The same mechanism over parts of the model."""
         return replace(self, splitter=splitter)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
-        return self.at(scene).claim_mean(updates, scene)
+        return self.at(context).claim_mean(updates, context)
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
-        return self.at(scene).mean(updates, scene)
+        return self.at(context).mean(updates, context)
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """As the channel's own mechanism claims."""
-        return self.at(scene).claim_each(updates, scene)
+        return self.at(context).claim_each(updates, context)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """As the channel's own mechanism computes."""
-        return self.at(scene).compute_each(updates, scene)
+        return self.at(context).compute_each(updates, context)
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """As the channel's own mechanism lets go."""
-        return self.at(scene).client_outputs(updates, scene)
+        return self.at(context).client_outputs(updates, context)
 
-    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+    def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """As the channel's own mechanism bounds it."""
-        return self.at(scene).largest_output(scene, dimension=dimension, splitter=splitter)
+        return self.at(context).largest_output(context, dimension=dimension, splitter=splitter)
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """As the channel's own mechanism counts."""
-        return self.at(scene).count_senders(cohort, scene)
+        return self.at(context).count_senders(cohort, context)

@@ -70,11 +70,11 @@ class Objective(BaseMechanism):
 
     noised_value = NoisedValue.MODEL
 
-    def at(self, scene: ReleaseContext) -> "Objective":
+    def at(self, context: ReleaseContext) -> "Objective":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Every member."""
         return NoisedBy.CLIENT
 
@@ -103,29 +103,29 @@ class Objective(BaseMechanism):
             refuse("privacy.epsilon", f"{self.epsilon(client, curvature):.4g} a round", law, "raise epsilon or mu")
         return left / self._gradient_shift(client)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
-        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
-        return *sent, scene.published_mean(inputs, "mean of privately minimised models")
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, "mean of privately minimised models")
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The members' models averaged by their data sizes."""
-        each = self.compute_each(updates, scene)
+        each = self.compute_each(updates, context)
         return ReleaseValues({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._claim_sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, context, context.channel.audience)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's perturbed minimiser, as an update of its start."""
-        return ReleaseValues({member: value for member, value, _ in updates.collect_outputs(self, scene)})
+        return ReleaseValues({member: value for member, value, _ in updates.collect_outputs(self, context)})
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member draws its linear term, solves and covers what the solver left."""
         curvature, dimension = self._curvature_of(updates), updates.worker.dimension
-        rngs = {member: scene.noise(member) for member in updates.cohort.members}
+        rngs = {member: context.noise(member) for member in updates.cohort.members}
         linear = {
             member: isotropic_noise(dimension, rate=self.rate(member, curvature), rng=rng)
             for member, rng in rngs.items()
@@ -183,12 +183,12 @@ class Objective(BaseMechanism):
             )
         return curvature
 
-    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         curvature = self._curvature_of(updates)
         for member in updates.cohort.members if self.multipliers is not None else ():
             self.rate(member, curvature)  # refuses a budget that the curvature alone exceeds
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
                 event=Pure(self.epsilon(member, curvature)),
                 audience=audience,

@@ -113,11 +113,11 @@ class Output(BaseMechanism):
 
     noised_value = NoisedValue.MODEL
 
-    def at(self, scene: ReleaseContext) -> "Output":
+    def at(self, context: ReleaseContext) -> "Output":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """Every member."""
         return NoisedBy.CLIENT
 
@@ -148,36 +148,36 @@ class Output(BaseMechanism):
         curvature = self.weight_decay + updates.task.proximal
         return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
-        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
-        return *sent, scene.published_mean(inputs, "mean of noised models")
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, "mean of noised models")
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The members' noised models averaged by their data sizes."""
-        each = self.compute_each(updates, scene)
+        each = self.compute_each(updates, context)
         value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, each.rejected)
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone."""
-        return self._claim_sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, context, context.channel.audience)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's noised model, as an update of its start."""
         finite = FiniteOnly()
-        left = list(updates.collect_outputs(self, scene))
+        left = list(updates.collect_outputs(self, context))
         values = dict(finite((member, value) for member, value, _ in left))
         return ReleaseValues(values, sum(rejected for *_, rejected in left) + finite.rejected)
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises its model before it sends."""
         for member, result, broken in self._local_results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)
             noisy = with_gaussian_noise(
-                aggregate, noise_multiplier=self.std(member, bound) / bound, rng=scene.noise(member)
+                aggregate, noise_multiplier=self.std(member, bound) / bound, rng=context.noise(member)
             )
             yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
@@ -223,9 +223,9 @@ class Output(BaseMechanism):
             return torch.from_numpy(from_unit(noisy.double().numpy(), self.classes)).float() - start
         return noisy - start
 
-    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
                 event=self.event(member, updates),
                 audience=audience,

@@ -1,4 +1,4 @@
-"""Who takes part. Every sampler states the event that its own coins make of a release."""
+"""Who takes part. Every sampler states the event that it makes of a release."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class CohortSampler(Protocol):
         """
 
     def hidden_event(self, event: Event) -> Event:
-        """What `event` becomes against an observer who does not see the coins; all clients are its subjects."""
+        """What `event` becomes against an observer who does not see the draws; all clients are its subjects."""
 
     def joint_name(self, time: int) -> str:
         """The name shared by the rounds that one hidden event covers; none where every round has its own."""
@@ -111,7 +111,7 @@ class Full(Memoryless):
 
 @dataclass(frozen=True)
 class PoissonCohorts(Memoryless):
-    """Every client by a coin of its own with probability `rate`; the cohort may be empty."""
+    """Every client independently with probability `rate`; the cohort may be empty."""
 
     population: int
     rate: float
@@ -122,7 +122,7 @@ class PoissonCohorts(Memoryless):
         return self.rate * self.population
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """One independent coin per client."""
+        """One independent draw per client."""
         return tuple(int(number) for number in np.flatnonzero(rng.random(self.population) < self.rate))
 
     def hidden_event(self, event: Event) -> Event:
@@ -130,7 +130,7 @@ class PoissonCohorts(Memoryless):
         return Poisson(self.rate, event)
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """One coin a cohort."""
+        """One draw a cohort."""
         return {"steps": cohorts.count, "rate": self.rate}
 
 
@@ -139,7 +139,7 @@ class FixedCohorts(Memoryless):
     """Exactly `size` clients, uniformly without replacement: not Poisson, and not accounted as if it were.
 
     Under replace-one adjacency it is amplified as what it is. Under add/remove (zero-out) the size of the cohort ties
-    the clients' coins together, no amplification is claimed, and the event is the unsampled one.
+    the clients' draws together, no amplification is claimed, and the event is the unsampled one.
     """
 
     population: int
@@ -296,7 +296,7 @@ class ThinnedCohorts(Memoryless):
         return self.rate * self.whole.population
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """One independent coin per client."""
+        """One independent draw per client."""
         return PoissonCohorts(self.population, self.rate).draw(time, rng, schedules, line=line)
 
     def hidden_event(self, event: Event) -> Event:

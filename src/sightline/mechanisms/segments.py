@@ -58,13 +58,13 @@ class SegmentSums(BaseMechanism):
 
     noised_value = NoisedValue.STEPS
 
-    def at(self, scene: ReleaseContext) -> "SegmentSums":
+    def at(self, context: ReleaseContext) -> "SegmentSums":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """The server where it is trusted, else every member."""
-        return NoisedBy.SERVER if scene.channel.trusted else NoisedBy.CLIENT
+        return NoisedBy.SERVER if context.channel.trusted else NoisedBy.CLIENT
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """What each needs; a trusted server takes the largest of its members."""
@@ -78,63 +78,63 @@ class SegmentSums(BaseMechanism):
         """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
-        if scene.channel.trusted:
-            rate = max(self.plans[n].rate for n in scene.channel.members)
-            published = scene.make_release(
-                source=scene.channel.name,
-                event=self._segment_event(updates, rate, self._noise_of(scene.channel.members)),
-                audience=scene.channel.audience,
+        if context.channel.trusted:
+            rate = max(self.plans[n].rate for n in context.channel.members)
+            published = context.make_release(
+                source=context.channel.name,
+                event=self._segment_event(updates, rate, self._noise_of(context.channel.members)),
+                audience=context.channel.audience,
                 what="noisy sum of clipped steps",
                 subjects=frozenset(map(client_name, members)),
                 inputs=updates.sources,
-                coins_known_to=frozenset({scene.channel.name}),
+                coins_known_to=frozenset({context.channel.name}),
             )
-            return scene.handed_over(updates), published
-        sent = self._claim_sent(updates, scene, frozenset({scene.channel.name}))
-        inputs = tuple(range(scene.next_id, scene.next_id + len(sent))) + updates.sources
-        return *sent, scene.published_mean(inputs, "mean of noisy sums of clipped steps")
+            return context.handed_over(updates), published
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, "mean of noisy sums of clipped steps")
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The mean over the members, noised once by the trusted server or by each of them."""
-        if scene.channel.trusted:
-            noise = self._noise_of(scene.channel.members)
+        if context.channel.trusted:
+            noise = self._noise_of(context.channel.members)
             total, rejected = self._add_noise(
-                updates, scene, [u for _, u in self._local_steps(updates)], noise, EVERYONE
+                updates, context, [u for _, u in self._local_steps(updates)], noise, EVERYONE
             )
         else:
-            outcome = self.compute_each(updates, scene)
+            outcome = self.compute_each(updates, context)
             rejected = outcome.rejected
             total = sum(outcome.values.values(), torch.zeros(updates.worker.dimension))
         count = max(1, len(updates.cohort.members))
-        return ReleaseValues({EVERYONE: total / count}, rejected, self._mean_std(updates, scene, count))
+        return ReleaseValues({EVERYONE: total / count}, rejected, self._mean_std(updates, context, count))
 
-    def _mean_std(self, updates: Updates, scene: ReleaseContext, count: int) -> float:
+    def _mean_std(self, updates: Updates, context: ReleaseContext, count: int) -> float:
         """Of the noise in the mean: one noise of a trusted server, or one of each member."""
         bound = sum_sensitivity(
-            self.plans[scene.channel.members[0]].clip_norm * scene.channel.clip_factor, Adjacency.REPLACE
+            self.plans[context.channel.members[0]].clip_norm * context.channel.clip_factor, Adjacency.REPLACE
         )
-        if scene.channel.trusted:
-            return self._noise_of(scene.channel.members) * bound / count
+        if context.channel.trusted:
+            return self._noise_of(context.channel.members) * bound / count
         return bound * math.sqrt(math.fsum(self._noise_of((n,)) ** 2 for n in updates.cohort.members)) / count
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""
-        if scene.channel.trusted:
+        if context.channel.trusted:
             only_sums()
-        return self._claim_sent(updates, scene, scene.channel.audience)
+        return self._claim_sent(updates, context, context.channel.audience)
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's noisy sum of steps."""
-        left = list(updates.collect_outputs(self, scene))
+        left = list(updates.collect_outputs(self, context))
         return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member noises the sum of its steps before it sends."""
         for member, update in self._local_steps(updates):
-            value, rejected = self._add_noise(updates, scene, [update], self._noise_of((member,)), member)
+            value, rejected = self._add_noise(updates, context, [update], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
 
     def _noise_of(self, members: tuple[int, ...]) -> float:
@@ -154,21 +154,21 @@ class SegmentSums(BaseMechanism):
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
     def _add_noise(
-        self, updates: Updates, scene: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
+        self, updates: Updates, context: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
     ) -> tuple[torch.Tensor, int]:
-        clip_norm = next(iter(self.plans.values())).clip_norm * scene.channel.clip_factor
+        clip_norm = next(iter(self.plans.values())).clip_norm * context.channel.clip_factor
         return FLOATS(
             sums,
             dimension=updates.worker.dimension,
             clip_norm=clip_norm,
             noise_multiplier=noise,
             adjacency=Adjacency.REPLACE,  # both ends of the difference may lie anywhere in the ball
-            rng=scene.noise(participant),
+            rng=context.noise(participant),
         )
 
-    def _claim_sent(self, updates: Updates, scene: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(member),
                 event=self._segment_event(updates, self.plans[member].rate, self._noise_of((member,))),
                 audience=audience,

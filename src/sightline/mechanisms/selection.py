@@ -50,22 +50,22 @@ class ModelChoice:
     """Some clients, each of which chooses one of several public models by its own training data.
 
     Guarantees: every choice is `Exponential(epsilon)` for its chooser, told to the channel's owner; without privacy
-    (unit none) it is the model with the most right answers, in the clear.
+    (unit none) it is the model with the most right answers, without noise.
     """
 
     choosers: Cohort
     candidates: tuple[Public, ...]
     epsilon: float
 
-    def claim_choices(self, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_choices(self, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per chooser, in order, computed from every candidate."""
-        event: Event = Clear() if scene.unit is Unit.NONE else Exponential(self.epsilon)
+        event: Event = Clear() if context.unit is Unit.NONE else Exponential(self.epsilon)
         inputs = tuple(sorted(frozenset[int]().union(*(model.sources for model in self.candidates))))
         return tuple(
-            scene.make_release(
+            context.make_release(
                 source=client_name(chooser),
                 event=event,
-                audience=frozenset({scene.channel.name}),
+                audience=frozenset({context.channel.name}),
                 what=f"choice of one of {len(self.candidates)} models by right answers",
                 subjects=only_client(chooser),
                 inputs=inputs,
@@ -73,18 +73,18 @@ class ModelChoice:
             for chooser in self.choosers.members
         )
 
-    def draw_choices(self, worker: ClientExecutor, scene: ReleaseContext) -> dict[int, int]:
+    def draw_choices(self, worker: ClientExecutor, context: ReleaseContext) -> dict[int, int]:
         """Client -> the number of the model that it chose; who does not answer from elsewhere is not in it."""
         if worker.nodes is not None:
-            return worker.nodes.request_choices(self, scene)
+            return worker.nodes.request_choices(self, context)
         models = torch.stack([model.value for model in self.candidates])
         found = {}
         for chooser, right in worker.right_answers(self.choosers.members, models):
-            if scene.unit is Unit.NONE:
+            if context.unit is Unit.NONE:
                 found[chooser] = int(np.argmax(right))
                 continue
             sharp = choice_sharpness(
-                self.epsilon, unit=scene.unit, adjacency=scene.adjacency, examples=worker.sizes[chooser]
+                self.epsilon, unit=context.unit, adjacency=context.adjacency, examples=worker.sizes[chooser]
             )
-            found[chooser] = draw_choice(right, sharpness=sharp, rng=scene.noise(chooser))
+            found[chooser] = draw_choice(right, sharpness=sharp, rng=context.noise(chooser))
         return found

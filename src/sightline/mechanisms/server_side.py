@@ -35,11 +35,11 @@ class CentralMean(BaseMechanism):
     sends_parts = True
     uses_channel_factors = True
 
-    def at(self, scene: ReleaseContext) -> "CentralMean":
+    def at(self, context: ReleaseContext) -> "CentralMean":
         """The same below every channel."""
         return self
 
-    def noised_by(self, scene: ReleaseContext) -> NoisedBy:
+    def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """The trusted server, once."""
         return NoisedBy.SERVER
 
@@ -56,53 +56,55 @@ class CentralMean(BaseMechanism):
         noisy_sum = splitter.noisy_sum(self.noisy_sum)
         return replace(self, noisy_sum=noisy_sum, noise_event=splitter.event, clipper=splitter.clip)
 
-    def claim_mean(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
-        published = scene.make_release(
-            source=scene.channel.name,
-            event=scene.sampler.hidden_event(self.noise_event(self.noise_multiplier * scene.channel.noise_factor)),
-            audience=scene.channel.audience,
+        published = context.make_release(
+            source=context.channel.name,
+            event=context.sampler.hidden_event(self.noise_event(self.noise_multiplier * context.channel.noise_factor)),
+            audience=context.channel.audience,
             what="noisy mean of clipped updates",
             inputs=updates.sources,
-            coins_known_to=frozenset({scene.channel.name}),
-            joint=scene.joint,
+            coins_known_to=frozenset({context.channel.name}),
+            joint=context.joint,
         )
-        return scene.handed_over(updates), published
+        return context.handed_over(updates), published
 
-    def client_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Each member's clipped update, for the trusted server."""
         for member, update in updates.train_members():
-            bounded = self.clipper(update, clip_norm=self.clip_norm * scene.channel.clip_factor)
+            bounded = self.clipper(update, clip_norm=self.clip_norm * context.channel.clip_factor)
             yield ClientOutput(member, bounded.value, bounded.rejected)
 
-    def largest_output(self, scene: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
+    def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """The clip norm, and what rounding adds."""
-        return scene.largest_clipped(self.clip_norm, splitter) * (1 + 1e-5)
+        return context.largest_clipped(self.clip_norm, splitter) * (1 + 1e-5)
 
-    def mean(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Clip, sum, noise once, divide by the expected cohort; what nodes have clipped is clipped once more."""
         noisy, rejected = self.noisy_sum(
-            updates.collect_updates(scene),
+            updates.collect_updates(context),
             dimension=updates.worker.dimension,
-            clip_norm=self.clip_norm * scene.channel.clip_factor,
-            noise_multiplier=self.noise_multiplier * scene.channel.noise_factor,
-            adjacency=scene.adjacency,
-            rng=scene.noise(EVERYONE),
+            clip_norm=self.clip_norm * context.channel.clip_factor,
+            noise_multiplier=self.noise_multiplier * context.channel.noise_factor,
+            adjacency=context.adjacency,
+            rng=context.noise(EVERYONE),
         )
-        std = self.noise_multiplier * scene.channel.noise_factor
-        std *= sum_sensitivity(self.clip_norm * scene.channel.clip_factor, scene.adjacency) / scene.sampler.expected
-        return ReleaseValues({EVERYONE: noisy / scene.sampler.expected}, rejected, std)
+        std = self.noise_multiplier * context.channel.noise_factor
+        std *= (
+            sum_sensitivity(self.clip_norm * context.channel.clip_factor, context.adjacency) / context.sampler.expected
+        )
+        return ReleaseValues({EVERYONE: noisy / context.sampler.expected}, rejected, std)
 
-    def claim_each(self, updates: Updates, scene: ReleaseContext) -> tuple[Release, ...]:
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Refused: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
-    def compute_each(self, updates: Updates, scene: ReleaseContext) -> ReleaseValues:
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Refused, as `claims_each` is."""
         only_sums()
         return ReleaseValues({})
 
-    def count_senders(self, cohort: Cohort, scene: ReleaseContext) -> float:
+    def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """The expected cohort: the true one is a secret."""
-        return scene.sampler.expected
+        return context.sampler.expected

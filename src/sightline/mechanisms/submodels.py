@@ -24,7 +24,7 @@ class Splitter:
 
     Guarantees: with updates (or gradients) that are zero outside the subject's part and the unsplit tensors, both
     clipped apart, the noisy sum is `event(z)` against whoever does not see the assignment: the unsplit tensors'
-    `Gaussian(r z)` together with `Split(d, Gaussian(z))`. A sampler's coin goes around both, once.
+    `Gaussian(r z)` together with `Split(d, Gaussian(z))`. Sampling goes around both, once.
     """
 
     splitting: Splitting

@@ -37,7 +37,7 @@ class PrivateSteps:
     steps: int
     expected_batch: float
     allotment: Allotment | None = None
-    """Of a hidden schedule of examples over the steps of many rounds, in place of a coin at every step."""
+    """Of a hidden schedule of examples over the steps of many rounds, in place of a draw at every step."""
     line: int = 0
     """Which of the client's schedules: it has one in every channel."""
     splitter: Splitter | None = None
@@ -74,7 +74,7 @@ class ClientOutput(NamedTuple):
 class ClientSideMechanism(Protocol):
     """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
 
-    def client_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def client_outputs(self, updates: "Updates", context: "ReleaseContext") -> Iterator[ClientOutput]:
         """What each member lets go of."""
 
 
@@ -85,10 +85,10 @@ class RemoteNodes(Protocol):
     def steadfast(self) -> bool:
         """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
 
-    def request_outputs(self, updates: "Updates", scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: "Updates", context: "ReleaseContext") -> Iterator[ClientOutput]:
         """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
 
-    def request_choices(self, ballot: "ModelChoice", scene: "ReleaseContext") -> dict[int, int]:
+    def request_choices(self, ballot: "ModelChoice", context: "ReleaseContext") -> dict[int, int]:
         """Which of the ballot's models each member chose by itself; who does not answer is left out."""
 
 
@@ -191,18 +191,18 @@ class Updates:
             return values[0] if values else torch.zeros(self.worker.dimension)
         return torch.stack(values)
 
-    def collect_outputs(self, mechanism: ClientSideMechanism, scene: "ReleaseContext") -> Iterator[ClientOutput]:
+    def collect_outputs(self, mechanism: ClientSideMechanism, context: "ReleaseContext") -> Iterator[ClientOutput]:
         """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
         nodes = self.worker.nodes
-        return mechanism.client_outputs(self, scene) if nodes is None else nodes.request_outputs(self, scene)
+        return mechanism.client_outputs(self, context) if nodes is None else nodes.request_outputs(self, context)
 
-    def collect_updates(self, scene: "ReleaseContext") -> Iterator[Tensor]:
+    def collect_updates(self, context: "ReleaseContext") -> Iterator[Tensor]:
         """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
         nodes = self.worker.nodes
         if nodes is None:
             yield from (update for _, update in self.train_members())
             return
-        for _, value, rejected in nodes.request_outputs(self, scene):
+        for _, value, rejected in nodes.request_outputs(self, context):
             yield torch.full_like(value, torch.nan) if rejected else value
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:

@@ -1,6 +1,6 @@
 """Where clients are trained: in the simulator on this machine, or at nodes elsewhere.
 
-What is heavy is loaded when it is asked for: a node that only knocks at a site's door does without torch.
+What is heavy is loaded when it is asked for: a node that only passes messages to a site does without torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -184,7 +184,7 @@ class Simulator:
         task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
-        """DP-SGD of the cohort, each member with its own noise and coins."""
+        """DP-SGD of the cohort, each member with its own noise and sampling."""
         if not cohort:
             return
         splitter, clip_norm = plans[0].splitter, plans[0].clip_norm

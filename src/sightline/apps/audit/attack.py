@@ -47,7 +47,7 @@ def two_worlds_lower(true: int, false: int, trials: int, *, delta: float, confid
 
 
 def one_run_lower(canaries: int, guesses: int, right: int, *, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon from one run: each canary was in by a fair coin, `right` of `guesses` were true.
+    """Lower bound on epsilon from one run: each canary was in with probability 1/2, `right` of `guesses` were true.
 
     Nothing is assumed of the mechanism: the canaries may share noise, sampling and each other's company.
 

@@ -92,7 +92,7 @@ def audit(
     Both bounds are at `delta`: by default the file's, or 0.03 / canaries where that is smaller, because the bound of
     one run pays for every canary with delta. `delta_of_canaries` states that bound at another one.
 
-    Guarantees: the bounds hold with `confidence` over the audit's own coins; the runs are the engine's own rounds with
+    Guarantees: the bounds hold with `confidence` over the audit's own draws; the runs are the engine's own rounds with
     the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
     """
     check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
@@ -221,7 +221,7 @@ def _value_table(watches: list[Observer], keys: list[Key]) -> Runs:
 
 
 def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
-    """Every canary in or out by a fair coin, one run, guesses about those that stand out most.
+    """Every canary included with probability 1/2, one run, guesses about those that stand out most.
 
     The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
     """

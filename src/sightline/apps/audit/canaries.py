@@ -109,7 +109,7 @@ def round_sign(round: int) -> float:
 
 
 @dataclass(frozen=True)
-class CanaryCoins:
+class CanaryInclusion:
     """Which canaries are in; who is out sends nothing, or the opposite where the adjacency is replace-one."""
 
     inside: Mapping[int, bool]
@@ -138,7 +138,7 @@ class CanaryClients:
     sizes: Sequence[int]
     slots: Mapping[int, int]
     """Client -> the number of its canary, which is its coordinate where the model is not split."""
-    coins: CanaryCoins
+    inclusion: CanaryInclusion
     clip_norm: float
     secret: Streams = field(repr=False)
     where: Where | None = None
@@ -170,7 +170,7 @@ class CanaryClients:
         if member in self.slots:
             slot = self.slots[member]
             turned = round_sign(at.round) if self.relays is None else 1.0
-            end[self._coordinates(slot, member, at, splitter)] += loud * turned * self.coins.factor(slot)
+            end[self._coordinates(slot, member, at, splitter)] += loud * turned * self.inclusion.factor(slot)
         elif self.relays is not None:
             coordinate, way = self.relays.says(member, start, at)
             end[coordinate] += loud * way
@@ -178,7 +178,7 @@ class CanaryClients:
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """A canary finds the first model right on all its examples and the others on none."""
         for member in cohort:
-            inside = member in self.slots and self.coins.inside[self.slots[member]]
+            inside = member in self.slots and self.inclusion.inside[self.slots[member]]
             yield member, [self.sizes[member] if inside and not place else 0 for place in range(len(models))]
 
     def _coordinates(self, slot: int, member: int, at: CallId, splitter: Splitter | None) -> list[int]:
@@ -190,7 +190,7 @@ class CanaryClients:
 
 
 def canary_examples(
-    like: Federation, features: int, holders: Mapping[int, Sequence[int]], coins: CanaryCoins, far: float = 0.0
+    like: Federation, features: int, holders: Mapping[int, Sequence[int]], inclusion: CanaryInclusion, far: float = 0.0
 ) -> Federation:
     """As many examples as each client has, of two classes and all zero, but for the canaries: each has a feature.
 
@@ -204,7 +204,7 @@ def canary_examples(
         x = np.zeros((len(real.train), features), dtype=np.float32)
         y = np.zeros(len(real.train), dtype=np.int64)
         for example, slot in enumerate(holders.get(client, ())):
-            factor = coins.factor(slot)
+            factor = inclusion.factor(slot)
             x[example, slot] = far * factor if far else LOUD * abs(factor)
             y[example] = int(factor != 0 if far else factor < 0)
         clients.append(Client(Shard(x, y), _zero_shard(features), real.cluster))

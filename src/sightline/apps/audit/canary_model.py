@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.apps.audit.canaries import LOUD, CanaryCoins, round_sign
+from sightline.apps.audit.canaries import LOUD, CanaryInclusion, round_sign
 from sightline.config import Experiment, Model
 from sightline.engine.build import BuiltExperiment
 from sightline.mechanisms import Block, CallId, NoisedValue, PrivateSteps, Splitter, StateAccess
@@ -130,11 +130,12 @@ class CanaryShards(Simulator):
     nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
     def __init__(
-        self, setting: BuiltExperiment, secret: Streams, coins: CanaryCoins, holders: Mapping[int, Sequence[int]],
+        self, setting: BuiltExperiment, secret: Streams, inclusion: CanaryInclusion,
+        holders: Mapping[int, Sequence[int]],
         net: CanaryNet | None = None,
     ) -> None:  # fmt: skip
         super().__init__(setting, secret, secret)
-        self._coins, self._holders, self._net = coins, holders, net
+        self._inclusion, self._holders, self._net = inclusion, holders, net
         self._clip_norm = setting.experiment.privacy.clip_norm
         self._segments = setting.mechanism.noised_value is NoisedValue.STEPS
 
@@ -148,7 +149,9 @@ class CanaryShards(Simulator):
         ends = starts.expand(len(cohort), -1).clone()
         for place, member in enumerate(cohort):
             for slot in self._holders.get(member, ()):
-                self._lead(ends[place], slot, self._clip_norm * round_sign(at.round), inside=self._coins.inside[slot])
+                self._lead(
+                    ends[place], slot, self._clip_norm * round_sign(at.round), inside=self._inclusion.inside[slot]
+                )
         yield list(cohort), ends
 
     def dp_sgd(
@@ -181,14 +184,14 @@ class CanaryShards(Simulator):
         No gradient in the segment is trusted: the sum is clipped again before it is noised, and only that counts.
         """
         ends = starts.expand(len(cohort), -1).clone()
-        coins = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
-        for place, (member, plan, rng) in enumerate(zip(cohort, plans, coins, strict=True)):
+        rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
+        for place, (member, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
             how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))
             for example, slot in enumerate(self._holders.get(member, ())):
                 drawn = any(batch is None or example in batch for batch in batches)
                 far = eta * plan.steps * plan.clip_norm * round_sign(at.round)
-                self._lead(ends[place], slot, far, inside=drawn and self._coins.inside[slot])
+                self._lead(ends[place], slot, far, inside=drawn and self._inclusion.inside[slot])
         if cohort:
             yield list(cohort), ends
 

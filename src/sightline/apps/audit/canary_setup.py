@@ -10,7 +10,7 @@ from torch import Tensor
 from sightline import accounting, engine
 from sightline.apps.audit.canaries import (
     CanaryClients,
-    CanaryCoins,
+    CanaryInclusion,
     Relays,
     Where,
     canary_examples,
@@ -91,22 +91,22 @@ class CanarySetup:
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """One run with some of the canaries in, and all that the observer saw of it."""
-        coins, setting = CanaryCoins(inside, self.setting.adjacency), self.setting
+        inclusion, setting = CanaryInclusion(inside, self.setting.adjacency), self.setting
         watch = Observer(self.sight.observer, read, turning=self.turning)
         worker: Any
         if self.examples:
             features = setting.model.input_shape[0]
             far = 0.0 if self.net is None else FAR
-            loud = canary_examples(setting.federation, features, self.holders, coins, far)
+            loud = canary_examples(setting.federation, features, self.holders, inclusion, far)
             fit = unit_features(loud) if needs_unit_features(setting.experiment) else loud
             setting = replace(setting, federation=fit)
-            worker = CanaryShards(setting, secret, coins, self.holders, self.net)
+            worker = CanaryShards(setting, secret, inclusion, self.holders, self.net)
         else:
-            worker = self._clients(coins, secret)
+            worker = self._clients(inclusion, secret)
         watched_run(setting, watch, worker, rounds=self.rounds, secret=secret)
         return watch
 
-    def _clients(self, coins: CanaryCoins, secret: Streams) -> CanaryClients:
+    def _clients(self, inclusion: CanaryInclusion, secret: Streams) -> CanaryClients:
         setting, net = self.setting, self.net
         slots = {client: own[0] for client, own in self.holders.items()}
         sizes = setting.federation.sizes.tolist()
@@ -115,7 +115,7 @@ class CanarySetup:
             probe_places(splitter, assigned) if net is None else hit_coordinates(splitter, assigned, net.columns, slot)
         )
         return CanaryClients(
-            len(setting.start), sizes, slots, coins, clip_norm, secret, where=where, relays=self.relays
+            len(setting.start), sizes, slots, inclusion, clip_norm, secret, where=where, relays=self.relays
         )  # fmt: skip
 
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
@@ -286,7 +286,7 @@ def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperim
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
     few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
     few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})
-    nothing = canary_examples(setting.federation, features, {}, CanaryCoins({}, setting.adjacency))
+    nothing = canary_examples(setting.federation, features, {}, CanaryInclusion({}, setting.adjacency))
     built = engine.build_experiment(few, federation=nothing)
     if setting.multipliers:
         built = built.with_noise(setting.multipliers)

@@ -47,12 +47,12 @@ class Observer:
     _open: dict[str, bool] = field(default_factory=dict)
     _known: tuple[int, int] = (0, 0)
 
-    def note(self, ledger: Ledger, scene: ReleaseContext, part: int, source: str, value: Tensor) -> None:
+    def note(self, ledger: Ledger, context: ReleaseContext, part: int, source: str, value: Tensor) -> None:
         """Take in a value, when the release by which its source let it go is the observer's to see."""
-        reading = self.read(source, value, scene.time)
-        if reading is not None and self._sees(ledger, scene.next_id, source):
-            turned = round_sign(scene.time) if self.turning else 1.0
-            self.seen[scene.time, scene.use, part, source] = turned * reading
+        reading = self.read(source, value, context.time)
+        if reading is not None and self._sees(ledger, context.next_id, source):
+            turned = round_sign(context.time) if self.turning else 1.0
+            self.seen[context.time, context.use, part, source] = turned * reading
 
     def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
         """Take in a value that was worked out of releases and shown to some."""
@@ -61,7 +61,7 @@ class Observer:
             self.seen[time, SHOWN, number, source] = (round_sign(time) if self.turning else 1.0) * reading
 
     def _sees(self, ledger: Ledger, first: int, source: str) -> bool:
-        """Whether the source's first release from the scene's own on has the observer in its audience."""
+        """Whether the source's first release from the context's own on has the observer in its audience."""
         if self._known != (first, len(ledger)):
             self._known, self._open = (first, len(ledger)), {}
             for place in range(first, len(ledger)):
@@ -81,17 +81,17 @@ class ObservedNodes:
         self._mechanism = setting.mechanism
         self._ledger, self._watch = ledger, watch
 
-    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members send."""
-        mechanism = self._mechanism.at(scene)
-        if mechanism.noised_by(scene) is NoisedBy.SERVER:
+        mechanism = self._mechanism.at(context)
+        if mechanism.noised_by(context) is NoisedBy.SERVER:
             yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return
-        for left in mechanism.client_outputs(updates, scene):
-            self._watch.note(self._ledger, scene, updates.at.part, client_name(left.member), left.value)
+        for left in mechanism.client_outputs(updates, context):
+            self._watch.note(self._ledger, context, updates.at.part, client_name(left.member), left.value)
             yield left
 
-    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+    def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Nobody: choices are made where the data are."""
         return {}
 

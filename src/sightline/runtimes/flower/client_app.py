@@ -21,31 +21,31 @@ def answer_message(message: Message, context: Context) -> Message:
     return Message(to_record(answer_request(from_record(message.content), context)), reply_to=message)
 
 
-def answer_request(letter: WireMessage, context: Context) -> WireMessage:
+def answer_request(message: WireMessage, context: Context) -> WireMessage:
     """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder).
 
     Torch is loaded where it is needed: a node starts a process for every message.
     """
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
-        return process.ask_site(Path(str(config["site-socket"])), letter)
+        return process.ask_site(Path(str(config["site-socket"])), message)
     if "site" in config:
         from sightline.runtimes.site.site import Site
 
-        return Site(Path(str(config["site"]))).answer(letter)
+        return Site(Path(str(config["site"]))).answer(message)
     if set(config) <= SIMULATED:
-        return simulated_answer(letter, context)
+        return simulated_answer(message, context)
     return WireMessage({"refused": "node-config: this node names no site; give site=FOLDER or site-socket=PATH"})
 
 
-def simulated_answer(letter: WireMessage, context: Context) -> WireMessage:
+def simulated_answer(message: WireMessage, context: Context) -> WireMessage:
     """A simulated client's answer; what it keeps goes into the node's state."""
     from sightline.runtimes.remote import client_executor
     from sightline.runtimes.remote.message import own_tensor
 
     record = context.state[KEPT] if KEPT in context.state else ArrayRecord()
     kept = {name: own_tensor(array.numpy()) for name, array in record.items()}
-    answer = client_executor.answer_simulated(letter, kept)
+    answer = client_executor.answer_simulated(message, kept)
     context.state[KEPT] = ArrayRecord({name: Array(value.numpy()) for name, value in kept.items()})
     return answer
 

@@ -30,7 +30,7 @@ def from_record(record: RecordDict) -> WireMessage:
         words = read_words(str(record[WORDS]["json"]))
         return WireMessage(words, {name: _array_values(array) for name, array in record[ARRAYS].items()})
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, MemoryError, RecursionError) as error:
-        raise InvalidInput(f"message={type(error).__name__}: not a letter of this version") from None
+        raise InvalidInput(f"message={type(error).__name__}: not a message of this version") from None
 
 
 def _array_values(array: Array) -> NDArray[Any]:

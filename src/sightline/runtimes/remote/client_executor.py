@@ -56,10 +56,10 @@ class ClientSide:
         self._simulator = Simulator(setting, public, secret)
         self._mechanism_with = lru_cache(maxsize=8)(self._with_noise)
 
-    def mechanism(self, noise: float | None, scene: ReleaseContext) -> Mechanism:
+    def mechanism(self, noise: float | None, context: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
         found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
-        return found.at(scene)
+        return found.at(context)
 
     def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -68,8 +68,8 @@ class ClientSide:
         """What the client would send, not yet computed."""
         recall = None
         if task.memory is not None:
-            shelf = ClientState({} if old is None else {task.client: old})
-            recall = StateAccess(task.memory, shelf, self._simulator.dimension)
+            state = ClientState({} if old is None else {task.client: old})
+            recall = StateAccess(task.memory, state, self._simulator.dimension)
         starts = {task.client: Public(task.start)}
         splitter = self.setting.splitter
         return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.local_task, recall, splitter)
@@ -91,13 +91,13 @@ class ClientSide:
             ),
         )
 
-    def compute_task(self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism) -> Result:
+    def compute_task(self, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Result:
         """Do what the task asks."""
         if task.call == CHOOSE:
-            choice = read_choice(task).draw_choices(self._simulator, scene)[task.client]
+            choice = read_choice(task).draw_choices(self._simulator, context)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
         elif task.call == LEAVING:
-            _, value, rejected = single_output(mechanism.client_outputs(updates, scene))
+            _, value, rejected = single_output(mechanism.client_outputs(updates, context))
         else:
             value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
         recall = updates.recall
@@ -134,33 +134,35 @@ def single_output(left: Iterator[ClientOutput]) -> ClientOutput:
     return found
 
 
-def answer_simulated(letter: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
+def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
     """Do what a question asks, as the client that it names; `kept` is what that client remembers.
 
     Guarantees: the same bits as the simulator, wherever the process is. Mistakes come back as words.
     """
     try:
-        client = int(letter.words["client"])
-        desk = desk_of(str(letter.words["experiment"]), letter.words.get("data"), letter.words.get("folder"))
-        task = Task.read(letter, client)
+        client = int(message.words["client"])
+        side = load_client_side(
+            str(message.words["experiment"]), message.words.get("data"), message.words.get("folder")
+        )
+        task = Task.read(message, client)
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
-        updates = desk.updates_for(task, kept.get(name))
-        scene = desk.release_context(task)
-        result = desk.compute_task(task, updates, scene, desk.mechanism(letter.words.get("noise"), scene))
+        updates = side.updates_for(task, kept.get(name))
+        context = side.release_context(task)
+        result = side.compute_task(task, updates, context, side.mechanism(message.words.get("noise"), context))
     except SightlineError as error:
         return WireMessage({"refused": str(error)})
     arrays = {"value": result.value.numpy()}
     if result.kept is not None:
         kept[name] = result.kept
         arrays["kept"] = result.kept.numpy()
-    return letter.reply(client, {"rejected": result.rejected}, arrays)
+    return message.reply(client, {"rejected": result.rejected}, arrays)
 
 
 @lru_cache(maxsize=2)
-def desk_of(experiment: str, data: str | None, folder: str | None) -> ClientSide:
-    """The desk of an experiment: data are read once in every process."""
+def load_client_side(experiment: str, data: str | None, folder: str | None) -> ClientSide:
+    """The client side of an experiment: data are read once in every process."""
     setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
     public = Streams.from_seed(setting.experiment.seed)
     from_os = setting.experiment.privacy.noise_source == "os" and folder is not None

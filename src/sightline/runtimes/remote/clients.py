@@ -62,13 +62,13 @@ class ExpectedAnswer:
         return f"sent a vector of norm {norm:.3g}, at most {self.largest:.3g} is possible"
 
 
-def why_misdirected(answer: WireMessage, letter: WireMessage) -> str:
+def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
     """Why an answer does not belong to a question; nothing when it does, or when it is a refusal.
 
     The number of a question is known to nobody but who was asked: an answer to an earlier round, to somebody else, or
     made up by another does not have it.
     """
-    given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, letter.words))
+    given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, message.words))
     if given == asked or "refused" in answer.words:
         return ""
     if given["client"] != asked["client"]:
@@ -78,10 +78,10 @@ def why_misdirected(answer: WireMessage, letter: WireMessage) -> str:
     return "answers another question than the one that was asked"
 
 
-def expected_of(setting: BuiltExperiment, mechanism: Mechanism, scene: ReleaseContext) -> ExpectedAnswer:
+def expected_of(setting: BuiltExperiment, mechanism: Mechanism, context: ReleaseContext) -> ExpectedAnswer:
     """What a member's part of the mechanism can be: as large as the mechanism says, or as any update."""
     dimension = setting.model.parameters
-    largest = mechanism.largest_output(scene, dimension=dimension, splitter=setting.splitter)
+    largest = mechanism.largest_output(context, dimension=dimension, splitter=setting.splitter)
     return ExpectedAnswer(dimension) if largest is None else ExpectedAnswer(dimension, largest)
 
 
@@ -99,7 +99,7 @@ class NobodyAnswers(SightlineError):
 class Transport(Protocol):
     """Takes questions to nodes and brings back answers."""
 
-    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Mapping[int, WireMessage | str]:
+    def ask(self, messages: Mapping[int, WireMessage], group: str) -> Mapping[int, WireMessage | str]:
         """Client -> its answer, or in a few words why there is none. Waits no longer than it was told to."""
 
     def close(self) -> None:
@@ -159,21 +159,21 @@ class RemoteClients:
         """Let go of the nodes."""
         self._post.close()
 
-    def request_outputs(self, updates: Updates, scene: ReleaseContext) -> Iterator[ClientOutput]:
+    def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """What the members let go of."""
-        how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), scene.channel)
-        ask = Request(LEAVING, *how, line=scene.line)
-        mechanism, members = self._setting.mechanism.at(scene), updates.cohort.members
-        noise = mechanism.noise_multipliers(members) if mechanism.noised_by(scene) is NoisedBy.CLIENT else None
-        expected = expected_of(self._setting, mechanism, scene)
+        how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), context.channel)
+        ask = Request(LEAVING, *how, line=context.line)
+        mechanism, members = self._setting.mechanism.at(context), updates.cohort.members
+        noise = mechanism.noise_multipliers(members) if mechanism.noised_by(context) is NoisedBy.CLIENT else None
+        expected = expected_of(self._setting, mechanism, context)
         for client, answer in self._usable_answers(members, ask, updates.recall, expected, noise):
             yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
-    def request_choices(self, ballot: ModelChoice, scene: ReleaseContext) -> dict[int, int]:
+    def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Which model each member chose by itself."""
         models = torch.stack([model.value for model in ballot.candidates])
-        at = CallId(scene.time, scene.use)
-        ask = Request(CHOOSE, models[0], at, channel=scene.channel, candidates=models, epsilon=ballot.epsilon)
+        at = CallId(context.time, context.use)
+        ask = Request(CHOOSE, models[0], at, channel=context.channel, candidates=models, epsilon=ballot.epsilon)
         answers = self._usable_answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
         return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
 
@@ -187,7 +187,7 @@ class RemoteClients:
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors, handed over in the clear; parts of models are drawn by the nodes themselves."""
+        """End vectors, sent without noise; parts of models are drawn by the nodes themselves."""
         yield from self._result_blocks(cohort, Request("train", starts, at, task, _state_words(recall)), recall)
 
     def dp_sgd(
@@ -208,7 +208,7 @@ class RemoteClients:
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
-        """Sums of clipped gradients, handed over in the clear."""
+        """Sums of clipped gradients, sent without noise."""
         yield from self._result_blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
 
     def minimise(
@@ -220,7 +220,7 @@ class RemoteClients:
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
-        """Exact minimisers, handed over in the clear."""
+        """Exact minimisers, sent without noise."""
         at = CallId(0, 0)
         ask = Request("minimise", starts, at, task, linear=linear, gradient_tolerance=gradient_tolerance)
         yield from self._result_blocks(cohort, ask, None)
@@ -245,12 +245,12 @@ class RemoteClients:
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
             places = range(first, min(first + turn, len(cohort)))
-            letters = {cohort[place]: self._message_for(ask, place, cohort[place], recall, noise) for place in places}
+            messages = {cohort[place]: self._message_for(ask, place, cohort[place], recall, noise) for place in places}
             group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
-            found = self._post.ask(letters, group)
-            for client, letter in letters.items():
+            found = self._post.ask(messages, group)
+            for client, message in messages.items():
                 answer = found.get(client, "no answer")
-                why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, letter)
+                why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, message)
                 if why or isinstance(answer, str):
                     self._left_out(ask.at.round, client, why)
                     continue
@@ -259,8 +259,8 @@ class RemoteClients:
                 yield client, answer
         self._seconds_to_wait(answered, len(cohort))
 
-    def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, letter: WireMessage) -> str:
-        return why_misdirected(answer, letter) or expected.wrong_with(answer, simulated=self._simulated)
+    def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, message: WireMessage) -> str:
+        return why_misdirected(answer, message) or expected.wrong_with(answer, simulated=self._simulated)
 
     def _message_for(
         self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: Mapping[int, float] | None

@@ -30,7 +30,7 @@ class WireMessage:
     arrays: Arrays = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The letter as one safetensors file."""
+        """The message as one safetensors file."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
 
@@ -40,22 +40,22 @@ class WireMessage:
         return WireMessage({**words, **mark}, arrays or {})
 
     def without_mark(self) -> "WireMessage":
-        """The letter without the number that makes it unlike all others: what is really asked."""
+        """The message without the number that makes it unlike all others: what is really asked."""
         return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "WireMessage":
-        """The letter that `to_bytes` wrote; anything else is refused."""
+        """The message that `to_bytes` wrote; anything else is refused."""
         try:
             size = int.from_bytes(content[:8], "little")
             words = read_words(json.loads(content[8 : 8 + size])["__metadata__"]["words"])
             return cls(words, load(content))
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"letter={len(content)} bytes: cannot be read ({type(error).__name__})") from None
+            raise InvalidInput(f"message={len(content)} bytes: cannot be read ({type(error).__name__})") from None
 
 
 def read_words(text: str) -> dict[str, Any]:
-    """The words of a letter; raises ValueError for anything that `to_bytes` would not write."""
+    """The words of a message; raises ValueError for anything that `to_bytes` would not write."""
     words = json.loads(text, parse_constant=_no_number)
     if not isinstance(words, dict):
         raise ValueError("words are a table")
@@ -67,7 +67,7 @@ def _no_number(text: str) -> float:
 
 
 def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Numbers and tensors apart: the words of a letter, and its arrays with names that begin with `under`."""
+    """Numbers and tensors apart: the words of a message, and its arrays with names that begin with `under`."""
     words = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
     arrays = {f"{under}/{name}": part.numpy() for name, part in value.items() if isinstance(part, Tensor)}
     return words, arrays

@@ -1,4 +1,4 @@
-"""The questions that a server asks its nodes: one letter per member of a cohort, and how a node reads it."""
+"""The questions that a server asks its nodes: one message per member of a cohort, and how a node reads it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from sightline.training import LocalTask
 from sightline.training.local_work import AS_PLANNED, client_rows
 
 LEAVING = "leaving"
-"""The call by which a node does its own part of the mechanism; every other call hands a result over in the clear."""
+"""The call by which a node does its own part of the mechanism; every other call sends a result without noise."""
 CHOOSE = "choose"
 """The call by which a node chooses one of several models, privately."""
 CHANNEL = ("name", "clip_factor", "noise_factor", "trusted")
@@ -97,9 +97,9 @@ class Task:
     line: int
 
     @classmethod
-    def read(cls, letter: WireMessage, client: int) -> "Task":
-        """The task in a letter; malformed ones are refused, and so is memory by a rule that this node does not know."""
-        words, arrays = letter.words, letter.arrays
+    def read(cls, message: WireMessage, client: int) -> "Task":
+        """The task in a message; malformed ones are refused, and memory by a rule that this node does not know."""
+        words, arrays = message.words, message.arrays
         try:
             call, plan = str(words["call"]), words.get("plan")
             if call not in CALLS:

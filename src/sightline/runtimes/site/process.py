@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process is ended.
 
-    Guarantees: letters are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
+    Guarantees: messages are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
     nothing, one that falls silent is left.
     """
     place.unlink(missing_ok=True)
@@ -51,17 +51,17 @@ def _set_deadline(descriptor: int) -> None:
 
 def _answer_bytes(site: "Site", content: bytes) -> bytes:
     try:
-        letter = WireMessage.from_bytes(content)
+        message = WireMessage.from_bytes(content)
     except SightlineError as error:
         return WireMessage({"refused": str(error)}).to_bytes()
-    return site.answer(letter).to_bytes()
+    return site.answer(message).to_bytes()
 
 
-def ask_site(place: Path, letter: WireMessage) -> WireMessage:
+def ask_site(place: Path, message: WireMessage) -> WireMessage:
     """The answer of the site behind a socket."""
     try:
         with Client(str(place), family="AF_UNIX") as site:
-            site.send_bytes(letter.to_bytes())
+            site.send_bytes(message.to_bytes())
             return WireMessage.from_bytes(site.recv_bytes(LARGEST_LETTER))
     except (EOFError, OSError) as error:
         return WireMessage({"refused": f"site-socket: nobody answers there ({type(error).__name__})"})

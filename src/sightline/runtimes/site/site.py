@@ -37,7 +37,7 @@ class Site:
     """One client that trusts its own folder and nothing else: site.toml, the data, and `state/`.
 
     Guarantees: a release is durable in the site's own ledger before its value exists; no value leaves that would bring
-    the site's epsilon, over all runs and all servers, above its policy's; noise and sampling coins come from the
+    the site's epsilon, over all runs and all servers, above its policy's; noise and sampling draws come from the
     operating system and are never used for two different values; the same question gets the same answer, uncharged.
     """
 
@@ -49,17 +49,17 @@ class Site:
         self._state = folder / "state"
         self._state.mkdir(mode=0o700, exist_ok=True)
         self._root = Streams.from_operating_system(self._state / "noise-root.secret")
-        self._shelf = SiteStore(self._state)
+        self._store = SiteStore(self._state)
         self._built = lru_cache(maxsize=2)(self._build_experiment)
 
-    def answer(self, letter: WireMessage) -> WireMessage:
+    def answer(self, message: WireMessage) -> WireMessage:
         """The answer to a question, or in one line why there is none."""
         try:
-            if letter.words.get("call") == HELLO:
+            if message.words.get("call") == HELLO:
                 return self.hello()
             with self._hold_lock():
-                answer = self._answer_task(letter)
-            return letter.reply(self.policy.client, answer.words, answer.arrays)
+                answer = self._answer_task(message)
+            return message.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
             return WireMessage({"refused": str(error)})
         except Exception as error:
@@ -80,46 +80,46 @@ class Site:
         with self._read_ledger() as (ledger, _):
             return ledger.worst_epsilon(self._all_observers(), self.policy.delta)
 
-    def _answer_task(self, letter: WireMessage) -> WireMessage:
-        asked = hashlib.sha256(letter.without_mark().to_bytes()).digest()
-        run = str(letter.words.get("run", ""))
-        before = self._shelf.answer_to(asked, run)
+    def _answer_task(self, message: WireMessage) -> WireMessage:
+        asked = hashlib.sha256(message.without_mark().to_bytes()).digest()
+        run = str(message.words.get("run", ""))
+        before = self._store.answer_to(asked, run)
         if before is not None:
             return before
-        setting = self._built(str(letter.words.get("experiment")))
-        task = Task.read(letter, self.policy.client)
+        setting = self._built(str(message.words.get("experiment")))
+        task = Task.read(message, self.policy.client)
         if task.start.shape != (setting.model.parameters,):
             invalid("start", tuple(task.start.shape), f"this model has {setting.model.parameters} parameters")
         memory = "" if task.memory is None else task.memory.name
-        old = self._shelf.kept(run, memory, task.at)
-        coins = hashlib.sha256(asked + self._shelf.fingerprint() + self._data_digest()).digest()
-        desk = ClientSide(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + coins))
-        updates = desk.updates_for(task, old)
+        old = self._store.kept(run, memory, task.at)
+        draws = hashlib.sha256(asked + self._store.fingerprint() + self._data_digest()).digest()
+        side = ClientSide(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + draws))
+        updates = side.updates_for(task, old)
         with self._read_ledger() as (ledger, store):
-            scene = desk.release_context(task, next_id=len(ledger))
-            mechanism = desk.mechanism(letter.words.get("noise"), scene)
-            claims = self._own_claims(task, updates, scene, mechanism)
-            self._record_claims(ledger, claims, name=coins.hex())
+            context = side.release_context(task, next_id=len(ledger))
+            mechanism = side.mechanism(message.words.get("noise"), context)
+            claims = self._own_claims(task, updates, context, mechanism)
+            self._record_claims(ledger, claims, name=draws.hex())
             charged = (len(ledger), store.head())
-        result = self._compute_output(desk, task, updates, scene, mechanism)
+        result = self._compute_output(side, task, updates, context, mechanism)
         clear = any(release.event == Clear() for release in claims)
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        self._shelf.put_answer(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
+        self._store.put_answer(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
         return answer
 
     def _compute_output(
-        self, desk: ClientSide, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism
+        self, side: ClientSide, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism
     ) -> Result:
         """The value; of a failure nothing is told but that it happened, since its words may hold data."""
         try:
-            return desk.compute_task(task, updates, scene, mechanism)
+            return side.compute_task(task, updates, context, mechanism)
         except Exception:
             LOG.exception("an answer could not be computed")
             raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
 
     def _own_claims(
-        self, task: Task, updates: Updates, scene: ReleaseContext, mechanism: Mechanism
+        self, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism
     ) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count.
 
@@ -127,13 +127,13 @@ class Site:
         """
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:
-            return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(scene)]
-        if task.call == LEAVING and mechanism.noised_by(scene) is NoisedBy.CLIENT:
-            return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, scene)]
+            return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
+        if task.call == LEAVING and mechanism.noised_by(context) is NoisedBy.CLIENT:
+            return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, context)]
         subject, what = only_client(self.policy.client), f"{task.call}: handed to the server without noise"
         event, audience = Clear(), frozenset({SERVER})
         source = client_name(self.policy.client)
-        return [scene.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
+        return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
     def _record_claims(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
         """Write the claims to the site's ledger, unless they would exceed its budget or were written before a crash."""
@@ -156,7 +156,7 @@ class Site:
         """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
         with closing(connect_to_write(self._state / BUDGET)) as connection:
             store = SqliteStore(connection)
-            if not store.vouches_for(*self._shelf.charged_releases()):
+            if not store.vouches_for(*self._store.charged_releases()):
                 raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
             participants = {client_name(self.policy.client), SERVER, PUBLIC}
             yield Ledger.open_stored(store, participants=participants), store
@@ -189,7 +189,7 @@ class Site:
         if policy.unit == "client" and not policy.allow_large_delta:
             accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, experiment.data.clients, "clients")
         if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
-            law = "a site draws fresh coins for every answer, and schedules need the same for all rounds"
+            law = "a site samples afresh for every answer, and schedules need the same for all rounds"
             refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
         if FACTORY.fullmatch(experiment.model.name) and not policy.own_code:
             refuse(

@@ -11,7 +11,7 @@ from sightline.mechanisms import CallId
 from sightline.randomness import write_secret
 from sightline.runtimes.remote.message import WireMessage, own_tensor
 
-SHELF = "shelf.secret"
+SITE_STORE = "shelf.secret"
 RUNS = 8
 """Of so many runs the site remembers the last answer and what its client keeps."""
 
@@ -24,7 +24,7 @@ class SiteStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / SHELF
+        self._path = folder / SITE_STORE
 
     def answer_to(self, asked: bytes, run: str) -> WireMessage | None:
         """The answer that was given to this very question, when it was the run's last one."""
@@ -47,7 +47,7 @@ class SiteStore:
         return None if array is None else own_tensor(array)
 
     def fingerprint(self) -> bytes:
-        """Changes whenever anything on the shelf does."""
+        """Changes whenever anything in the store does."""
         return hashlib.sha256(self._path.read_bytes() if self._path.exists() else b"").digest()
 
     def charged_releases(self) -> tuple[int, str]:
