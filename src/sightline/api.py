@@ -137,7 +137,7 @@ def run(
     directory = engine.directory_to_resume(experiment, place) if resume else None
     setting = engine.calibrate_noise(engine.build_experiment(experiment))
     directory = directory or engine.new_directory(experiment, place)
-    with _interruptible(directory), _progress_listener(experiment, progress) as advance:
+    with _finish_on_interrupt(directory), _progress_listener(experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
             setting,
@@ -165,7 +165,7 @@ def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
 
 
 @contextmanager
-def _interruptible(directory: Path) -> Iterator[None]:
+def _finish_on_interrupt(directory: Path) -> Iterator[None]:
     """Let an interrupt say what is left and how to go on."""
     try:
         yield

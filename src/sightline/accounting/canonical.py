@@ -138,13 +138,13 @@ def wrap_event(inner: Event, event: Event) -> dict[Event, int]:
 def simplify_event(event: Event) -> Event:
     """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one draw."""
     counts = merged_gaussians(parts_of(event))
-    counts = {quieter(inner): times for inner, times in counts.items()}
+    counts = {lower_noise(inner): times for inner, times in counts.items()}
     listed = tuple(inner if times == 1 else Repeat(times, inner) for inner, times in counts.items())
     ordered = tuple(sorted(listed, key=repr))
     return ordered[0] if len(ordered) == 1 else Product(ordered)
 
 
-def quieter(event: Event) -> Event:
+def lower_noise(event: Event) -> Event:
     """A Gaussian with no more noise than laws on lattices can tell from nothing."""
     loud = isinstance(event, Gaussian) and event.noise_multiplier > MOST_HIDDEN_NOISE
     return Gaussian(MOST_HIDDEN_NOISE) if loud else event

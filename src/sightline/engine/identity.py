@@ -48,7 +48,7 @@ class Change:
     since: int = 0
 
 
-def identify(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
+def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
     """The hashes of everything that a run is made of, by name; packages by their version."""
     return {
         "config": file_digest(directory / CONFIG),
@@ -131,7 +131,7 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def begin_identity(record: RunRecord, setting: BuiltExperiment) -> None:
     """Write what a new run is made of as the first entry of its journal."""
-    record.note(EntryKind.START, identify(setting, record.directory))
+    record.note(EntryKind.START, describe_identity(setting, record.directory))
 
 
 def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
@@ -139,7 +139,7 @@ def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool)
 
     Settings and data are never other ones. Code and packages may be, when whoever resumes says so.
     """
-    now = identify(setting, record.directory)
+    now = describe_identity(setting, record.directory)
     known = record.journal.last(EntryKind.START, EntryKind.RESUME)
     if not known:
         return now, []

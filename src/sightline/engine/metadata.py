@@ -117,12 +117,12 @@ def _delta_notes(setting: BuiltExperiment) -> list[str]:
 
 def package_versions() -> dict[str, str]:
     """The versions that the numbers depend on."""
-    found = {package: _installed(package) for package in PACKAGES}
+    found = {package: _read_version(package) for package in PACKAGES}
     return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
 
 
 @cache
-def _installed(package: str) -> str | None:
+def _read_version(package: str) -> str | None:
     """The version of a package; its metadata are read once."""
     try:
         return version(package)

@@ -30,7 +30,7 @@ from sightline.ledger import (
     read_parties,
     transaction,
 )
-from sightline.ledger.journal import EDITED, linked
+from sightline.ledger.journal import EDITED, chain_entry
 from sightline.ledger.store import close_on_error, of_the_file
 
 DATABASE = "run.sqlite"
@@ -278,7 +278,7 @@ def replace_nonfinite(value: Any) -> Any:
 
 def _borne_out(number: int, body: str, entry: str | None, claimed: str, head: str | None) -> bool:
     """Whether an entry of the journal, a link of its chain, names this very row."""
-    if entry is None or linked(head or GENESIS, EntryKind.ROUND, number, entry) != claimed:
+    if entry is None or chain_entry(head or GENESIS, EntryKind.ROUND, number, entry) != claimed:
         return False
     return bool(json.loads(entry)["row"] == digest_of(body))
 

@@ -63,7 +63,7 @@ class Journal:
         text = json.dumps(dict(body) | {"releases": releases, "ledger": ledger or GENESIS}, sort_keys=True)
         last = self._connection.execute("SELECT number, hash FROM journal ORDER BY number DESC LIMIT 1").fetchone()
         number, head = last or (-1, GENESIS)
-        row = (number + 1, str(kind), round, text, linked(head, str(kind), round, text))
+        row = (number + 1, str(kind), round, text, chain_entry(head, str(kind), round, text))
         self._connection.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?)", row)
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class Journal:
         if self.exists:
             rows = self._connection.execute("SELECT number, kind, round, body, hash FROM journal ORDER BY number")
             for place, (number, kind, round, body, claimed) in enumerate(rows):
-                head = linked(head, kind, round, body)
+                head = chain_entry(head, kind, round, body)
                 if number != place or head != claimed:
                     raise LedgerDamaged(f"journal entry={number}: the hash chain is broken here; {EDITED}")
                 yield Entry(kind, round, json.loads(body))
@@ -92,7 +92,7 @@ class Journal:
         return [Entry(kind, round, json.loads(body)) for kind, round, body in rows]
 
 
-def linked(head: str, kind: str, round: int | None, body: str) -> str:
+def chain_entry(head: str, kind: str, round: int | None, body: str) -> str:
     """The hash of an entry over the one before it."""
     return chain_hash(head, f"{kind}\n{round}\n{body}")
 

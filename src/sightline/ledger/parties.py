@@ -90,10 +90,10 @@ def suggest_name(name: str, known: Parties) -> str:
     likely = {f"{kind}-{number}" for kind in kinds} & known if number else set()
     likely |= {one for one in known if one.rpartition("-")[0] not in kinds}
     near = get_close_matches(name.lower(), sorted(likely), n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else f"known: {_shortened(write_parties(known)) or 'nobody'}"
+    return f'did you mean "{near[0]}"?' if near else f"known: {_shorten_text(write_parties(known)) or 'nobody'}"
 
 
-def _shortened(text: str, most: int = 200) -> str:
+def _shorten_text(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -140,7 +140,7 @@ def audit_built(
         details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
         findings.append(replace(found, method="own model", details=details))
     facts = {
-        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed(setting, one, privacy.delta),
+        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(setting, one, privacy.delta),
         "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
         "trials": trials, "seed": seed,
@@ -148,7 +148,7 @@ def audit_built(
     return Audit(tuple(findings), confidence, facts)
 
 
-def _claimed(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
+def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
     """What the file claims at its own delta of the pair that is attacked, for the rounds that are."""
     if delta == stage.sight.delta:
         return stage.sight.upper

@@ -63,10 +63,13 @@ class OwnModelStage(CanarySetup):
         """One run with or without the canary."""
         subject, present, sizes = self.sight.subject, inside[0], self.setting.federation.sizes.tolist()
         canary: Shard = self.canary  # type: ignore[assignment]
-        clients = [replace(client, train=_first(client.train, 0)) for client in self.setting.federation.clients]
+        clients = [
+            replace(client, train=_first_examples(client.train, 0)) for client in self.setting.federation.clients
+        ]
         ordinary = self.setting.federation.clients[subject].train
         clients[subject] = replace(
-            clients[subject], train=_joined(_first(ordinary, len(ordinary) - 1), _first(canary, int(present)))
+            clients[subject],
+            train=_join_shards(_first_examples(ordinary, len(ordinary) - 1), _first_examples(canary, int(present))),
         )
         setting = replace(self.setting, federation=replace(self.setting.federation, clients=tuple(clients)))
         watch = Observer(self.sight.observer, read, turning=False)
@@ -123,8 +126,8 @@ def ordinary_examples(setting: BuiltExperiment) -> Federation:
     """As many examples as each client has, all different and nobody's."""
     clients = []
     for number, real in enumerate(setting.federation.clients):
-        train = _drawn(setting.model, len(real.train), seed=number + 1)
-        clients.append(Client(train, _first(train, 1), real.cluster))
+        train = _draw_examples(setting.model, len(real.train), seed=number + 1)
+        clients.append(Client(train, _first_examples(train, 1), real.cluster))
     like = setting.federation
     return Federation("canaries", tuple(clients), clients[0].test, like.classes, like.kind, like.vocabulary)
 
@@ -132,21 +135,21 @@ def ordinary_examples(setting: BuiltExperiment) -> Federation:
 def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor, float | None]:
     """The outlier that moves a clipped sum furthest, in which direction, and by how many clip norms."""
     model, clip_norm = setting.model, setting.experiment.privacy.clip_norm
-    beside = _first(setting.federation.clients[subject].train, TOGETHER)
+    beside = _first_examples(setting.federation.clients[subject].train, TOGETHER)
 
     def total(shard: Shard) -> Tensor:
         rng = np.random.default_rng(0)
         return clipped_gradient_sum(model, setting.start, shard.x, shard.y, clip_norm=clip_norm, rng=rng).double()
 
     without = total(beside)
-    moves = [(total(_joined(beside, one)) - without, one) for one in _outliers(model)]
+    moves = [(total(_join_shards(beside, one)) - without, one) for one in _make_outliers(model)]
     furthest, canary = max(moves, key=lambda move: float(move[0].norm()))
     length = float(furthest.norm())
     direction = furthest / length if length else torch.eye(1, model.parameters, dtype=torch.double)[0]
     return canary, direction, None if worker_for(model).dropout else round(length / clip_norm, 6)
 
 
-def _outliers(model: FlatModel) -> Iterator[Shard]:
+def _make_outliers(model: FlatModel) -> Iterator[Shard]:
     """Examples of every size and label."""
     for seed, scale in enumerate(SCALES):
         x = probe_inputs(model, 1, seed=1000 + seed)
@@ -155,13 +158,13 @@ def _outliers(model: FlatModel) -> Iterator[Shard]:
             yield Shard(x.numpy(), np.array([label], dtype=np.int64))
 
 
-def _drawn(model: FlatModel, count: int, *, seed: int) -> Shard:
+def _draw_examples(model: FlatModel, count: int, *, seed: int) -> Shard:
     return Shard(probe_inputs(model, count, seed=seed).numpy(), np.arange(count, dtype=np.int64) % model.classes)
 
 
-def _first(shard: Shard, count: int) -> Shard:
+def _first_examples(shard: Shard, count: int) -> Shard:
     return shard.take(slice(count))
 
 
-def _joined(first: Shard, second: Shard) -> Shard:
+def _join_shards(first: Shard, second: Shard) -> Shard:
     return Shard(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]))

@@ -11,7 +11,7 @@ from sightline.ledger.group_privacy import Answer, spread_over
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST = 1500
+MOST_DRAWN = 1500
 """More workers than these are drawn by class."""
 POINTS = 40
 """Epochs at which the curve is computed."""
@@ -35,7 +35,7 @@ def draw_groups(answer: Answer, path: Path) -> None:
 
 def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
     """Epsilon of subject (row) against observer (column); white where the threat model says nothing."""
-    by_worker = answer.workers <= MOST
+    by_worker = answer.workers <= MOST_DRAWN
     values = spread_over(answer.matrix, answer.pairs.class_of).copy() if by_worker else answer.matrix
     if by_worker:
         np.fill_diagonal(values, np.nan)

@@ -129,7 +129,7 @@ def matrix_by_lines(run: RunView) -> Matrix | None:
     if not subjects or run.delta is None or not run.fact("lines") or run.fact("topology") == "groups":
         return None
     kinds = {kind: [(line, run.ledger.view(line.observer)) for line in lines] for kind, lines in run.lines.items()}
-    columns = [_column(kind, lines) for kind, lines in kinds.items()]
+    columns = [_make_column(kind, lines) for kind, lines in kinds.items()]
     if run.trusted:
         kinds["trusted"] = [(Line(name), run.ledger.view(name)) for name in run.trusted]
         columns.append(Column("trusted", write_parties(frozenset(run.trusted)), True, len(run.trusted)))
@@ -144,7 +144,7 @@ def matrix_by_lines(run: RunView) -> Matrix | None:
     )
 
 
-def _column(kind: str, lines: Iterable[Sight]) -> Column:
+def _make_column(kind: str, lines: Iterable[Sight]) -> Column:
     names = frozenset(line.observer for line, _ in lines)
     return Column(kind, write_parties(names), False, len(names))
 

@@ -123,7 +123,7 @@ def calculator_page(site: PageServer, request: Request) -> Response:
         if request.one("part") == "curve":
             content["chart"] = drawn_curve(request, family, numbers, delta)
         elif solve == "noise":
-            content["numbers"] = noises(family, numbers, delta)
+            content["numbers"] = solve_noises(family, numbers, delta)
         else:
             content["numbers"] = worked_out(family, numbers, delta)
         content["note"] = family.note_delta(numbers, delta)
@@ -150,7 +150,7 @@ def calculator_api(site: PageServer, request: Request) -> Response:
     family, numbers, delta = read_question(request)
     told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
     if solved_for(request) == "noise":
-        told["noise_multiplier"] = {row["name"]: row["noise"] for row in noises(family, numbers, delta)}
+        told["noise_multiplier"] = {row["name"]: row["noise"] for row in solve_noises(family, numbers, delta)}
     else:
         told["epsilon"] = {row["name"]: row["epsilon"] for row in worked_out(family, numbers, delta)}
     note = family.note_delta(numbers, delta)
@@ -222,7 +222,7 @@ def _with_noise(numbers: Numbers, noise: float) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if name != "epsilon"} | {"noise": noise}
 
 
-def noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
+def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """The same for the least noise multiplier whose epsilon is at most `numbers["epsilon"]`.
 
     Guarantees: what is shown was evaluated and meets the budget, and is rounded up. The scheme itself is always

@@ -21,14 +21,14 @@ def pair_page(site: PageServer, request: Request) -> Response:
         content = {
             "subject": subject,
             "observer": observer,
-            "epsilon": _epsilon_words(run, epsilon_of(run, composed)),
+            "epsilon": _pair_words(run, epsilon_of(run, composed)),
             "events": [f"{format_count(times)} × {explain_event(event, run.who)}" for event, times in composed.items()],
             "ways": [_way_words(way) for way in trace_routes(run.ledger, subject, hops)],
         }
     return site.draw(request, "pair.html", "Pair", **content)
 
 
-def _epsilon_words(run: RunView, value: float) -> str:
+def _pair_words(run: RunView, value: float) -> str:
     if math.isinf(value):
         return "no bound: something came without noise, or nothing is promised"
     return f"epsilon {format_upper(value)}" + (f" at δ = {format_short(run.delta)}" if run.delta else "")
