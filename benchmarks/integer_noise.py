@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.measure import interleaved, line, medians
 from sightline.events import Adjacency
-from sightline.mechanisms.noise import ARITHMETIC
+from sightline.mechanisms.clip_and_noise import ARITHMETIC
 
 CLIENTS, PARAMETERS = 50, 26_010
 

@@ -24,8 +24,7 @@ ALLOWED = {
 
 def run() -> dict[str, Any]:
     """Each page once, in this order."""
-    from sightline.apps.serve.guard import Guard
-    from sightline.apps.serve.message import Request
+    from sightline.apps.serve.guard import Guard, Request
     from sightline.apps.serve.pages import PageServer
     from sightline.apps.serve.server import ROUTES
     from tests.report.report_runs import quickstart

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from sightline.config.reproduction import Reproduction, read_reproductions
+from sightline.config.experiment_file import Reproduction, read_reproductions
 
 HERE = Path(__file__).parent
 ORDER = ("groups", "hierarchy", "partitioning", "clustered", "upcycled")

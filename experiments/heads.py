@@ -5,7 +5,7 @@ from operator import add
 
 from experiments.commands import file_command, listed, units
 from experiments.times import Time, measured, told
-from sightline.config.reproduction import Reproduction
+from sightline.config.experiment_file import Reproduction
 
 UNKNOWN = "not measured yet"
 BUSY = 1.5

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sightline import engine
-from sightline.apps.report.groups_plot import draw_heatmap, mean_and_deviation
+from sightline.apps.report.groups import draw_heatmap, mean_and_deviation
 from sightline.config import parse
 from sightline.ledger.group_privacy import Question, answer_question
 

@@ -11,7 +11,7 @@ from sightline.apps.cli.account import command
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, Release, export_ledger
-from sightline.ledger.parties import parties
+from sightline.ledger.release import parties
 
 
 def release(time, event, audience):

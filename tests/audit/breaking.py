@@ -6,8 +6,7 @@ from importlib import import_module
 import numpy as np
 import torch
 
-from sightline.mechanisms.clip import Bounded
-from sightline.mechanisms.noise import FloatSum, GridSum
+from sightline.mechanisms.clip_and_noise import Bounded, FloatSum, GridSum
 from sightline.mechanisms.samplers import PoissonCohorts
 from sightline.mechanisms.schedule import Schedules
 from sightline.models.submodel import Partitions
@@ -15,7 +14,7 @@ from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
 from sightline.training.dp_sgd_settings import DPSGDSettings
 
-CLIP = import_module("sightline.mechanisms.clip")
+CLIP = import_module("sightline.mechanisms.clip_and_noise")
 
 
 def halved(monkeypatch):
@@ -36,7 +35,7 @@ def _half(whole):
 def unclipped(monkeypatch):
     """Clipping forgotten: of updates, and of the gradients of examples."""
     monkeypatch.setattr(CLIP, "clip_update", lambda update, *, clip_norm: Bounded(update, clip_norm))
-    grid = import_module("sightline.mechanisms.noise")
+    grid = import_module("sightline.mechanisms.clip_and_noise")
     monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
     for name in ("clipping", "fast.dense_stack"):
         training = import_module(f"sightline.training.{name}")

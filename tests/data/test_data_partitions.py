@@ -5,17 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.deal import draw_subsample, split_examples
 from sightline.data.partition import (
     by_owner,
     cluster_of,
     deal_clusters,
     deal_dirichlet,
     deal_iid,
+    draw_subsample,
     grouped_users,
     label_shards,
     one_user_each,
     share_by_cluster,
+    split_examples,
 )
 from sightline.errors import InvalidInput
 

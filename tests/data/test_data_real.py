@@ -6,9 +6,8 @@ from data_files import REAL, needs
 
 from sightline.config import Data
 from sightline.data import Kind, load_federation
-from sightline.data.source import Request
+from sightline.data.source import Request, Table
 from sightline.data.sources import find_source
-from sightline.data.table import Table
 from sightline.randomness import Streams
 
 STREAMS = Streams.from_seed(0)

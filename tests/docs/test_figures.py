@@ -19,7 +19,7 @@ from experiments.times import measured
 from sightline import engine
 from sightline.apps.cli.experiments import command
 from sightline.config import read
-from sightline.config.reproduction import Reproduction, read_reproductions
+from sightline.config.experiment_file import Reproduction, read_reproductions
 from sightline.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]

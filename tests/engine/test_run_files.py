@@ -18,7 +18,7 @@ from sightline import engine
 from sightline.apps.cli import main
 from sightline.apps.serve.run_folder import RunFolder
 from sightline.config import to_toml
-from sightline.engine import checkpoint, identity, loop, run_directory
+from sightline.engine import checkpoint, loop, run_directory
 from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
@@ -187,8 +187,8 @@ def test_the_same_model_read_again_is_no_change(own, broken, tiny, tmp_path):
 @pytest.mark.parametrize("package", ["python", "torch", "numpy", "sightline"])
 def test_another_package_is_one_line_with_a_way_out(broken, tiny, monkeypatch, package, capsys):
     run = broken()
-    now = identity.package_versions()
-    monkeypatch.setattr(identity, "package_versions", lambda: now | {package: "99.1"})
+    now = checkpoint.package_versions()
+    monkeypatch.setattr(checkpoint, "package_versions", lambda: now | {package: "99.1"})
     assert main.run_arguments(["run", "--resume", str(run)]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1
@@ -223,8 +223,8 @@ def test_other_code_never_draws_the_noise_of_an_interrupted_round_again(tiny, tm
             sightline.run(tiny(**changes), out=run)
     first = {key for number, key in drawn if number == 3}
     assert first
-    now = identity.package_versions()
-    monkeypatch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
+    now = checkpoint.package_versions()
+    monkeypatch.setattr(checkpoint, "package_versions", lambda: now | {"torch": "99.1"})
     drawn.clear()
     with monkeypatch.context() as patch:  # and cut off again in the same place
         crash_in(patch, loop, "save_checkpoint", 1, before=True)
@@ -242,9 +242,9 @@ def test_other_code_never_draws_the_noise_of_an_interrupted_round_again(tiny, tm
 def test_a_schedule_has_every_round_once_so_other_code_does_not_go_on_in_its_middle(broken, tiny, monkeypatch):
     changes = {"sampling.clients": {"scheme": "balanced", "uses": 2}}
     run = broken(**changes)
-    now = identity.package_versions()
+    now = checkpoint.package_versions()
     with monkeypatch.context() as patch:
-        patch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
+        patch.setattr(checkpoint, "package_versions", lambda: now | {"torch": "99.1"})
         with pytest.raises(InvalidInput, match="a schedule has it once"):
             sightline.run(tiny(**changes), out=run, resume=True, accept_changes=True)
     assert sightline.run(tiny(**changes), out=run, resume=True).summary["rounds_done"] == 4
@@ -253,8 +253,8 @@ def test_a_schedule_has_every_round_once_so_other_code_does_not_go_on_in_its_mid
 def test_a_checkpoint_from_before_a_change_is_not_gone_on_from(broken, tiny, tmp_path, monkeypatch):
     run = broken()
     shutil.copy(run / checkpoint.EARLIER, tmp_path / "earlier")
-    now = identity.package_versions()
-    monkeypatch.setattr(identity, "package_versions", lambda: now | {"torch": "99.1"})
+    now = checkpoint.package_versions()
+    monkeypatch.setattr(checkpoint, "package_versions", lambda: now | {"torch": "99.1"})
     with monkeypatch.context() as patch:
         crash_in(patch, loop, "save_checkpoint", 2, before=True)
         with pytest.raises(Crash):

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from sightline.runtimes.flower.node_registry import NodeRegistry
+from sightline.runtimes.flower.server_app import NodeRegistry
 from sightline.runtimes.flower.transport import GridTransport, from_record, to_record
 from sightline.runtimes.remote.message import WireMessage
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.apps.serve.guard import Guard
-from sightline.apps.serve.message import Request
+from sightline.apps.serve.guard import Guard, Request
 from sightline.apps.serve.pages import PageServer
 from sightline.apps.serve.server import ROUTES
 from sightline.config import read, to_toml
@@ -24,12 +23,11 @@ from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
 from sightline.ledger import SqliteStore, export_ledger, read_export
 from sightline.ledger.store import GENESIS, chain_hash
-from sightline.resources.table import read_table
+from sightline.resources.cost import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
-from sightline.runtimes.remote.message import WireMessage
-from sightline.runtimes.remote.requests import Task
+from sightline.runtimes.remote.message import Task, WireMessage
 from sightline.topology.groups import read_schedule
-from sightline.topology.tree_build import read_tree
+from sightline.topology.tree import read_tree
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}

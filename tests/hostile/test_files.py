@@ -21,9 +21,9 @@ from sightline.config import parse, read
 from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
-from sightline.resources.table import read_table
+from sightline.resources.cost import read_table
 from sightline.topology.groups import read_schedule
-from sightline.topology.tree_build import read_tree
+from sightline.topology.tree import read_tree
 from tests.hostile.full import FULL
 from tests.hostile.mutate import corpus, every_value, mutations
 from tests.hostile.outcome import building, outcome, reading

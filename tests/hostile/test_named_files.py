@@ -11,9 +11,9 @@ from sightline.config import parse
 from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
-from sightline.resources.table import read_table
+from sightline.resources.cost import read_table
 from sightline.topology.groups import read_schedule
-from sightline.topology.tree_build import read_tree
+from sightline.topology.tree import read_tree
 
 STRANGE = ["/dev/zero", "/dev/stdin", ".", "", "a\0b", "x" * 5000, [], {}, 7, None, True, "loop"]
 

@@ -10,7 +10,7 @@ from sightline.apps.cli.main import run_arguments
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, Release, export_ledger, parties, read_export, read_parties
-from sightline.ledger.parties import suggest_name
+from sightline.ledger.release import suggest_name
 from sightline.topology import Line, build_topology, participants_of
 from tests.report.report_runs import quickstart
 

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 
 from sightline.errors import Refused, SightlineError
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
-from sightline.ledger import (
-    Ledger,
-    LedgerDamaged,
-    Release,
-    SqliteStore,
-    connect_to_write,
-    parties,
-    release_from,
-)
+from sightline.ledger import Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write, parties, release_from
 from sightline.ledger import ledger as ledger_module
 from sightline.ledger.store import release_of
 from tests.ledger.test_flow import NAMES, ledgers, release

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sightline.events import Adjacency
-from sightline.mechanisms import noise as sampler
-from sightline.mechanisms.noise import INTEGERS, UNITS, on_grid, rounded_gaussian
+from sightline.mechanisms import clip_and_noise as sampler
+from sightline.mechanisms.clip_and_noise import INTEGERS, UNITS, on_grid, rounded_gaussian
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.apps.report.heat import SHADES, draw_heat
+from sightline.apps.report.matrix import SHADES, draw_heat
 
 VALUES = st.one_of(st.none(), st.just(0.0), st.just(math.inf), st.floats(1e-3, 50))
 

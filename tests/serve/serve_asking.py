@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sightline.apps.serve import Server
-from sightline.apps.serve.guard import Guard
-from sightline.apps.serve.message import Request, Response
+from sightline.apps.serve.guard import Guard, Request, Response
 from sightline.apps.serve.pages import PageServer
 from sightline.apps.serve.server import ROUTES
 

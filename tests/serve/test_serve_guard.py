@@ -9,8 +9,7 @@ import pytest
 from serve_asking import HOST, TOKEN, Ask, asking, at_work, site_of
 
 from sightline.apps.serve import Server
-from sightline.apps.serve.guard import Guard, names_of
-from sightline.apps.serve.message import SECURITY, Request
+from sightline.apps.serve.guard import SECURITY, Guard, Request, names_of
 from sightline.apps.serve.server import ROUTES
 from sightline.errors import InvalidInput
 from tests.report.report_runs import quickstart

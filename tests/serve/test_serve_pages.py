@@ -19,8 +19,8 @@ from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
 from sightline.apps.report.numbers import format_percent, format_upper
 from sightline.apps.serve.run_folder import LiveRuns
+from sightline.apps.serve.running import PAGE
 from sightline.apps.serve.sight import pair_classes
-from sightline.apps.serve.timeline import PAGE
 from sightline.config import read
 from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged

@@ -18,7 +18,7 @@ from serve_asking import TOKEN, Ask, asking, at_work, site_of
 
 from sightline.apps.cli.main import run_arguments
 from sightline.apps.serve import Server
-from sightline.apps.serve.message import SECURITY, Request, Response
+from sightline.apps.serve.guard import SECURITY, Request, Response
 from sightline.apps.serve.server import ROUTES
 from sightline.engine.record import RunRecord
 from tests.report.report_runs import FACTS, quickstart, write
@@ -439,8 +439,7 @@ def test_the_token_is_no_word_of_the_command_line_or_the_environment(tmp_path: P
 def test_the_tokens_comparison_does_not_stop_at_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     import hmac
 
-    from sightline.apps.serve.guard import Guard
-    from sightline.apps.serve.message import Request
+    from sightline.apps.serve.guard import Guard, Request
 
     asked = []
     compare = hmac.compare_digest

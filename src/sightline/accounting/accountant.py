@@ -1,4 +1,4 @@
-"""Epsilon step by step, as a list that draws itself in a notebook."""
+"""The accountant: epsilon, delta and intervals of a composition, alone, step by step, or as a curve."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The local training of pFedMe: an inner solve per mini-batch, an outer step after it."""
+"""pFedMe: personal models by Moreau envelopes, an inner solve per mini-batch (Dinh et al. 2020, Algorithm 1)."""
 
 from dataclasses import dataclass
 

@@ -16,8 +16,8 @@ from sightline.config.experiment import (
     Sampling,
     Topology,
 )
+from sightline.config.experiment_file import parse, read, to_toml
 from sightline.config.mechanism_rules import Split
-from sightline.config.read import parse, read, to_toml
 
 __all__ = [
     "FACTORY",

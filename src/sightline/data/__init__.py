@@ -1,7 +1,6 @@
 """Data sets, ways to deal them to clients, and the federation that results."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.load import load_federation
-from sightline.data.status import DatasetStatus, available_datasets
+from sightline.data.load import DatasetStatus, available_datasets, load_federation
 
 __all__ = ["Client", "DatasetStatus", "Federation", "Kind", "Shard", "available_datasets", "load_federation"]

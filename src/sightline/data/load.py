@@ -1,5 +1,7 @@
-"""The package's one entry: settings in, a federation out."""
+"""Where data sets lie on disk, which of them are there, and an experiment's federation read from them."""
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +9,79 @@ from numpy.typing import NDArray
 
 from sightline.config import Data
 from sightline.data import partition as ways
-from sightline.data.deal import deal_clients, keep_fewer, lay_out
 from sightline.data.federation import Federation, Kind, Shard
 from sightline.data.own import load_own
-from sightline.data.source import Partition, Request, Shift, Source
-from sightline.data.sources import find_source
-from sightline.data.status import data_root, folder_of
-from sightline.data.table import Index, Table
+from sightline.data.partition import deal_clients, keep_fewer, lay_out
+from sightline.data.source import Index, Partition, Request, Shift, Source, Table
+from sightline.data.sources import SOURCES, find_source
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
+
+VARIABLE = "SIGHTLINE_DATA"
+
+
+def data_root(root: Path | None = None) -> Path:
+    """The folder of the data sets: as given, else what SIGHTLINE_DATA names, else `data/` in the working folder."""
+    return Path(root) if root is not None else Path(os.environ.get(VARIABLE) or "data")
+
+
+def folder_of(source: Source, root: Path) -> Path:
+    """The source's folder, with all its files there."""
+    folder = root / source.name
+    missing = source.missing(folder)
+    if missing:
+        where = f"looked for {missing[0]} in {folder.absolute()}"
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        law = f"{where}{more}, not found" if root.is_dir() else f"no data folder {root.absolute()} ({where}{more})"
+        way_out = f"{VARIABLE} names the folder that holds {source.name}/, and `sightline datasets` tells how to get it"
+        invalid("data.source", source.name, law, way_out)
+    return folder
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """One line of `sightline datasets`."""
+
+    name: str
+    available: bool
+    kind: str
+    examples: str
+    partitions: tuple[str, ...]
+    options: tuple[str, ...]
+    looked_in: str
+    """The folder that was searched; empty when the data set needs no file."""
+    missing: tuple[str, ...]
+    how_to_get: str
+    licence: str
+
+
+def available_datasets(root: Path | None = None) -> list[DatasetStatus]:
+    """The state of every registered source under `root` (default: SIGHTLINE_DATA, else `data/`); reads no file."""
+    folder = data_root(root)
+    return [_source_status(source, folder) for source in SOURCES.values()]
+
+
+def _source_status(source: Source, root: Path) -> DatasetStatus:
+    folder = root / source.name
+    missing = source.missing(folder)
+    where = f"put {_listed_files(source)} into {source.name}/ under the folder that {VARIABLE} names"
+    return DatasetStatus(
+        name=source.name,
+        available=not missing,
+        kind=str(source.kind),
+        examples=source.examples,
+        partitions=tuple(str(partition) for partition in source.partitions),
+        options=tuple(source.options),
+        looked_in=str(folder.absolute()) if source.files else "",
+        missing=missing,
+        how_to_get=f"{source.how_to_get}; {where}" if source.files else source.how_to_get,
+        licence=source.licence,
+    )
+
+
+def _listed_files(source: Source) -> str:
+    return ", ".join(source.files[0]) if source.files else ""
+
 
 TRAIN, TEST = 0, 1
 """Which of the two sub-samples a stream is for (its `round`)."""

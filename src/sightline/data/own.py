@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import FACTORY, Data
-from sightline.data.deal import draw_subsample
 from sightline.data.federation import Client, Federation, Kind, Shard
+from sightline.data.partition import draw_subsample
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import Purpose, Streams
 

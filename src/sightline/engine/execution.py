@@ -1,17 +1,20 @@
-"""How a round is executed: live, on clients and with random draws, or dry, as the worst case that a plan counts."""
+"""How a round is executed: live or dry, what it asks of its clients, what its work and uploads amount to."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 
+from sightline.algorithms.contract import WorkStats
+from sightline.config import Local
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.round_work import allow_schedule
-from sightline.errors import Refused
+from sightline.errors import Refused, invalid, refuse
 from sightline.mechanisms import (
     Block,
     ClientExecutor,
+    Cohort,
     CohortSampler,
     LocalSchedule,
     ModelChoice,
@@ -20,9 +23,144 @@ from sightline.mechanisms import (
     RemoteNodes,
     Schedules,
     Updates,
+    effective_steps,
 )
 from sightline.randomness import EVERYONE, Streams
+from sightline.resources import Cost
 from sightline.topology import Channel
+from sightline.training import LocalTask
+
+
+def effort_of(
+    setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]
+) -> WorkStats:
+    """Learning rate, effective steps and share of the clients behind a mean update.
+
+    Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody
+    and the expected share. Otherwise means over the cohort by data size, as the mechanisms weigh.
+    """
+    experiment, sizes, local = setting.experiment, setting.federation.sizes.tolist(), setting.experiment.local
+    full = experiment.samples_scheme == "full"
+    if pace.steps is not None:
+        local = local.model_copy(update={"steps": pace.steps, "epochs": None})
+    most = max(whole_steps(size, local, full=full) for size in sizes)
+    if experiment.privacy.unit == "client":
+        weights = dict.fromkeys(setting.clients, 1.0)
+        share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)
+    else:
+        weights = {member: float(sizes[member]) for member in cohort.members}
+        share = math.fsum(weights.values()) / math.fsum(sizes)
+    steps = {n: expected_steps(sizes[n], local, full=full) for n in weights}
+    mean = math.fsum(weights[n] * steps[n] for n in weights) / math.fsum(weights.values()) if weights else 0.0
+    return WorkStats(pace.learning_rate or local.learning_rate, mean, most, share)
+
+
+def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:
+    """Effective steps of a client of that size that finishes its epochs."""
+    if local.steps is not None:
+        return effective_steps(local.steps, local.momentum)
+    per_epoch = 1 if full else math.ceil(size / local.batch_size)
+    return effective_steps((epochs or local.epochs or 1) * per_epoch, local.momentum)
+
+
+def expected_steps(size: int, local: Local, *, full: bool) -> float:
+    """The same; with stragglers the mean over how many epochs the client manages."""
+    whole = whole_steps(size, local, full=full)
+    if not local.stragglers or local.epochs is None or local.epochs < 2:
+        return whole
+    some = [whole_steps(size, local, full=full, epochs=done) for done in range(1, local.epochs)]
+    return (1 - local.stragglers) * whole + local.stragglers * math.fsum(some) / len(some)
+
+
+def planned_schedule(setting: BuiltExperiment) -> LocalSchedule:
+    """What the experiment file asks of every round."""
+    return LocalSchedule(setting.experiment.local.steps, setting.experiment.local.learning_rate)
+
+
+def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+    """The pace, when the guarantee covers it: what is not named is as planned."""
+    planned = planned_schedule(setting)
+    if setting.experiment.privacy.unit == "sample" and setting.experiment.privacy.place != "edge":
+        law = "the number of private steps is part of the guarantee of single examples"
+        refuse("pace.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')
+    steps = wanted.steps or planned.steps
+    if steps is not None and steps > most_steps:
+        refuse("pace.steps", steps, f"noise was calibrated for at most {most_steps} local steps", "choose fewer")
+    return LocalSchedule(steps, wanted.learning_rate or planned.learning_rate, wanted.rates)
+
+
+def schedule_fields(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
+    """The pace as fields of a local task; nothing where the experiment's own holds."""
+    found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
+    return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
+
+
+def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
+    """How far a training call goes for a gradient of one: learning rate x local steps."""
+    rate = task.learning_rate or planned.learning_rate or 1.0
+    return float(rate) * float(task.steps or planned.steps or 1)
+
+
+def noise_at(setting: BuiltExperiment, channel: Channel) -> float:
+    """z of what a channel releases: the largest that one of its members needs."""
+    common = float(getattr(setting.mechanism, "noise_multiplier", 1.0))
+    own = getattr(setting.mechanism, "multipliers", {})
+    return channel.noise_factor * max(float(own.get(member, common)) for member in channel.members)
+
+
+def shares_of(setting: BuiltExperiment, channels: Sequence[Channel]) -> list[float]:
+    """How much of a mean over channels is each channel's: by members for unit `client`, else by their data.
+
+    Guarantees: a function of public counts only, whoever was drawn.
+    """
+    sizes = setting.federation.sizes.tolist()
+    by_data = setting.experiment.privacy.unit != "client"
+    weights = [math.fsum(sizes[n] for n in c.members) if by_data else float(len(c.members)) for c in channels]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+class CostMeter:
+    """Counts energy and delay of one round into its metrics, where the experiment has a model of them."""
+
+    def __init__(self, setting: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
+        self._resources, self._topology = setting.resources, setting.topology
+        self._time, self._counts = time, counts
+        self._gatherings = 0
+        self._counting = counting and self._resources is not None
+        if self._counting:
+            self._charge_cost(Cost())
+
+    def charge_gathering(self, contexts: Sequence[ReleaseContext]) -> None:
+        """One upload by the cohorts of these channels: its mean cost, which tells nobody who took part."""
+        if self._resources is None or not self._counting:
+            return
+        many = [(context.channel, context.sampler) for context in contexts]
+        self._charge_cost(self._resources.cost_of_gathering(many, round=self._time, use=self._gatherings))
+        self._gatherings += 1
+
+    def charge_lifting(self) -> None:
+        """What the edges have is sent up to the top, level by level."""
+        if self._resources is not None and self._counting:
+            for nodes in self._topology.uplinks:
+                self._charge_cost(self._resources.cost_of_lifting(nodes, round=self._time))
+
+    def price_samplers(self, many: Sequence[tuple[Channel, CohortSampler]]) -> tuple[Cost, Cost]:
+        """(one gathering by these samplers, one way up to the top), as they can be known beforehand."""
+        if self._resources is None:
+            invalid("resources", "missing", "a price needs a model of energy and delay", "add a [resources] table")
+        up = Cost()
+        for nodes in self._topology.uplinks:
+            up += self._resources.cost_of_lifting(nodes)
+        return self._resources.gathered_typically(many), up
+
+    def note_metrics(self, numbers: Mapping[str, float]) -> None:
+        """Public numbers of the round for its metrics."""
+        self._counts.update({name: float(value) for name, value in numbers.items()})
+
+    def _charge_cost(self, cost: Cost) -> None:
+        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
+            self._counts[name] = self._counts.get(name, 0.0) + value
+
 
 Compute = Callable[[Updates, ReleaseContext], ReleaseValues]
 

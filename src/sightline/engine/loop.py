@@ -12,25 +12,23 @@ from sightline.algorithms import State
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.checkpoint import (
     CHECKPOINT,
+    Change,
     Checkpoint,
     CheckpointDamaged,
+    begin_identity,
+    check_data,
+    check_identity,
     check_length,
     file_digest,
     find_checkpoint,
+    last_change,
     load_checkpoint,
+    remember_data,
     save_checkpoint,
     save_tensors,
 )
 from sightline.engine.evaluation import cluster_facts, cluster_notes, cluster_row, evaluate_models, evaluated_kept
 from sightline.engine.execution import LiveExecution
-from sightline.engine.identity import (
-    Change,
-    begin_identity,
-    check_data,
-    check_identity,
-    last_change,
-    remember_data,
-)
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.record import RunRecord
 from sightline.engine.release_gate import SeenBefore

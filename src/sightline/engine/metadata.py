@@ -1,4 +1,4 @@
-"""How often a member is used over a whole run: what the settings say, never what was drawn."""
+"""What a run says of itself once: settings, versions, the guarantee in sentences, its caveats, and expected use."""
 
 import dataclasses
 import platform

@@ -30,8 +30,7 @@ from sightline.ledger import (
     read_parties,
     transaction,
 )
-from sightline.ledger.journal import EDITED, chain_entry
-from sightline.ledger.store import close_on_error, of_the_file
+from sightline.ledger.store import EDITED, chain_entry, close_on_error, of_the_file
 
 DATABASE = "run.sqlite"
 WHOSE = "runs are for their owner only; ask whoever made it"

@@ -9,10 +9,10 @@ import torch
 
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.execution import Compute, Execution
-from sightline.engine.release_gate import ReleaseGate
-from sightline.engine.round_work import (
+from sightline.engine.execution import (
+    Compute,
     CostMeter,
+    Execution,
     effort_of,
     gradient_reach,
     noise_at,
@@ -20,6 +20,7 @@ from sightline.engine.round_work import (
     schedule_fields,
     shares_of,
 )
+from sightline.engine.release_gate import ReleaseGate
 from sightline.errors import refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release

@@ -1,4 +1,4 @@
-"""Whom a guarantee protects, and against which change of the data."""
+"""Events: what one release does to a subject; units, adjacency, and the kinds of randomness that hide it."""
 
 import math
 from collections.abc import Callable

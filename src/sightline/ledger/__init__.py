@@ -3,12 +3,30 @@
 from sightline.ledger.export import SCHEMA, Pages, Row, export_ledger, read_export
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.group_pairs import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
-from sightline.ledger.journal import Entry, EntryKind, Journal, digest_of
 from sightline.ledger.ledger import Ledger, Store
 from sightline.ledger.pairs import LedgerPairs, ledger_pairs
-from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, write_parties
-from sightline.ledger.release import POST_PROCESSING, Release, release_from
-from sightline.ledger.store import GENESIS, LedgerDamaged, SqliteStore, connect_to_read, connect_to_write, transaction
+from sightline.ledger.release import (
+    NOBODY,
+    POST_PROCESSING,
+    Parties,
+    Release,
+    parties,
+    read_parties,
+    release_from,
+    write_parties,
+)
+from sightline.ledger.store import (
+    GENESIS,
+    Entry,
+    EntryKind,
+    Journal,
+    LedgerDamaged,
+    SqliteStore,
+    connect_to_read,
+    connect_to_write,
+    digest_of,
+    transaction,
+)
 
 __all__ = [
     "GENESIS",

@@ -9,8 +9,7 @@ from typing import Any
 from sightline.errors import InvalidInput, invalid
 from sightline.foreign import read_text
 from sightline.ledger.ledger import Ledger
-from sightline.ledger.parties import read_parties, write_parties
-from sightline.ledger.release import release_from
+from sightline.ledger.release import read_parties, release_from, write_parties
 from sightline.ledger.store import GENESIS, chain_hash, read_body
 
 SCHEMA = "sightline-ledger/1"

@@ -1,4 +1,4 @@
-"""Sets of release numbers in one bit each, so that what an observer has seen of a long run fits in little memory."""
+"""The flow of information: which releases reached an observer, as sets of one bit per release."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -6,8 +6,7 @@ from itertools import chain
 from typing import Protocol
 
 from sightline.events import Event, against_coalition, with_known_coins
-from sightline.ledger.parties import NOBODY, Parties
-from sightline.ledger.release import Release
+from sightline.ledger.release import NOBODY, Parties, Release
 
 PAGE = 1024
 """So many numbers share one integer."""

@@ -1,4 +1,4 @@
-"""A ledger at a glance, for notebooks: releases that differ only in time are one row."""
+"""The ledger: every release in order, what reached whom through them, and the epsilon of any line of sight."""
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -11,8 +11,7 @@ from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
 from sightline.events import Adjacency, Event, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.parties import NOBODY, Parties, parties, read_parties, refuse_unknown, write_parties
-from sightline.ledger.release import Release
+from sightline.ledger.release import NOBODY, Parties, Release, parties, read_parties, refuse_unknown, write_parties
 from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
 

@@ -13,7 +13,7 @@ from sightline import accounting
 from sightline.accounting import Accountant
 from sightline.ledger.flow import Composition
 from sightline.ledger.ledger import Ledger
-from sightline.ledger.parties import Parties, parties
+from sightline.ledger.release import Parties, parties
 
 
 @dataclass(frozen=True, eq=False)

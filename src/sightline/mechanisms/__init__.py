@@ -1,6 +1,5 @@
 """Updates become bounded, sums carry their sensitivity, noise is added where trust ends."""
 
-from sightline.mechanisms.client_side import LocalMean
 from sightline.mechanisms.client_state import (
     ClientState,
     LocalResult,
@@ -9,13 +8,18 @@ from sightline.mechanisms.client_state import (
     StateUpdate,
     effective_steps,
 )
-from sightline.mechanisms.clip import Aggregate, Bounded, clip_update, clipped_sum, sum_sensitivity
+from sightline.mechanisms.clip_and_noise import (
+    Aggregate,
+    Bounded,
+    clip_update,
+    clipped_sum,
+    sum_sensitivity,
+    with_gaussian_noise,
+)
 from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
+from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
-from sightline.mechanisms.noise import with_gaussian_noise
-from sightline.mechanisms.noise_by_trust import NoiseByTrust, PooledMean
-from sightline.mechanisms.public import Public, combine_public, sum_weighted
 from sightline.mechanisms.registry import MECHANISMS, build_mechanism
 from sightline.mechanisms.samplers import (
     SAMPLERS,
@@ -29,7 +33,6 @@ from sightline.mechanisms.samplers import (
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
-from sightline.mechanisms.server_side import CentralMean
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (
     Block,
@@ -37,9 +40,12 @@ from sightline.mechanisms.updates import (
     ClientExecutor,
     ClientOutput,
     PrivateSteps,
+    Public,
     RemoteNodes,
     Updates,
+    combine_public,
     share_training,
+    sum_weighted,
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.config import Sampler
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
-from sightline.mechanisms.clip import Aggregate, FiniteOnly
+from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, with_gaussian_noise
 from sightline.mechanisms.contract import (
     BaseMechanism,
     NoisedBy,
@@ -22,7 +22,6 @@ from sightline.mechanisms.contract import (
     only_sums,
 )
 from sightline.mechanisms.no_privacy import weighted_mean
-from sightline.mechanisms.noise import with_gaussian_noise
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sightline.events import Clear
 from sightline.ledger import Release
-from sightline.mechanisms.clip import FiniteOnly
+from sightline.mechanisms.clip_and_noise import FiniteOnly
 from sightline.mechanisms.contract import (
     BaseMechanism,
     NoisedBy,

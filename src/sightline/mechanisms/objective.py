@@ -1,4 +1,4 @@
-"""Noise whose density falls off with the Euclidean norm: the vector cousin of Laplace noise."""
+"""Objective perturbation: random linear terms in exactly solved local problems, and the noise they are drawn from."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Pure
 from sightline.ledger import Release
-from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.clip_and_noise import sum_sensitivity
 from sightline.mechanisms.contract import (
     BaseMechanism,
     NoisedBy,

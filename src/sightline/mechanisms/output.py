@@ -1,4 +1,4 @@
-"""How far one example can move what a client sends: three honest bounds, and one that was published."""
+"""Output perturbation: exact minimisers plus noise, with honest bounds on how far one example moves them."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.clip import Aggregate, FiniteOnly, clip_update, sum_sensitivity
+from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, clip_update, sum_sensitivity, with_gaussian_noise
 from sightline.mechanisms.contract import (
     BaseMechanism,
     NoisedBy,
@@ -22,7 +22,6 @@ from sightline.mechanisms.contract import (
 )
 from sightline.mechanisms.convex_solver import from_unit
 from sightline.mechanisms.no_privacy import weighted_mean
-from sightline.mechanisms.noise import with_gaussian_noise
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name

@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
-from sightline.mechanisms.client_side import LocalMean
+from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
+from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust
 from sightline.mechanisms.no_privacy import NoPrivacy
-from sightline.mechanisms.noise import ARITHMETIC, NoisySum
-from sightline.mechanisms.noise_by_trust import NoiseByTrust
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Bound, Facts, Output
 from sightline.mechanisms.segments import SegmentSums
-from sightline.mechanisms.server_side import CentralMean
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import PrivateSteps
 from sightline.topology import Topology

@@ -1,4 +1,4 @@
-"""Who takes part. Every sampler states the event that it makes of a release."""
+"""Who takes part: every sampler draws cohorts and states the event that its own draws make of a release."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ import torch
 from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
 from sightline.ledger import Release
-from sightline.mechanisms.clip import sum_sensitivity
+from sightline.mechanisms.clip_and_noise import FLOATS, sum_sensitivity
 from sightline.mechanisms.contract import (
     BaseMechanism,
     NoisedBy,
@@ -19,7 +19,6 @@ from sightline.mechanisms.contract import (
     only_client,
     only_sums,
 )
-from sightline.mechanisms.noise import FLOATS
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name

@@ -25,9 +25,8 @@ from sightline.errors import invalid
 from sightline.events import Adjacency, Clear, Event, Exponential, Unit
 from sightline.ledger import Release
 from sightline.mechanisms.contract import ReleaseContext, only_client
-from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.updates import ClientExecutor
+from sightline.mechanisms.updates import ClientExecutor, Public
 from sightline.topology import client_name
 
 

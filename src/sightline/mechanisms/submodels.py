@@ -11,8 +11,7 @@ from torch import Tensor
 from sightline.config import Experiment
 from sightline.events import Adjacency, Event, Gaussian, Product
 from sightline.events import Split as SplitEvent
-from sightline.mechanisms.clip import Bounded, clip_update
-from sightline.mechanisms.noise import NoisySum, RunningSum
+from sightline.mechanisms.clip_and_noise import Bounded, NoisySum, RunningSum, clip_update
 from sightline.models import FlatModel, Splitting, split_model, unsplit_mask
 from sightline.randomness import Purpose, Streams
 from sightline.training.submodels import SubmodelClipping

@@ -1,4 +1,4 @@
-"""What a mechanism may ask of whoever holds the clients' data: the simulator here, real nodes elsewhere."""
+"""Public values and private updates, and what a mechanism may ask of whoever holds the clients' data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sightline.errors import Refused
 from sightline.mechanisms.client_state import StateAccess
-from sightline.mechanisms.public import Public
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
@@ -22,6 +21,44 @@ from sightline.training.local_work import AS_PLANNED
 if TYPE_CHECKING:
     from sightline.mechanisms.contract import ReleaseContext
     from sightline.mechanisms.selection import ModelChoice
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """A vector computed from released values only; `sources` are the ids of those releases.
+
+    Arithmetic keeps the memory: the result of combining two public values comes from the releases of both. What is
+    made from a `Public` therefore gets its `inputs` in the ledger without anybody writing them down.
+    """
+
+    value: Tensor
+    sources: frozenset[int] = frozenset()
+
+    def __add__(self, other: "Public") -> "Public":
+        return combine_public(lambda a, b: a + b, self, other)
+
+    def __sub__(self, other: "Public") -> "Public":
+        return combine_public(lambda a, b: a - b, self, other)
+
+    def __mul__(self, factor: float) -> "Public":
+        return combine_public(lambda a: a * factor, self)
+
+    __rmul__ = __mul__
+
+
+def combine_public(function: Callable[..., Tensor], *values: Public) -> Public:
+    """Post-processing: any function of public values is public and comes from all their releases."""
+    sources = frozenset().union(*(value.sources for value in values))
+    return Public(function(*(value.value for value in values)), sources)
+
+
+def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
+    """The sum of public values, each times its weight, in double precision."""
+    return combine_public(
+        lambda *rows: sum((w * row.double() for w, row in zip(weights, rows, strict=True)), torch.zeros(())).float(),
+        *values,
+    )
+
 
 Block = tuple[Sequence[int], Tensor]
 """Some members of a cohort, and one row per member."""

@@ -14,10 +14,21 @@ from torch.nn.parameter import is_lazy
 
 from sightline.data.federation import Kind
 from sightline.errors import SightlineError, did_you_mean, invalid
-from sightline.models.classifiers import bilstm, cnn, cnn_3x3, cnn_mcmahan, cnn_small, linear, mlp
+from sightline.models.classifiers import (
+    bilstm,
+    cnn,
+    cnn_3x3,
+    cnn_mcmahan,
+    cnn_small,
+    linear,
+    mlp,
+    resnet,
+    resnet18,
+    resnet101,
+    wide_resnet_40_4,
+)
 from sightline.models.flat import FlatModel, constants_of, layout_of, make_module, probe_inputs, trained_parameters
 from sightline.models.mixing import mixing_layer, unknown_part
-from sightline.models.residual import resnet, resnet18, resnet101, wide_resnet_40_4
 from sightline.models.state import refuse_memory, same_numbers
 
 TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)

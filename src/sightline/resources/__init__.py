@@ -8,8 +8,7 @@ from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import CohortSampler
 from sightline.randomness import Streams
-from sightline.resources.cost import Cost, Overlap, Sending, combine_costs, expected_gathering
-from sightline.resources.table import Table, read_table
+from sightline.resources.cost import Cost, Overlap, Sending, Table, combine_costs, expected_gathering, read_table
 from sightline.resources.wireless import Wireless, WirelessSettings
 from sightline.topology import Channel
 

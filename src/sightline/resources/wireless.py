@@ -1,4 +1,4 @@
-"""One link: from powers, distances and bandwidths to bits per second, joule and seconds."""
+"""Wireless links: from powers, distances and bandwidths to bits per second, joule and seconds."""
 
 import dataclasses
 import math

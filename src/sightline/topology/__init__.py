@@ -29,8 +29,7 @@ from sightline.topology.groups import (
     read_schedule,
     schedule_from,
 )
-from sightline.topology.tree import CLOUD, Node, Noise, Tree
-from sightline.topology.tree_build import build_tree
+from sightline.topology.tree import CLOUD, Node, Noise, Tree, build_tree
 
 
 def build_star(

@@ -1,4 +1,4 @@
-"""The shapes that groups come in: one for all, disjoint clusters, rings, strings, and groups by label."""
+"""Overlapping groups: their shapes, who is in which group and when, and what each worker sees."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

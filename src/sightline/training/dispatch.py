@@ -9,13 +9,11 @@ from torch import Tensor
 
 from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
-from sightline.training.clipping import clipped_rows
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
-from sightline.training.fast.chain import ChainWorker, chain_of
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
-from sightline.training.fast.dense_stack import DenseSlots, DenseStack, dense_slots
+from sightline.training.fast.dense_stack import ChainWorker, DenseSlots, DenseStack, chain_of, dense_slots
 from sightline.training.fast.stacked import Builder
-from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
+from sightline.training.gradients import GradientWorker, clipped_rows, one_by_one, vectorised_gradients
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from sightline.models.flat import FlatModel
 from sightline.training.augmentation import Views, clipped_sum_of_views
 from sightline.training.dispatch import dense_layers, worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.fast.stacked import Block
-from sightline.training.fast.stacked_private import private_stacked
+from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks
 from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, client_rows

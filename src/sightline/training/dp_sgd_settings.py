@@ -1,4 +1,4 @@
-"""Gaussian noise for whole gradients, fast: Box-Muller on the raw bits of the client's own generator."""
+"""Settings of DP-SGD per client: batches, clipping and noise; Gaussian numbers from a client's own generator."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The stage of an audit: the file's own mechanism, samplers, algorithm and noise, with canaries as its data."""
+"""The set-up of an audit: the file's own mechanism, samplers, algorithm and noise, with canaries as its data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid, refuse
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger
-from sightline.ledger.parties import suggest_name
+from sightline.ledger.release import suggest_name
 from sightline.mechanisms import NoisedValue
 from sightline.mechanisms.convex_solver import unit_features
 from sightline.mechanisms.registry import needs_unit_features

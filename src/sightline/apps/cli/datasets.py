@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def command(as_json: bool) -> None:
     """List the data sets: which are available, where they were looked for, how to get the rest."""
     from sightline.data import available_datasets
-    from sightline.data.status import VARIABLE, data_root
+    from sightline.data.load import VARIABLE, data_root
 
     statuses = available_datasets()
     if as_json:

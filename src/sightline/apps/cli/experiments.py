@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from sightline.config.reproduction import Reproduction
+    from sightline.config.experiment_file import Reproduction
 
 EPILOG = """
 \b
@@ -29,7 +29,7 @@ def command(system: str | None, folder: Path, as_json: bool) -> None:
 
     SYSTEM narrows the list to one of them, such as groups or hierarchy.
     """
-    from sightline.config.reproduction import read_reproductions
+    from sightline.config.experiment_file import read_reproductions
     from sightline.errors import did_you_mean, invalid
 
     found = read_reproductions(folder)

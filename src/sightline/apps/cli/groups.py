@@ -49,7 +49,7 @@ def command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) ->
     if out is not None:
         save_npz(answer, out)
     if plot is not None:
-        from sightline.apps.report.groups_plot import draw_groups
+        from sightline.apps.report.groups import draw_groups
 
         draw_groups(answer, plot)
     found = summarise_answer(answer, out, plot)

@@ -1,4 +1,4 @@
-"""Examples at the end of a command's help."""
+"""The command line: `sightline` and its commands, loaded when they are asked for; errors in one line."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""Where things stand on a chart: round numbers for axes, and fewer points that look like all of them."""
+"""Charts as SVG: axes with round numbers, lines, bands and legends, and fewer points that look like all of them."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How often a member is used, exactly by a schedule or spread by Poisson sampling; worked out, never counted."""
+"""The report's sections about clients: how often each is used, how much data each has, how good its model is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The updates of round one as points, with the components that a mixture found in them."""
+"""The report's section on clusters: first updates as points, who was where, and how good each cluster is."""
 
 import math
 from collections.abc import Mapping, Sequence

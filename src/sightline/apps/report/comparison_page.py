@@ -1,4 +1,4 @@
-"""Accuracy of several groups of runs against rounds, epsilon, time, traffic and energy."""
+"""The page of several runs side by side: accuracy against rounds, epsilon, time, traffic and energy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

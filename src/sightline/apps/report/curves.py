@@ -1,4 +1,4 @@
-"""Accuracy, loss and epsilon over rounds, and accuracy against epsilon."""
+"""The report's curves: accuracy, loss and epsilon over rounds, accuracy against epsilon, costs and decisions."""
 
 import math
 from itertools import accumulate

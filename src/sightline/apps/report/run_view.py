@@ -1,4 +1,4 @@
-"""Where runs lie: every run directory below a folder."""
+"""A run as pages read it: where runs lie, their metadata, rounds and ledger, and what is wrong with damaged ones."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""A section of a page, and files that are written whole or not at all."""
 
 import os
 import secrets

@@ -10,7 +10,7 @@ from sightline import accounting
 from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
 from sightline.apps.report.numbers import format_short, format_upper
-from sightline.apps.serve.message import Request, Response, json_response
+from sightline.apps.serve.guard import Request, Response, json_response
 from sightline.apps.serve.pages import PageServer
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid

@@ -11,7 +11,7 @@ from sightline.apps.report.numbers import (
     format_short,
     format_upper,
 )
-from sightline.apps.serve.message import Request, Response, json_response
+from sightline.apps.serve.guard import Request, Response, json_response
 from sightline.apps.serve.pages import PageServer
 from sightline.apps.serve.run_folder import Glance
 

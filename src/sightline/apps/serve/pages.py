@@ -15,8 +15,7 @@ from jinja2 import Environment
 
 from sightline.apps.report.page import read_asset, template_environment
 from sightline.apps.report.run_view import UNLIKE_A_RUN, locate_error
-from sightline.apps.serve.guard import Guard
-from sightline.apps.serve.message import Request, Response, html_response, unless_known
+from sightline.apps.serve.guard import Guard, Request, Response, html_response, unless_known
 from sightline.apps.serve.run_folder import Glance, Glances, LiveRuns, NotThere, RunFolder, read_glance
 from sightline.errors import SightlineError
 

@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 from sightline import accounting
-from sightline.apps.report.heat import ITSELF, draw_heat
+from sightline.apps.report.matrix import ITSELF, draw_heat
 from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
-from sightline.apps.serve.message import Request, Response, json_response
+from sightline.apps.serve.guard import Request, Response, json_response
 from sightline.apps.serve.pages import PageServer
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid

@@ -1,19 +1,153 @@
-"""A run's page: its report, drawn anew as the run goes on."""
+"""A run's pages: its report, drawn anew as the run goes on, and its ledger as a timeline."""
 
 from http import HTTPStatus
 from typing import Any
 
 from sightline.apps.report import RunView, render_run
+from sightline.apps.report.chart import nice_step
 from sightline.apps.report.comparison import Comparison, each_by_itself, group_runs
 from sightline.apps.report.comparison import plain_comparison as plain_of
 from sightline.apps.report.comparison_page import comparison_content
-from sightline.apps.report.numbers import format_count
+from sightline.apps.report.ledger_words import explain_event, holds_clear
+from sightline.apps.report.numbers import format_count, format_plural
 from sightline.apps.report.page import section_contents
+from sightline.apps.serve.guard import HTML, Request, Response, json_response
 from sightline.apps.serve.listing import run_row
-from sightline.apps.serve.message import HTML, Request, Response, json_response
 from sightline.apps.serve.pages import PageServer
-from sightline.engine.record import replace_nonfinite
+from sightline.engine.record import RunRecord, replace_nonfinite
 from sightline.errors import invalid
+from sightline.events import from_json
+from sightline.ledger import Pages, Row
+
+PAGE = 100
+SPANS = 80
+"""So many bars tell how many releases each span of rounds made."""
+
+
+def timeline_page(site: PageServer, request: Request) -> Response:
+    """A page of the ledger."""
+    id, found = request.one("run"), read_timeline(site, request)
+    rows = [release_words(row) for row in found["rows"]]
+    return site.draw(
+        request,
+        "timeline.html",
+        f"Ledger of {site.glance(id).name}",
+        run=id,
+        **{name: found[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
+        even=pace_words(found["spans"]),
+        last=format_count(found["spans"][-1]["last"]) if found["spans"] else "",
+        rows=rows,
+        broken=not all(row.whole for row in found["rows"]),
+        words=_set_words(found),
+    )
+
+
+def timeline_api(site: PageServer, request: Request) -> Response:
+    """The same page as JSON: releases as they are stored."""
+    found = read_timeline(site, request)
+    rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
+    return json_response(
+        {"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]}
+    )
+
+
+def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
+    """The rows that are asked for, where the pages before and after start, and the spans."""
+    with RunRecord.open_to_read(site.runs_folder.directory(request.one("run"))) as record:
+        pages, q = record.pages, request.one("q").strip()[:200]
+        total = pages.count_releases()
+        start = min(_whole_number(request.one("start")), max(0, total - 1))
+        if request.one("round"):
+            start = pages.first_of(_whole_number(request.one("round")))
+        rows = pages.matching_rows(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
+        return {
+            "rows": rows[:PAGE],
+            "start": start,
+            "total": total,
+            "q": q,
+            "round": request.one("round"),
+            "matches": pages.count_matches(q) if q else total,
+            "before": _start_before(pages, q, start),
+            "after": rows[PAGE].id if len(rows) > PAGE else None,
+            "spans": round_spans(pages, request.one("run")),
+        }
+
+
+def _start_before(pages: Pages, q: str, start: int) -> int | None:
+    if start <= 0:
+        return None
+    return pages.matching_before(q, start, PAGE) if q else max(0, start - PAGE)
+
+
+def _whole_number(text: str) -> int:
+    return min(int(text), 2**53) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def round_spans(pages: Pages, run: str) -> list[dict[str, Any]]:
+    """Bars: releases by span of rounds, in thousandths, each with the round it leads to."""
+    last = pages.last_time()
+    if not last:
+        return []
+    width = int(nice_step((last + 1) / SPANS, whole=True))
+    held = pages.by_time(width)
+    number, most = last // width + 1, max(held.values())
+    return [
+        {
+            "left": round(100 * place / number, 3),
+            "width": round(86 / number, 3),
+            "height": round(100 * held.get(place, 0) / most, 2),
+            "round": max(1, place * width),
+            "made": held[place],
+            "last": min(last, (place + 1) * width - 1),
+            "words": _span_words(max(1, place * width), min(last, (place + 1) * width - 1), held.get(place, 0)),
+        }
+        for place in range(number)
+        if held.get(place, 0)
+    ]
+
+
+def pace_words(spans: list[dict[str, Any]]) -> str:
+    """How many releases each span of rounds made where all made as many; of equal rounds bars tell nothing."""
+    long = [span["last"] - span["round"] + 1 for span in spans]
+    paces = {span["made"] / rounds for span, rounds in zip(spans, long, strict=True)}
+    if len(paces) != 1 or sum(long) != spans[-1]["last"]:
+        return ""
+    width = max(long)
+    made = format_plural(round(paces.pop() * width), "release")
+    return f"{made} in every round" if width == 1 else f"{made} in every {format_count(width)} rounds"
+
+
+def _span_words(first: int, last: int, made: int) -> str:
+    when = f"round {format_count(first)}" if first == last else f"rounds {format_count(first)} to {format_count(last)}"
+    return f"{when}: {format_plural(made, 'release')}"
+
+
+def release_words(row: Row) -> dict[str, Any]:
+    """A release in words; sets of participants stay in their short written form."""
+    stored, event = row.plain, from_json(row.plain["event"])
+    inputs = list(stored.get("inputs", ()))
+    return {
+        "id": row.id,
+        "round": format_count(row.time),
+        "source": stored.get("source", ""),
+        "what": stored.get("what", "") or "a value",
+        "subjects": stored.get("subjects", "") or "nobody",
+        "how": explain_event(event, "example" if stored.get("unit") == "sample" else "client"),
+        "bare": holds_clear(event),
+        "audience": stored.get("audience", "") or "nobody",
+        "sampling_known_to": stored.get("coins_known_to", ""),
+        "inputs": inputs[:6],
+        "more": len(inputs) - 6 if len(inputs) > 6 else 0,
+        "hash": row.hash,
+        "whole": row.whole,
+    }
+
+
+def _set_words(found: dict[str, Any]) -> str:
+    if found["q"]:
+        return f"{format_count(found['matches'])} of {format_plural(found['total'], 'release')} hold “{found['q']}”"
+    return format_plural(found["total"], "release")
+
 
 LONG = 20_000
 """More releases than these take a while to read and check for the first time."""

@@ -9,10 +9,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from sightline.apps.serve import calculator, listing, matrix, pair, planned, running, timeline
-from sightline.apps.serve.connections import Places, TimedReader
-from sightline.apps.serve.guard import HEAD, LOCAL, REFUSALS, Guard, names_of
-from sightline.apps.serve.message import SECURITY, Request, Response, html_response
+from sightline.apps.serve import calculator, listing, matrix, planned, running
+from sightline.apps.serve.guard import (
+    HEAD,
+    LOCAL,
+    REFUSALS,
+    SECURITY,
+    Guard,
+    Places,
+    Request,
+    Response,
+    TimedReader,
+    html_response,
+    names_of,
+)
 from sightline.apps.serve.pages import Page, PageServer
 from sightline.errors import invalid
 
@@ -21,8 +31,8 @@ ROUTES: dict[str, Page] = {
     "/run": running.run_page,
     "/report.html": running.download_report,
     "/sight": matrix.matrix_page,
-    "/pair": pair.pair_page,
-    "/ledger": timeline.timeline_page,
+    "/pair": matrix.pair_page,
+    "/ledger": running.timeline_page,
     "/compare": running.comparison_page,
     "/calculator": calculator.calculator_page,
     "/groups": planned.groups_page,
@@ -30,7 +40,7 @@ ROUTES: dict[str, Page] = {
     "/api/runs": listing.listing_api,
     "/api/run": running.run_api,
     "/api/sight": matrix.matrix_api,
-    "/api/ledger": timeline.timeline_api,
+    "/api/ledger": running.timeline_api,
     "/api/compare": running.comparison_api,
     "/api/account": calculator.calculator_api,
     "/api/groups": planned.groups_api,

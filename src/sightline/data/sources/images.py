@@ -6,8 +6,7 @@ import numpy as np
 
 from sightline.data.federation import Kind
 from sightline.data.formats import Field, raise_broken, read_idx, read_npz, read_webp_grid
-from sightline.data.source import Request, Source
-from sightline.data.table import Scale, Table
+from sightline.data.source import Request, Scale, Source, Table
 
 MNIST_FILES = (
     "train-images-idx3-ubyte.gz",

@@ -6,9 +6,8 @@ import numpy as np
 
 from sightline.data.federation import Kind
 from sightline.data.formats import Field, raise_broken, read_npz
-from sightline.data.source import Option, Partition, Request, Source
+from sightline.data.source import Option, Partition, Request, Scale, Source, Table
 from sightline.data.sources.images import read_pair
-from sightline.data.table import Scale, Table
 from sightline.errors import invalid
 
 WHOLE = (

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from sightline.config import Data
 from sightline.data.federation import Kind
-from sightline.data.source import Partition, Request, Source
-from sightline.data.table import Table
+from sightline.data.source import Partition, Request, Source, Table
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.data.federation import Kind
 from sightline.data.formats import raise_broken, read_csv
-from sightline.data.source import TEXTS, Option, Request, Source
-from sightline.data.table import Table
+from sightline.data.source import TEXTS, Option, Request, Source, Table
 from sightline.errors import invalid
 
 PADDING = 0

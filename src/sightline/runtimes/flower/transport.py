@@ -1,4 +1,4 @@
-"""Letters as Flower's records, and back."""
+"""Messages as Flower's records, and back."""
 
 import json
 import time

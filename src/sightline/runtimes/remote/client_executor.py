@@ -30,8 +30,7 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
-from sightline.runtimes.remote.message import WireMessage
-from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Task
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage
 from sightline.runtimes.simulator import Simulator
 
 

@@ -1,4 +1,4 @@
-"""What an answer from elsewhere must look like to be used, and what is wrong with one that does not."""
+"""Clients that are elsewhere: they are asked, their answers are checked, and who fails is left out."""
 
 import math
 import secrets
@@ -28,8 +28,7 @@ from sightline.mechanisms import (
     StateAccess,
     Updates,
 )
-from sightline.runtimes.remote.message import MARKS, QUESTION, WireMessage, own_tensor
-from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Request
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, MARKS, QUESTION, Request, WireMessage, own_tensor
 from sightline.topology import client_name
 from sightline.training import LocalTask
 

@@ -21,8 +21,7 @@ from sightline.mechanisms import Mechanism, NoisedBy, ReleaseContext, Updates
 from sightline.mechanisms.contract import only_client
 from sightline.randomness import Streams
 from sightline.runtimes.remote.client_executor import ClientSide, Result, read_choice
-from sightline.runtimes.remote.message import WireMessage
-from sightline.runtimes.remote.requests import CHOOSE, LEAVING, Task
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage
 from sightline.runtimes.site.policy import POLICY, federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site.store import SiteStore
 from sightline.topology import client_name

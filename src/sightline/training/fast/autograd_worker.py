@@ -1,4 +1,4 @@
-"""An LSTM written out step by step, so that the gradient of its gates can be read."""
+"""Per-example gradients of modules by autograd and hooks on their layers; an LSTM written out for them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind_parameters
-from sightline.training.clipping import Balls, Clip, factors_of
 from sightline.training.fast.layers import size_pair
 from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, square_norms, unfold_patches
-from sightline.training.gradients import GradientWorker, equal_chunks
+from sightline.training.gradients import Balls, Clip, GradientWorker, equal_chunks, factors_of
 
 
 @dataclass(frozen=True, eq=False)

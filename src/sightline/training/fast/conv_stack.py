@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.models.flat import FlatModel, Slot
-from sightline.training.fast.chain import flat_children
+from sightline.training.fast.dense_stack import flat_children
 from sightline.training.fast.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, size_pair
 from sightline.training.fast.per_example_norms import (
     fold_patches,

@@ -1,4 +1,4 @@
-"""C sources of this package, compiled on the machine that runs them, once a process; nothing stays on disk."""
+"""The compiled kernel for linear clients: C compiled on the machine that runs it, once a process."""
 
 import ctypes
 import os

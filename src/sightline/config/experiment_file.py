@@ -1,8 +1,9 @@
-"""Files and `--set` words in, an `Experiment` out; and back to a file that says every key."""
+"""Files and `--set` words in, an `Experiment` out and back; the head of files that reproduce something."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -119,3 +120,45 @@ def _section_name(names: list[str]) -> type[BaseModel]:
         inside = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
         section = next(kind for kind in inside if issubclass(kind, BaseModel))
     return section
+
+
+HEAD = ("Reproduces", "Expect", "Takes", "Whole")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One experiment file that reproduces a figure or a table."""
+
+    file: Path
+    reproduces: str
+    expect: str
+    takes: str
+    whole: str
+    """The command that makes the whole figure or table; the file itself is one cell of it."""
+
+    @classmethod
+    def read(cls, file: Path) -> "Reproduction":
+        """The head of an experiment file."""
+        lines = file.read_text(encoding="utf-8").splitlines()[: len(HEAD)]
+        words = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
+        if len(words) < len(HEAD) or words == lines:
+            invalid("file", file, f"its first lines are not # {': ..., # '.join(HEAD)}: ...")
+        return cls(file, *words)
+
+    @property
+    def system(self) -> str:
+        """The folder that it stands in."""
+        return self.file.parent.name
+
+
+def read_reproductions(folder: Path) -> list[Reproduction]:
+    """All such files in a folder, by system and name."""
+    found = [Reproduction.read(file) for file in sorted(folder.glob("*/*.toml"))]
+    if not found:
+        invalid(
+            "folder",
+            folder,
+            "holds no experiment files of figures and tables",
+            "run it in a clone, or name its experiments",
+        )
+    return found
