@@ -79,9 +79,9 @@ BUGS: dict[str, Bug] = {
     ),
     "one-schedule-for-all-channels": bug(
         "all channels share one balanced schedule",
-        "engine/round.py",
-        "drawn = sampler.draw(self.time, rng, self._schedules, line=self._setting.channel_number(channel))",
-        "drawn = sampler.draw(self.time, rng, self._schedules)",
+        "engine/execution.py",
+        "sampler.draw(time, rng, self._schedules, line=line)",
+        "sampler.draw(time, rng, self._schedules)",
         f"{DRAWS}::test_every_channel_call_and_round_has_a_draw_of_its_own",
     ),
     "one-use-too-many": bug(
@@ -122,7 +122,7 @@ BUGS: dict[str, Bug] = {
     ),
     "pool-counts-the-observer": bug(
         "the observer's own noise is counted among those that hide the others",
-        "mechanisms/noise_by_trust.py",
+        "mechanisms/gaussian_means.py",
         "replace(one, event=Pooled(others, one.event)",
         "replace(one, event=Pooled(others + 1, one.event)",
         f"{NOISE}::test_a_pool_has_as_many_noises_as_it_claims",
@@ -150,7 +150,7 @@ BUGS: dict[str, Bug] = {
     ),
     "least-noise-of-the-members": bug(
         "an edge takes the noise that its most modest member needs",
-        "mechanisms/noise_by_trust.py",
+        "mechanisms/gaussian_means.py",
         "noise = max((self.multipliers.get(n, self.noise_multiplier) for n in members)",
         "noise = min((self.multipliers.get(n, self.noise_multiplier) for n in members)",
         f"{NOISE}::test_nobody_gets_less_noise_than_it_needs",
@@ -158,7 +158,7 @@ BUGS: dict[str, Bug] = {
     # what hides
     "effort-of-the-cohort": bug(
         "SCAFFOLD's and FedDyn's public numbers come from the hidden cohort",
-        "engine/round_work.py",
+        "engine/execution.py",
         """        weights = dict.fromkeys(setting.clients, 1.0)
         share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)""",
         """        weights = dict.fromkeys(cohort.members, 1.0)
@@ -167,7 +167,7 @@ BUGS: dict[str, Bug] = {
     ),
     "ledger-names-the-cohort": bug(
         "the ledger names as subjects those who were drawn, and not all who could have been",
-        "mechanisms/server_side.py",
+        "mechanisms/gaussian_means.py",
         """            what="noisy mean of clipped updates",
 """,
         """            what="noisy mean of clipped updates",
@@ -177,7 +177,7 @@ BUGS: dict[str, Bug] = {
     ),
     "traffic-counts-the-cohort": bug(
         "the traffic that a run reports tells how many were drawn",
-        "mechanisms/server_side.py",
+        "mechanisms/gaussian_means.py",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
         return context.sampler.expected""",
         """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
@@ -186,14 +186,14 @@ BUGS: dict[str, Bug] = {
     ),
     "divided-by-the-cohort": bug(
         "the sum is divided by those who were drawn, and not by the expected number",
-        "mechanisms/server_side.py",
+        "mechanisms/gaussian_means.py",
         "return ReleaseValues({EVERYONE: noisy / context.sampler.expected}, rejected, std)",
         "return ReleaseValues({EVERYONE: noisy / max(1, len(updates.cohort.members))}, rejected, std)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "trusted-server-knows-no-draws": bug(
         "the server is said not to know whom it drew",
-        "mechanisms/server_side.py",
+        "mechanisms/gaussian_means.py",
         "            coins_known_to=frozenset({context.channel.name}),\n",
         "",
         f"{DRAWS}::test_who_draws_a_cohort_is_said_to_know_it",
@@ -254,7 +254,7 @@ Build = Callable[""",
     ),
     "noise-over-sqrt-2": bug(
         "the noise of sums is too small by the square root of two",
-        "mechanisms/noise.py",
+        "mechanisms/clip_and_noise.py",
         "noise *= noise_multiplier * aggregate.sensitivity",
         "noise *= noise_multiplier * aggregate.sensitivity / math.sqrt(2)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
@@ -268,14 +268,14 @@ Build = Callable[""",
     ),
     "replace-not-doubled": bug(
         "replacing somebody is taken to move a sum no further than leaving it out",
-        "mechanisms/clip.py",
+        "mechanisms/clip_and_noise.py",
         "return 2 * clip_norm if adjacency is Adjacency.REPLACE else clip_norm",
         "return clip_norm",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
     ),
     "integers-not-doubled": bug(
         "integer arithmetic forgets the adjacency",
-        "mechanisms/noise.py",
+        "mechanisms/clip_and_noise.py",
         "std = noise_multiplier * sum_sensitivity(float(UNITS), adjacency)",
         "std = noise_multiplier * float(UNITS)",
         f"{NOISE}::test_it_is_normal_with_the_claimed_scale_in_every_coordinate",
@@ -347,7 +347,7 @@ Build = Callable[""",
     ),
     "one-noise-for-a-stack": bug(
         "clients that are trained side by side share the noise of the first",
-        "training/fast/stacked_private.py",
+        "training/fast/stacked.py",
         "noise = next(noises[member])",
         "noise = next(noises[0]) if member == 0 else noise",
         f"{NOISE}::test_it_shares_nothing_with_itself_or_with_any_other",
@@ -361,7 +361,7 @@ Build = Callable[""",
     ),
     "edge-sees-only-sums": bug(
         "an untrusted edge is said to see its devices' messages only in a sum",
-        "mechanisms/noise_by_trust.py",
+        "mechanisms/gaussian_means.py",
         "event=Pooled(others, one.event), coins_known_to=gatherer)",
         "event=Pooled(others, one.event))",
         "tests/hierarchy/test_hierarchy_runs.py::test_noises_of_devices_add_up_except_for_who_gathers_them",

@@ -122,7 +122,7 @@ class Site:
     ) -> Sequence[Release]:
         """What is about to leave, as the site itself sees it; the server's opinion does not count.
 
-        Only what the mechanism lets members noise is private before it leaves; all else is handed over in the clear.
+        Only what the mechanism lets members noise is private before it leaves; all else leaves without noise.
         """
         everyone = frozenset({SERVER, PUBLIC})
         if task.call == CHOOSE:
