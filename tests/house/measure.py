@@ -60,19 +60,29 @@ def count_single_importers(modules: Modules) -> int:
     return sum(len(who) == 1 and package_of(*who) == package_of(name) for name, who in others.items())
 
 
+def count_closets(modules: Modules) -> int:
+    """The same without those whose one importer is the package itself, which offers them to everybody."""
+    found = importers(modules)
+    others = {name: found[name] - {name} for name in modules}
+    inside = {name: who for name, who in others.items() if len(who) == 1 and package_of(*who) == package_of(name)}
+    return sum(not name.startswith(f"{min(who)}.") for name, who in inside.items())
+
+
 def table_row(folder: Path) -> str:
-    """The four numbers of one tree."""
+    """The five numbers of one tree."""
     modules, lines = read_modules(folder)
     names = function_names(modules)
     one_word = 100 * sum(len(name.strip("_").split("_")) == 1 for name in names) / len(names)
-    numbers = (len(lines), f"{statistics.median(lines):.0f}", f"{one_word:.1f} %", count_single_importers(modules))
+    counts = (count_single_importers(modules), count_closets(modules))
+    numbers = (len(lines), f"{statistics.median(lines):.0f}", f"{one_word:.1f} %", *counts)
     return f"| {folder} | {' | '.join(map(str, numbers))} |"
 
 
 if __name__ == "__main__":
     print(
-        "| tree | source files | median lines | one-word function names | modules with one importer, of their package |"
+        "| tree | source files | median lines | one-word function names | modules with one importer, of their package "
+        "| of these, not offered by the package itself |"
     )
-    print("|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|")
     for argument in sys.argv[1:] or ["src/sightline"]:
         print(table_row(Path(argument)))

@@ -1,82 +1,111 @@
-"""One round as data walks it: the files it passes through, and the calls that go against the order of packages.
+"""One round as data walks it: the files it passes through, and its calls against the order of packages.
 
-python -m tests.house.walk examples/quickstart.toml [examples/hierarchy.toml ...]
+    python -m tests.house.walk examples/quickstart.toml [examples/hierarchy.toml ...]
+
+A call goes against the order when it enters a package that comes later. Those through a contract (a `Protocol` of the
+caller's package or of an earlier one, or a function that was handed in) are how the order is kept; others break it.
 """
 
+import ast
+import inspect
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import sightline
-from sightline.engine import loop
-from tests.house.test_packages import PACKAGES, package_of
+from sightline.engine.loop import TrainingLoop
+from tests.house.test_packages import FILES, PACKAGES, package_of
 
 ROOT = Path(sightline.__file__).parent
 ROUND = 2
 """The round that is walked: the first one also fills caches."""
 
 
-def walk_round(experiment: Path, number: int = ROUND) -> tuple[set[str], Counter[str]]:
-    """(the files of the source in which something was called, calls to a package that comes later in the order)."""
-    files: set[str] = set()
-    against: Counter[str] = Counter()
-    names: dict[str, str | None] = {}
+def find_contracts() -> dict[str, set[str]]:
+    """Package -> the names of methods and attributes in its protocols."""
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+                names |= {one.target.id for one in node.body if isinstance(one, ast.AnnAssign)}  # type: ignore[union-attr]
+                found.setdefault(package_of(path), set()).update(names)
+    return found
 
-    def name_of(frame: FrameType | None) -> str | None:
-        if frame is None:
-            return None
-        path = frame.f_code.co_filename
-        if path not in names:
-            inside = path.startswith(str(ROOT)) and Path(path).suffix == ".py"
-            names[path] = str(Path(path).relative_to(ROOT)) if inside else None
-        return names[path]
 
-    def look(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code.co_name.startswith("<"):
+@dataclass
+class Walk:
+    """What was seen of one round."""
+
+    files: set[str] = field(default_factory=set)
+    by_contract: Counter[str] = field(default_factory=Counter)
+    against: Counter[str] = field(default_factory=Counter)
+    _names: dict[str, Path | None] = field(default_factory=dict)
+    _contracts: dict[str, set[str]] = field(default_factory=find_contracts)
+
+    def look(self, frame: FrameType, event: str, _: Any) -> None:
+        """One event of the interpreter."""
+        here = self._file_of(frame)
+        if event != "call" or here is None or frame.f_code.co_name.startswith("<"):
             return
-        here = name_of(frame)
-        if here is None:
-            return
-        files.add(here)
+        self.files.add(str(here.relative_to(ROOT)))
         outer = frame.f_back
-        while outer is not None and name_of(outer) is None:
+        while outer is not None and self._file_of(outer) is None:
             outer = outer.f_back
-        caller = name_of(outer)
-        if caller is None:
+        if outer is not None:
+            self._judge(self._file_of(outer), outer, here, frame)
+
+    def _judge(self, caller: Path | None, outer: FrameType, here: Path, frame: FrameType) -> None:
+        packages = [package_of(path) for path in (caller, here) if path is not None]
+        if not set(packages) <= set(PACKAGES):
             return
-        above, below = package_of(ROOT / caller), package_of(ROOT / here)
-        if above in PACKAGES and below in PACKAGES and PACKAGES.index(below) > PACKAGES.index(above):
-            against[f"{caller} {outer.f_code.co_name} -> {here} {frame.f_code.co_name}"] += 1
+        first, then = map(PACKAGES.index, packages)
+        if then <= first:
+            return
+        name = frame.f_code.co_name
+        handed_in = frame.f_code.co_flags & inspect.CO_NESTED
+        known = any(name in self._contracts.get(package, ()) for package in PACKAGES[: first + 1])
+        which = self.by_contract if known or handed_in else self.against
+        which[f"{caller.relative_to(ROOT)} {outer.f_code.co_name} -> {here.relative_to(ROOT)} {name}"] += 1
 
-    owner = next(value for value in vars(loop).values() if isinstance(value, type) and hasattr(value, "_run_round"))
-    whole = owner._run_round
+    def _file_of(self, frame: FrameType) -> Path | None:
+        path = frame.f_code.co_filename
+        if path not in self._names:
+            inside = path.startswith(str(ROOT)) and path.endswith(".py")
+            self._names[path] = Path(path) if inside else None
+        return self._names[path]
 
-    def watched(self: Any, state: Any, at: int) -> Any:
+
+def walk_round(experiment: Path, number: int = ROUND) -> Walk:
+    """Run an experiment and look at one of its rounds."""
+    walk, whole = Walk(), TrainingLoop._run_round
+
+    def watched(self: TrainingLoop, state: Any, at: int) -> Any:
         if at != number:
             return whole(self, state, at)
-        sys.setprofile(look)
+        sys.setprofile(walk.look)
         try:
             return whole(self, state, at)
         finally:
             sys.setprofile(None)
 
-    owner._run_round = watched
+    TrainingLoop._run_round = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            sightline.run(experiment, out=Path(folder) / "run")
+            sightline.run(experiment, out=Path(folder) / "run", progress=False)
     finally:
-        owner._run_round = whole
-    return files, against
+        TrainingLoop._run_round = whole  # type: ignore[method-assign]
+    return walk
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        files, against = walk_round(Path(name))
-        print(f"{name}: {len(files)} files, {len(against)} kinds of calls against the order of packages")
-        for call, times in against.most_common():
+        found = walk_round(Path(name))
+        print(f"{name}: {len(found.files)} files, {len(found.against)} kinds of calls against the order of packages, "
+              f"{len(found.by_contract)} through contracts")  # fmt: skip
+        for call, times in (*found.against.most_common(), *found.by_contract.most_common()):
             print(f"  {times:6} {call}")
-        if "-v" in sys.argv:
-            print(*sorted(files), sep="\n")

@@ -103,9 +103,7 @@ def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
 
 def noise_at(setting: BuiltExperiment, channel: Channel) -> float:
     """z of what a channel releases: the largest that one of its members needs."""
-    common = float(getattr(setting.mechanism, "noise_multiplier", 1.0))
-    own = getattr(setting.mechanism, "multipliers", {})
-    return channel.noise_factor * max(float(own.get(member, common)) for member in channel.members)
+    return channel.noise_factor * max(setting.mechanism.noise_multipliers(channel.members).values(), default=1.0)
 
 
 def shares_of(setting: BuiltExperiment, channels: Sequence[Channel]) -> list[float]:
