@@ -113,6 +113,23 @@ def test_raw_results_are_no_way_around_local_noise(call, site_of):
         assert "refused" in answer.words
 
 
+@pytest.mark.parametrize(("policy", "whole"), [({}, True), ({"arithmetic": "float"}, False)])
+def test_a_site_computes_in_integers_unless_its_owner_says_otherwise(policy, whole, site_of):
+    """What leaves is a whole number of units C / 2^24, whatever the experiment says; it costs the same."""
+    site = site_of(LOCAL, **policy)
+    value = site.answer(question(LOCAL)).arrays["value"].astype(float)
+    units = value / (0.4 * 2.0**-24)
+    nearest = np.round(units)
+    off = np.abs(value - nearest * (0.4 * 2.0**-24)) > np.spacing(np.abs(value).astype(np.float32))
+    assert (not off.any()) is whole
+    exact = accounting.gaussian(noise=2.0, steps=1).epsilon(delta=DELTA)
+    assert site.spent() == pytest.approx(exact, rel=1e-6)
+
+
+def test_a_site_that_counts_examples_has_no_integer_form(site_of):
+    assert "value" in site_of(SAMPLE).answer(question(SAMPLE, noise=1.0)).arrays
+
+
 def test_clipped_at_the_site(site_of):
     site = site_of(CENTRAL, trust_server=True)
     value = site.answer(question(CENTRAL)).arrays["value"]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from sightline.config import Data
+from sightline.config import Data, Experiment
 from sightline.config.section import Positive, Section
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.data.formats import read_arrays
@@ -35,6 +35,19 @@ class SitePolicy(Section):
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
     own_code: bool = False
     """Whether experiments may name a model of their own (`package.module:factory`) that is installed here."""
+    arithmetic: Literal["integer", "float"] = "integer"
+    """In what the site clips and noises its updates; "float" leaves it to the experiment."""
+
+    def with_arithmetic(self, experiment: Experiment) -> Experiment:
+        """The experiment as this site computes it: in integers, where integers hold its updates.
+
+        Guarantees: events and epsilon stay the same; examples as the unit, and output and objective perturbation, have
+        no integer form and stay in floating point.
+        """
+        privacy = experiment.privacy
+        if self.arithmetic == "float" or (privacy.unit, privacy.mechanism) != ("client", "gaussian"):
+            return experiment
+        return experiment.model_copy(update={"privacy": privacy.model_copy(update={"arithmetic": "integer"})})
 
 
 def read_policy(folder: Path) -> SitePolicy:

@@ -248,7 +248,7 @@ class Site:
             yield Ledger.open_stored(store, participants=participants), store
 
     def _build_experiment(self, text: str) -> BuiltExperiment:
-        experiment = self._admit_experiment(text)
+        experiment = self.policy.with_arithmetic(self._admit_experiment(text))
         if self.policy.client >= experiment.data.clients:
             law = f"the experiment has {experiment.data.clients} clients, numbered from 0"
             invalid("site.client", self.policy.client, law)
