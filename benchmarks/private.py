@@ -9,6 +9,7 @@ from torch import Tensor
 from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
+from sightline.training.dp_sgd_settings import DPSGDSettings
 
 STEPS = 8
 """Steps in one timed call, so that the call's own overhead is spread."""
@@ -27,9 +28,20 @@ def private_steps(name: str, x: Tensor, y: Tensor, **settings: object) -> Callab
         rngs = [np.random.default_rng(1)]
         begun = time.perf_counter()
         for _ in dp_sgd(
-            model, start, [shard], work, clip_norm=1.0, noise_std=[1.0], sample_rates=[1.0], steps=[STEPS],
-            divisors=[float(len(y))], coin_rngs=rngs, noise_rngs=[np.random.default_rng(2)],
-        ):  # fmt: skip
+            model,
+            start,
+            [shard],
+            work,
+            DPSGDSettings(
+                clip_norm=1.0,
+                noise_std=[1.0],
+                sample_rates=[1.0],
+                steps=[STEPS],
+                divisors=[float(len(y))],
+                sampling_rngs=rngs,
+                noise_rngs=[np.random.default_rng(2)],
+            ),
+        ):
             pass
         return (time.perf_counter() - begun) / STEPS
 

@@ -13,6 +13,7 @@ from experiments.clustered.first_round import CLUSTERS, judged
 from experiments.clustered.noise import noise_of
 from sightline.algorithms.clustered.mixture import KINDS, fit_mixture
 from sightline.randomness import Purpose, Streams
+from sightline.training.dp_sgd_settings import DPSGDSettings
 
 LEARNING_RATE, CLIP_NORM, EPSILON = 0.005, 1.0, 3
 FIRST_BATCHES = (32, 128, 512, 2000)
@@ -103,10 +104,19 @@ def trained(job: Batches, std: float, clients: Sequence[int]) -> tuple[NDArray[n
     batch = min(job.first, samples)
     updates = np.empty((many, model.parameters), np.float32)
     for index, ends in dp_sgd(
-        model, start, shards, LocalWork(LEARNING_RATE), clip_norm=CLIP_NORM, noise_std=[std] * many,
-        sample_rates=[batch / samples] * many, steps=[-(-samples // batch)] * many, divisors=[float(batch)] * many,
-        coin_rngs=[streams.rng(Purpose.BATCHES, participant=n) for n in clients],
-        noise_rngs=[streams.rng(Purpose.NOISE, participant=n) for n in clients],
-    ):  # fmt: skip
+        model,
+        start,
+        shards,
+        LocalWork(LEARNING_RATE),
+        DPSGDSettings(
+            clip_norm=CLIP_NORM,
+            noise_std=[std] * many,
+            sample_rates=[batch / samples] * many,
+            steps=[-(-samples // batch)] * many,
+            divisors=[float(batch)] * many,
+            sampling_rngs=[streams.rng(Purpose.BATCHES, participant=n) for n in clients],
+            noise_rngs=[streams.rng(Purpose.NOISE, participant=n) for n in clients],
+        ),
+    ):
         updates[index] = (ends - start).numpy()
     return updates, [int(client.cluster or 0) for client in federation.clients]

@@ -17,6 +17,7 @@ from sightline.ledger import POST_PROCESSING
 from sightline.mechanisms import Cohort
 from sightline.topology import client_name
 from sightline.topology.clusters import ELSEWHERE, SAME
+from sightline.training.dp_sgd_settings import DPSGDSettings
 from tests.engine.test_resume import Crash, crash_in, left_behind
 
 TARGET = {"privacy.noise_multiplier": None, "privacy.epsilon": 6.0, "algorithm.selection_epsilon": None}
@@ -289,8 +290,8 @@ def test_the_whole_batch_is_worked_on_in_pieces():
 
     def step(some, divisor):
         given = {"noise_std": [0.0], "sample_rates": [1.0], "steps": [1], "divisors": [divisor]}
-        rngs = {"coin_rngs": [np.random.default_rng(0)], "noise_rngs": [np.random.default_rng(0)]}
-        ((_, ends),) = dp_sgd(model, start, [some], LocalWork(1.0), clip_norm=0.1, **given, **rngs)
+        rngs = {"sampling_rngs": [np.random.default_rng(0)], "noise_rngs": [np.random.default_rng(0)]}
+        ((_, ends),) = dp_sgd(model, start, [some], LocalWork(1.0), DPSGDSettings(clip_norm=0.1, **given, **rngs))
         return ends[0] - start
 
     parts = sum(step(piece, 3000.0) for piece in pieces)

@@ -19,6 +19,7 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
+from sightline.training.dp_sgd_settings import DPSGDSettings
 
 RNG = np.random.default_rng
 
@@ -28,10 +29,20 @@ def updates_of(shard, model, *, repeats, batch, z, clip_norm, eta, epochs=1, see
     steps = epochs * -(-len(shard) // batch)
     start = model.init(RNG(7))
     blocks = dp_sgd(
-        model, start, [shard] * repeats, LocalWork(eta), clip_norm=clip_norm, noise_std=[z * clip_norm] * repeats,
-        sample_rates=[batch / len(shard)] * repeats, steps=[steps] * repeats, divisors=[float(batch)] * repeats,
-        coin_rngs=[RNG([seed, 1, n]) for n in range(repeats)], noise_rngs=[RNG([seed, 2, n]) for n in range(repeats)],
-    )  # fmt: skip
+        model,
+        start,
+        [shard] * repeats,
+        LocalWork(eta),
+        DPSGDSettings(
+            clip_norm=clip_norm,
+            noise_std=[z * clip_norm] * repeats,
+            sample_rates=[batch / len(shard)] * repeats,
+            steps=[steps] * repeats,
+            divisors=[float(batch)] * repeats,
+            sampling_rngs=[RNG([seed, 1, n]) for n in range(repeats)],
+            noise_rngs=[RNG([seed, 2, n]) for n in range(repeats)],
+        ),
+    )
     found = torch.empty(repeats, model.parameters)
     for index, ends in blocks:
         found[torch.as_tensor(index)] = ends - start

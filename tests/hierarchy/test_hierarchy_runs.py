@@ -17,6 +17,7 @@ from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
 from sightline.ledger import Ledger
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
+from sightline.training.dp_sgd_settings import DPSGDSettings
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.oracle.hierarchy_naive import h2fdp
 
@@ -234,9 +235,21 @@ def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
         work = LocalWork(learning_rate=0.3, batch_size=4, steps=4, step_norm=0.2)
         rng = [np.random.default_rng(5)]
         blocks = dp_sgd(
-            setting.model, setting.start, [type(shard)(x, shard.y)], work, clip_norm=0.2, noise_std=[0.0],
-            sample_rates=[1.0], steps=[4], divisors=[1.0], coin_rngs=rng, noise_rngs=rng, terms=LocalTerms(),
-        )  # fmt: skip
+            setting.model,
+            setting.start,
+            [type(shard)(x, shard.y)],
+            work,
+            DPSGDSettings(
+                clip_norm=0.2,
+                noise_std=[0.0],
+                sample_rates=[1.0],
+                steps=[4],
+                divisors=[1.0],
+                sampling_rngs=rng,
+                noise_rngs=rng,
+            ),
+            terms=LocalTerms(),
+        )
         return next(blocks)[1][0] - setting.start
 
     other = shard.x.copy()

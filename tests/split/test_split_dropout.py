@@ -14,6 +14,7 @@ from sightline.errors import InvalidInput, Refused
 from sightline.mechanisms.submodels import Splitter
 from sightline.models import build_model, split_model, unsplit_mask
 from sightline.training import LocalTerms, LocalWork
+from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.submodels import dp_sgd_parts, parted_gradient_sum, train_parts
 
 from .conftest import split
@@ -180,10 +181,22 @@ def test_private_steps_run(splitting):
     x = np.random.default_rng(0).normal(size=(8, *model.input_shape)).astype(np.float32)
     streams = [[np.random.default_rng(n)] for n in range(3)]
     ((_, ends),) = dp_sgd_parts(
-        splitting, model.init(np.random.default_rng(0)), [Shard(x, np.arange(8) % 3)], LocalWork(learning_rate=0.1),
-        apart=Splitter(splitting).clip_radii(0.3), assign_rngs=streams[0], noise_multipliers=[1.0], sample_rates=[0.5],
-        steps=[3], divisors=[4.0], coin_rngs=streams[1], noise_rngs=streams[2],
-    )  # fmt: skip
+        splitting,
+        model.init(np.random.default_rng(0)),
+        [Shard(x, np.arange(8) % 3)],
+        LocalWork(learning_rate=0.1),
+        DPSGDSettings(
+            clip_norm=Splitter(splitting).clip_radii(0.3).clip_norm,
+            noise_std=[1.0],
+            sample_rates=[0.5],
+            steps=[3],
+            divisors=[4.0],
+            sampling_rngs=streams[1],
+            noise_rngs=streams[2],
+        ),
+        apart=Splitter(splitting).clip_radii(0.3),
+        assign_rngs=streams[0],
+    )
     assert torch.isfinite(ends).all()
 
 

@@ -12,7 +12,7 @@ from sightline.models import build_model, split_model
 from sightline.models.registry import probe_inputs
 from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
 from sightline.training.dispatch import worker_for
-from sightline.training.dp_sgd_settings import gaussian_steps
+from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
 from sightline.training.gradients import Balls, GradientWorker, clipped_rows_apart, one_by_one
 from sightline.training.submodels import dp_sgd_parts, parted_gradient_sum, train_parts
 
@@ -96,9 +96,22 @@ def test_private_steps_are_the_naive_loop(splitter):
     work = LocalWork(learning_rate=0.3, momentum=0.5, weight_decay=0.1)
     apart, z = splitter.clip_radii(0.3), 1.5
     ((_, ends),) = dp_sgd_parts(
-        splitting, start, [Shard(x, y)], work, apart=apart, assign_rngs=[rng(3)], noise_multipliers=[z],
-        sample_rates=[0.5], steps=[3], divisors=[5.0], coin_rngs=[rng(4)], noise_rngs=[rng(5)],
-    )  # fmt: skip
+        splitting,
+        start,
+        [Shard(x, y)],
+        work,
+        DPSGDSettings(
+            clip_norm=apart.clip_norm,
+            noise_std=[z],
+            sample_rates=[0.5],
+            steps=[3],
+            divisors=[5.0],
+            sampling_rngs=[rng(4)],
+            noise_rngs=[rng(5)],
+        ),
+        apart=apart,
+        assign_rngs=[rng(3)],
+    )
     weights, velocity = start.clone(), torch.zeros_like(start)
     coins, parts, noises = rng(4), rng(3), gaussian_steps(model.parameters, rng=rng(5))
     batches = coins.random((3, 10)) < 0.5
@@ -126,14 +139,19 @@ def test_one_part_is_plain_dp_sgd(request, name):
     shared = {"sample_rates": [0.5], "steps": [4], "divisors": [6.0]}
 
     def streams():
-        return {"coin_rngs": [rng(4)], "noise_rngs": [rng(5)]}
+        return {"sampling_rngs": [rng(4)], "noise_rngs": [rng(5)]}
 
     ((_, ours),) = dp_sgd_parts(
-        splitter.splitting, start, [Shard(x, y)], work, apart=splitter.clip_radii(0.7), assign_rngs=[rng(3)],
-        noise_multipliers=[1.5], **shared, **streams(),
-    )  # fmt: skip
+        splitter.splitting,
+        start,
+        [Shard(x, y)],
+        work,
+        DPSGDSettings(clip_norm=splitter.clip_radii(0.7).clip_norm, noise_std=[1.5], **shared, **streams()),
+        apart=splitter.clip_radii(0.7),
+        assign_rngs=[rng(3)],
+    )
     ((_, plain),) = dp_sgd(
-        model, start, [Shard(x, y)], work, clip_norm=0.7, noise_std=[1.5 * 0.7], **shared, **streams()
+        model, start, [Shard(x, y)], work, DPSGDSettings(clip_norm=0.7, noise_std=[1.5 * 0.7], **shared, **streams())
     )
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
 

@@ -13,6 +13,7 @@ from sightline.models import build_model, unknown_part
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate_model, train_local
 from sightline.training.augmentation import Views
 from sightline.training.dispatch import worker_for
+from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.gradients import one_by_one, vectorised_gradients
 
 CLIP = 0.7
@@ -132,10 +133,20 @@ def private_end(model, shards, client, start=None):
     """Where one of several clients ends after private steps without noise on its whole shard."""
     many = len(shards)
     blocks = dp_sgd(
-        model, model.init(RNG(1)) if start is None else start, shards, LocalWork(0.1), clip_norm=CLIP,
-        noise_std=[0.0] * many, sample_rates=[1.0] * many, steps=[2] * many, divisors=[5.0] * many,
-        coin_rngs=[RNG(i) for i in range(many)], noise_rngs=[RNG(i) for i in range(many)],
-    )  # fmt: skip
+        model,
+        model.init(RNG(1)) if start is None else start,
+        shards,
+        LocalWork(0.1),
+        DPSGDSettings(
+            clip_norm=CLIP,
+            noise_std=[0.0] * many,
+            sample_rates=[1.0] * many,
+            steps=[2] * many,
+            divisors=[5.0] * many,
+            sampling_rngs=[RNG(i) for i in range(many)],
+            noise_rngs=[RNG(i) for i in range(many)],
+        ),
+    )
     return next(end for index, ends in blocks for number, end in zip(index, ends, strict=True) if number == client)
 
 

@@ -23,7 +23,7 @@ from sightline.training import (
     local_sgd,
     train_local,
 )
-from sightline.training.dp_sgd_settings import draw_gaussian, gaussian_steps
+from sightline.training.dp_sgd_settings import DPSGDSettings, draw_gaussian, gaussian_steps
 from sightline.training.gradients import clipped_rows, row_norms
 
 RNG = np.random.default_rng
@@ -58,7 +58,7 @@ def test_a_private_client_does_not_depend_on_the_others_in_a_single_bit(case):
         own = {
             "sample_rates": rates[i : i + 1],
             "steps": steps[i : i + 1],
-            "coin_rngs": [RNG(i)],
+            "sampling_rngs": [RNG(i)],
             "noise_rngs": [RNG(50 + i)],
         }
         assert torch.equal(private(model, [shard], **own)[0], together[i])
@@ -151,9 +151,9 @@ def private(model, shards, seed=0, **changes):
     n = len(shards)
     how = {
         "clip_norm": 0.5, "noise_std": [0.5] * n, "sample_rates": [0.5] * n, "steps": [2] * n, "divisors": [2.0] * n,
-        "coin_rngs": [RNG(i) for i in range(n)], "noise_rngs": [RNG(seed + 50 + i) for i in range(n)],
+        "sampling_rngs": [RNG(i) for i in range(n)], "noise_rngs": [RNG(seed + 50 + i) for i in range(n)],
     }  # fmt: skip
-    blocks = dp_sgd(model, model.init(RNG(9)), shards, LocalWork(0.1), **(how | changes))
+    blocks = dp_sgd(model, model.init(RNG(9)), shards, LocalWork(0.1), DPSGDSettings(**how | changes))
     return gather(blocks, n, model.parameters)
 
 

@@ -11,7 +11,7 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.training import LocalWork, clipped_gradient_sum, dp_sgd
 from sightline.training.augmentation import ViewKind, Views
-from sightline.training.dp_sgd_settings import gaussian_steps
+from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
 
 RNG = np.random.default_rng
 IMAGES = [case for case, (_, kind, _) in CASES.items() if kind is Kind.IMAGE]
@@ -46,9 +46,22 @@ def test_dp_sgd_with_views_equals_the_naive_loop(case):
     model, views = model_of(case), KINDS[0]
     shard, start = shard_of(model, 9, RNG(0)), model.init(RNG(1))
     blocks = dp_sgd(
-        model, start, [shard], LocalWork(0.1, momentum=0.5), clip_norm=0.3, noise_std=[0.2], sample_rates=[0.6],
-        steps=[4], divisors=[5.0], coin_rngs=[RNG(2)], noise_rngs=[RNG(3)], views=views, view_rngs=[RNG(4)],
-    )  # fmt: skip
+        model,
+        start,
+        [shard],
+        LocalWork(0.1, momentum=0.5),
+        DPSGDSettings(
+            clip_norm=0.3,
+            noise_std=[0.2],
+            sample_rates=[0.6],
+            steps=[4],
+            divisors=[5.0],
+            sampling_rngs=[RNG(2)],
+            noise_rngs=[RNG(3)],
+            views=views,
+            view_rngs=[RNG(4)],
+        ),
+    )
     coins, noises, seen = RNG(2), gaussian_steps(model.parameters, rng=RNG(3)), RNG(4)
     weights, velocity = start.clone(), torch.zeros_like(start)
     for _ in range(4):

@@ -16,15 +16,31 @@ from torch import Tensor
 
 from sightline.data import Shard
 from sightline.models import FlatModel, Splitting
-from sightline.training import LocalTerms, dp_sgd, train_local
+from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
 from sightline.training.dispatch import dense_layers
-from sightline.training.submodels import dp_sgd_parts, train_parts
+from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.submodels import SubmodelClipping, dp_sgd_parts, train_parts
+
+
+def _run_dp_sgd(
+    model: FlatModel, starts: Tensor, shards: Sequence[Shard], *, work: LocalWork, terms: LocalTerms, **how: Any
+) -> Iterator[Any]:
+    return dp_sgd(model, starts, shards, work, DPSGDSettings(**how), terms=terms)
+
+
+def _run_dp_sgd_parts(
+    splitting: Splitting, starts: Tensor, shards: Sequence[Shard], *, work: LocalWork, terms: LocalTerms,
+    apart: SubmodelClipping, assign_rngs: Sequence[np.random.Generator], **how: Any,
+) -> Iterator[Any]:  # fmt: skip
+    settings = DPSGDSettings(apart.clip_norm, **how)
+    return dp_sgd_parts(splitting, starts, shards, work, settings, apart=apart, assign_rngs=assign_rngs, terms=terms)
+
 
 CALLS: dict[str, Callable[..., Iterator[Any]]] = {
     "train": train_local,
-    "dp_sgd": dp_sgd,
+    "dp_sgd": _run_dp_sgd,
     "train_parts": train_parts,
-    "dp_sgd_parts": dp_sgd_parts,
+    "dp_sgd_parts": _run_dp_sgd_parts,
 }
 Rows = tuple[NDArray[np.intp], Tensor]
 """Places in the cohort, and one end vector for each."""
@@ -35,7 +51,7 @@ ROWS_BYTES = 1 << 27
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """A call of the training room for some clients; `each` holds the arguments that are one per client."""
+    """A call of local training for some clients; `each` holds the arguments that are one per client."""
 
     call: str
     starts: Tensor

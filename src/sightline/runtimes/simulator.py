@@ -192,7 +192,7 @@ class Simulator:
             "sample_rates": [plan.rate for plan in plans],
             "steps": [plan.steps for plan in plans],
             "divisors": [plan.expected_batch for plan in plans],
-            "coin_rngs": self._client_rngs(self._secret, Purpose.BATCHES, cohort, at),
+            "sampling_rngs": self._client_rngs(self._secret, Purpose.BATCHES, cohort, at),
             "noise_rngs": self._client_rngs(self._secret, Purpose.NOISE, cohort, at),
         }
         if any(plan.allotment is not None for plan in plans):
@@ -203,7 +203,7 @@ class Simulator:
             each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
         else:
             call, shared["apart"] = "dp_sgd_parts", splitter.clip_radii(clip_norm)
-            each["noise_multipliers"] = [plan.noise_multiplier for plan in plans]
+            each["noise_std"] = [plan.noise_multiplier for plan in plans]
             each["assign_rngs"] = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)

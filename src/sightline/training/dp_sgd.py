@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -19,7 +18,7 @@ from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks
-from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, client_rows
+from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
 
 HEAVY = 1 << 22
 """Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
@@ -30,24 +29,15 @@ def dp_sgd(
     starts: Tensor,
     shards: Sequence[Shard],
     work: LocalWork,
+    how: DPSGDSettings,
     *,
-    clip_norm: float,
-    noise_std: Sequence[float],
-    sample_rates: Sequence[float],
-    steps: Sequence[int],
-    divisors: Sequence[float],
-    coin_rngs: Sequence[np.random.Generator],
-    noise_rngs: Sequence[np.random.Generator],
     terms: LocalTerms | None = None,
-    batches: Sequence[Sequence[Index]] | None = None,
-    views: Views | None = None,
-    view_rngs: Sequence[np.random.Generator] | None = None,
 ) -> Iterator[Block]:
     r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
 
-    `work` gives learning rate, momentum and weight decay; `steps`, not `work`, says how often. `batches[i]` lays down
-    the examples of each step of client i in place of its draws (balanced sampling). With `views` the gradient of an
-    example is the mean over its views (batch augmentation), drawn anew at every step from `view_rngs[i]`.
+    `work` gives learning rate, momentum and weight decay; `how.steps`, not `work`, says how often. `how.batches[i]`
+    lays down the examples of each step of client i in place of its draws (balanced sampling). With `how.views` the
+    gradient of an example is the mean over its views (batch augmentation), drawn anew at every step.
 
     Guarantees: one example changes the sum by at most C before the noise; every example is drawn independently at
     every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and
@@ -55,12 +45,10 @@ def dp_sgd(
     through the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
     """
     terms = terms or LocalTerms()
-    how = DPSGDSettings(clip_norm, noise_std, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches)
-    how = replace(how, views=views, view_rngs=view_rngs)
     per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
     check_clients(model, starts, terms, len(shards), **per_client)
     layers, clients = dense_layers(model), range(len(shards))
-    if layers is None or views is not None:
+    if layers is None or how.views is not None:
         return private_loop(model, starts, shards, work, terms, how, clients)
     heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
     light = sorted(set(clients) - set(heavy))
@@ -86,7 +74,7 @@ def private_loop(
         for row, client in enumerate(block.tolist()):
             worker.weights.copy_(client_rows(starts, client))
             descent = Descent.begin(work, terms, worker.weights, client)
-            with own_dropout(worker, how.coin_rngs[client]):
+            with own_dropout(worker, how.sampling_rngs[client]):
                 descend_privately(worker, descent, shards[client], how, client)
             ends[row] = worker.weights
         yield block, ends

@@ -66,7 +66,7 @@ class DPSGDSettings:
     sample_rates: Sequence[float]
     steps: Sequence[int]
     divisors: Sequence[float]
-    coin_rngs: Sequence[np.random.Generator]
+    sampling_rngs: Sequence[np.random.Generator]
     noise_rngs: Sequence[np.random.Generator]
     batches: Sequence[Sequence[Index]] | None = None
     views: Views | None = None
@@ -94,7 +94,7 @@ class DPSGDSettings:
         """The batches of one client, drawn by its own generator or as they were scheduled."""
         if self.batches is not None:
             return iter(self.batches[client])
-        return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.coin_rngs[client])
+        return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.sampling_rngs[client])
 
     def write_sum(self, worker: GradientWorker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
         """Write the clipped sum of a batch to the worker's gradient; `x` are the shard's inputs as the worker likes."""

@@ -19,7 +19,7 @@ from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.stacked import Block
 from sightline.training.gradients import Balls, Clip, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks, train_local
-from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, client_rows
+from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
 
 
 def train_parts(
@@ -119,24 +119,18 @@ def dp_sgd_parts(
     starts: Tensor,
     shards: Sequence[Shard],
     work: LocalWork,
+    how: DPSGDSettings,
     *,
     apart: SubmodelClipping,
     assign_rngs: Sequence[np.random.Generator],
-    noise_multipliers: Sequence[float],
-    sample_rates: Sequence[float],
-    steps: Sequence[int],
-    divisors: Sequence[float],
-    coin_rngs: Sequence[np.random.Generator],
-    noise_rngs: Sequence[np.random.Generator],
     terms: LocalTerms | None = None,
-    batches: Sequence[Sequence[Index]] | None = None,
 ) -> Iterator[Block]:
-    """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates."""
+    """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates.
+
+    The clip norms are those of `apart`, and `how.noise_std` counts in units of `apart.noise_scale`.
+    """
     terms = terms or LocalTerms()
-    how = DPSGDSettings(
-        apart.clip_norm, noise_multipliers, sample_rates, steps, divisors, coin_rngs, noise_rngs, batches
-    )
-    check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=steps)
+    check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=how.steps)
     for block in client_blocks(range(len(shards)), splitting.whole.parameters):
         ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()
         for weights, client in zip(ends, block.tolist(), strict=True):
