@@ -35,6 +35,10 @@ class SitePolicy(Section):
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
     own_code: bool = False
     """Whether experiments may name a model of their own (`package.module:factory`) that is installed here."""
+    largest_seconds: Positive = 3600.0
+    """An answer that takes longer to compute is a failure like any other."""
+    largest_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 31)] = 1 << 30
+    """A message of more bytes is not read."""
     arithmetic: Literal["integer", "float"] = "integer"
     """In what the site clips and noises its updates; "float" leaves it to the experiment."""
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, Result, read_choice
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage, own_tensor
 from sightline.runtimes.site.policy import POLICY, federation_of, kind_of, read_data, read_policy
+from sightline.runtimes.site.process import run_within
 from sightline.topology import client_name
 
 SITE_STORE = "shelf.secret"
@@ -199,7 +200,8 @@ class Site:
     ) -> Result:
         """The value; of a failure nothing is told but that it happened, since its words may hold data."""
         try:
-            return side.compute_task(task, updates, context, mechanism)
+            work = partial(side.compute_task, task, updates, context, mechanism)
+            return run_within(self.policy.largest_seconds, work)
         except Exception:
             LOG.exception("an answer could not be computed")
             raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
