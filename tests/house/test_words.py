@@ -69,7 +69,7 @@ RETIRED = re.compile(
 )
 """Private words: the field says sampling, clipping rule, figure or table, package, ghost clipping, add/remove, 10th
 percentile, without noise. Names in files of runs, such as `coins_known_to`, stay."""
-STORED = ("cohorts and coins come from", "mean of updates, in the clear", "own update, in the clear", "shelf.secret")
+STORED = ("mean of updates, in the clear", "own update, in the clear", "shelf.secret")
 """What ledgers say and a file of a site is called: hashed or on people's disks."""
 SPEAKING = (".c", ".css", ".html", ".ipynb", ".js", ".md", ".py", ".toml")
 SPOKEN = [path for part in ("src", "docs", "examples", "experiments") for path in sorted((ROOT / part).rglob("*"))]

@@ -215,10 +215,10 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
     if privacy.unit == "none":
         return []
     source = (
-        "Noise, cohorts and coins come from the seed: reproducible, and no protection against who knows the seed. "
+        "Noise and sampling come from the seed: reproducible, and no protection against who knows the seed. "
         'Use noise_source = "os" for real people\'s data.'
         if privacy.noise_source == "seed"
-        else "Noise, cohorts and coins come from the operating system's entropy, kept in an owner-only file."
+        else "Noise and sampling come from the operating system's entropy, kept in an owner-only file."
     )
     notes = [
         source,
