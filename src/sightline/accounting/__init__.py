@@ -12,6 +12,7 @@ from sightline.accounting.accountant import (
 )
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
+from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
 from sightline.accounting.schemes import (
@@ -35,8 +36,11 @@ __all__ = [
     "Budget",
     "BudgetLine",
     "Composition",
+    "GaussianBound",
+    "GaussianFilter",
     "Headroom",
     "Parameter",
+    "RenyiFilter",
     "Scheme",
     "SchemeFamily",
     "balanced",

@@ -198,20 +198,23 @@ class Composed:
         delta = lfilter([1.0], [1.0, -math.exp(-self.step)], gains)
         return np.ascontiguousarray(above[::-1]), np.ascontiguousarray(delta[::-1])
 
-    def outside_mass(self, loss: float) -> float:
+    def outside_mass(self, loss: Array) -> Array:
         """Mass that can be missing below the window, or wrapped into it, and matters above `loss`."""
-        return OUTSIDE * math.exp(min(self.log_scale - self.order * loss, 700.0))
+        return np.asarray(OUTSIDE * np.exp(np.minimum(self.log_scale - self.order * loss, 700.0)))
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta at epsilon."""
+        return float(self.delta_curve(np.array([epsilon]))[0])
+
+    def delta_curve(self, epsilons: Array) -> Array:
+        """Upper bounds on delta at many epsilons."""
         mass, delta = self.tail_curve()
-        point = max(0, math.ceil((epsilon - self.start) / self.step))
-        inside = 0.0
-        if point < len(mass):
-            rest = max(self.start + self.step * point - epsilon, 0.0)
-            inside = -math.expm1(-rest) * float(mass[point]) + math.exp(-rest) * float(delta[point])
-        below = self.outside_mass(epsilon) if epsilon < self.start else 0.0
-        return min(1.0, inside + self.above + self.infinite + below)
+        point = np.maximum(0, np.ceil((epsilons - self.start) / self.step)).astype(np.int64)
+        held = np.minimum(point, len(mass) - 1)
+        rest = np.maximum(self.start + self.step * point - epsilons, 0.0)
+        inside = np.where(point < len(mass), -np.expm1(-rest) * mass[held] + np.exp(-rest) * delta[held], 0.0)
+        below = np.where(epsilons < self.start, self.outside_mass(epsilons), 0.0)
+        return np.minimum(1.0, inside + self.above + self.infinite + below)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon of the window at which delta is reached; its start when that lies below the window."""

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
+import numpy as np
 from scipy.special import ndtri
 
 from sightline.accounting.composition import (
@@ -20,7 +21,15 @@ from sightline.accounting.composition import (
     order_for_epsilon,
 )
 from sightline.accounting.dominating_pairs import allocation_blocks, lattice_law, native_law
-from sightline.accounting.likelihood_ratio import Law, LawCache, gaussian_delta, gaussian_epsilon, log_sampled, on_step
+from sightline.accounting.likelihood_ratio import (
+    Array,
+    Law,
+    LawCache,
+    gaussian_delta,
+    gaussian_epsilon,
+    log_sampled,
+    on_step,
+)
 from sightline.accounting.lower_bounds import lower_law
 from sightline.events import Allocation, Event, Gaussian, Poisson
 
@@ -69,6 +78,23 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
         compose_losses(Sum(fit.losses_by_law(forward_losses)), fit.order).delta(epsilon),
         compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon),
     )
+
+
+def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Sequence[float]) -> Array:
+    """Upper bounds on delta at many epsilons at once, tight where delta is near one of the anchors.
+
+    Every transform bounds delta at all epsilons, best around the order it is tilted by: the least is taken.
+    """
+    kinds = resolve_allocations(counts)
+    tail = tail_for(kinds, min(anchors))
+    curves = [np.ones(len(epsilons)), np.ones(len(epsilons))]
+    for delta in anchors:
+        fit = fit_lattice(kinds, tail, partial(order_for_delta, delta=delta))
+        order = order_for_delta(Sum(fit.losses_by_law(thin_backward)), delta)
+        for side, (losses, tilt) in enumerate(((forward_losses, fit.order), (backward_losses, order))):
+            found = compose_losses(Sum(fit.losses_by_law(losses)), tilt).delta_curve(epsilons)
+            curves[side] = np.minimum(curves[side], found)
+    return np.maximum(*curves)
 
 
 def only_gaussian(counts: Mapping[Event, int]) -> float | None:

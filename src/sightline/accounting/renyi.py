@@ -254,17 +254,24 @@ def gaussian_renyi_epsilon(precision: float, delta: float) -> float:
 
 def renyi_delta(counts: Mapping[Event, int], epsilon: float) -> float:
     """The least delta at epsilon over orders, the worse direction."""
+    return float(renyi_delta_curve(counts, np.array([epsilon]))[0])
+
+
+def renyi_delta_curve(counts: Mapping[Event, int], epsilons: Array) -> Array:
+    """The same at many epsilons."""
     back = composed_backward(counts)
-    return min(
-        1.0, max(least_delta(composed_forward(counts), epsilon), least_delta(back.moments, epsilon) + back.missing)
+    worse = np.maximum(
+        least_delta(composed_forward(counts), epsilons), least_delta(back.moments, epsilons) + back.missing
     )
+    return np.minimum(1.0, worse)
 
 
-def least_delta(moments: Array, epsilon: float) -> float:
+def least_delta(moments: Array, epsilons: Array) -> Array:
     """The conversion solved for delta."""
     a = REAL_ORDERS
-    exponent = np.interp(a, ORDERS, moments) - (a - 1) * (epsilon - np.log1p(-1 / a)) - np.log(a)
-    return math.exp(min(0.0, float(np.min(exponent))))
+    at_zero = np.interp(a, ORDERS, moments) + (a - 1) * np.log1p(-1 / a) - np.log(a)
+    exponent = at_zero[None, :] - (a - 1)[None, :] * epsilons[:, None]
+    return np.asarray(np.exp(np.minimum(0.0, np.min(exponent, axis=1))))
 
 
 def renyi_divergence(event: Event, order: int) -> float:
