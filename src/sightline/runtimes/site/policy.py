@@ -31,6 +31,10 @@ class SitePolicy(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     allow_large_delta: bool = False
     """Whether delta may be one over the number of protected units, or more."""
+    counter: str | None = None
+    """A file outside the state folder that holds the newest state's number: an older state then answers nothing."""
+    witness: str | None = None
+    """Or a command that is given that number and prints the newest it was given."""
     trust_server: bool = False
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
     own_code: bool = False

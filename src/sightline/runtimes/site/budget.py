@@ -1,0 +1,409 @@
+"""A site's budget for life: reservations that survive a crash, and a counter that an older state cannot pass.
+
+Every change gives the state a number, one higher than the last, and a head, a hash that no other state has. Writing
+always has this order: the state, durably; then the counter; then what follows (a reservation is returned, an answer is
+sent). So after a crash the state is level with the counter or one ahead, and then nothing has left yet: the counter is
+brought up and the site goes on. A state that is behind the counter, or whose counter knows another head, is an old or a
+second copy: others have answered in its place, and it refuses.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shlex
+import sqlite3
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from sightline.accounting import Composition, GaussianBound, GaussianFilter
+from sightline.accounting.filters import add_bounds
+from sightline.errors import BudgetExhausted, SightlineError, invalid, one_line, printable
+from sightline.events import to_json
+from sightline.ledger import GENESIS, LedgerDamaged, connect_to_write
+from sightline.ledger.store import transaction
+from sightline.randomness import sync_folder
+from sightline.runtimes.site.policy import POLICY, SitePolicy
+
+LIFETIME = "lifetime.sqlite"
+REMEMBERED = 64
+"""So many of the newest marks are kept in the state: an honest counter is behind by one at most."""
+PATIENCE = 30.0
+"""Seconds that a witness command has."""
+
+
+class StateBehind(SightlineError):
+    """The state is older than the counter, or a second copy: answering would spend the same budget twice."""
+
+    exit_code = 2
+
+
+Marks = Mapping[int, str]
+"""Number -> head of the newest changes of a state."""
+
+
+class Counter(Protocol):
+    """A number outside the state that only grows."""
+
+    def confirm(self, marks: Marks, *, new: bool) -> None:
+        """Bring the counter up to the newest mark; raises StateBehind unless what it held is among the marks."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Nobody else changes the counter meanwhile."""
+
+
+class FileCounter:
+    """The counter as a file, outside the state folder and better on another disk or host."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def confirm(self, marks: Marks, *, new: bool) -> None:
+        """Read, compare, and write the newest mark whole.
+
+        `new`: the state has never been counted, so that the file may be missing.
+        """
+        newest = max(marks)
+        held = self._read_mark()
+        if held is None and not new:
+            law = "this state was counted there, and the file is gone"
+            raise StateBehind(one_line("counter", self.path, law, "bring the newest one back"))
+        if held is not None:
+            check_mark(marks, *held, name=str(self.path))
+        if held is None or held[0] < newest:
+            try:
+                self._write_mark(f"{newest} {marks[newest]}\n")
+            except OSError as error:
+                _refuse_counter(self.path, f"cannot be written ({type(error).__name__})")
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """A lock beside the file: also copies of the state in other folders wait for it."""
+        with hold_lock(self.path.with_name(f"{self.path.name}.lock")):
+            yield
+
+    def _write_mark(self, text: str) -> None:
+        """Whole and durable: after a crash the file holds the old mark or the new one."""
+        temporary = self.path.with_name(f"{self.path.name}.tmp")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        sync_folder(self.path.parent)
+
+    def _read_mark(self) -> tuple[int, str] | None:
+        try:
+            number, head = self.path.read_text(encoding="ascii").split()
+            return int(number), head
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            _refuse_counter(self.path, f"cannot be read ({type(error).__name__})")
+
+
+class WitnessCounter:
+    """The counter as a command of the owner: `COMMAND NUMBER HEAD` prints the largest NUMBER it was ever given.
+
+    A witness that prints that number's first HEAD after it can tell apart two copies that go on at the same time.
+    """
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.command, self.folder = command, folder
+
+    def confirm(self, marks: Marks, *, new: bool) -> None:
+        """Tell the witness the newest mark, and believe a larger number."""
+        newest = max(marks)
+        words = self._ask(str(newest), marks[newest]).split()
+        try:
+            number = int(words[0])
+        except (IndexError, ValueError):
+            _refuse_counter(self.command, "the witness printed no number", name="witness")
+        check_mark(marks, number, words[1] if len(words) > 1 else None, name=self.command)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """The witness answers one at a time by itself."""
+        yield
+
+    def _ask(self, *words: str) -> str:
+        try:
+            command = [*shlex.split(self.command), *words]
+            done = subprocess.run(
+                command, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE, check=True,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            _refuse_counter(self.command, f"the witness failed ({type(error).__name__})", name="witness")
+        return done.stdout
+
+
+def check_mark(marks: Marks, number: int, head: str | None, *, name: str) -> None:
+    """Raise unless the counter's mark is one of the state's own; without a head, unless the number is no larger."""
+    newest = max(marks)
+    if number > newest:
+        law = f"the counter is at {number} and this state at {newest}: it is an old copy"
+        raise StateBehind(one_line("counter", name, law, "bring the newest state back; without it the site is closed"))
+    if head is not None and marks.get(number) != head:
+        law = f"change {number} is not one of this state's: another copy of it went on"
+        raise StateBehind(one_line("counter", name, law, "go on with that copy only"))
+
+
+def _refuse_counter(value: object, law: str, *, name: str = "counter") -> NoReturn:
+    raise StateBehind(one_line(name, value, law, "nothing is answered without it"))
+
+
+def counter_of(policy: SitePolicy, state: Path) -> Counter | None:
+    """The counter that the policy names; a path is read from the site's folder and lies outside the state's."""
+    if policy.counter is not None and policy.witness is not None:
+        invalid(f"{POLICY}: witness", policy.witness, "a site has a counter file or a witness, not both")
+    if policy.witness is not None:
+        return WitnessCounter(policy.witness, state.parent)
+    if policy.counter is None:
+        return None
+    path = (state.parent / policy.counter).resolve()
+    if state.resolve() in path.parents:
+        invalid(f"{POLICY}: counter", policy.counter, "a counter inside the state folder is rolled back with it")
+    if not path.parent.is_dir():
+        invalid(f"{POLICY}: counter", policy.counter, "its folder is not there", "make it, for the site's user only")
+    return FileCounter(path)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What an approved experiment may cost at most, over its whole length."""
+
+    approval: str
+    label: str
+    mu: float
+    d0: float
+
+    @property
+    def bound(self) -> GaussianBound:
+        """The cost as the filter sees it."""
+        return GaussianBound(self.mu, self.d0)
+
+
+@dataclass(frozen=True)
+class BudgetStatus:
+    """The budget of a site and what is reserved of it."""
+
+    epsilon: float
+    delta: float
+    spent: float
+    """The epsilon at delta of all reservations, as if they had been fixed beforehand."""
+    used: float
+    """The share of the filter's limits that is reserved."""
+    reservations: tuple[Reservation, ...]
+    mu_left: float
+    """A Gaussian release of noise multiplier 1 / mu_left or more still fits."""
+    d0_left: float
+    number: int
+    """Changes of the state so far."""
+    counted: bool
+    """Whether a counter outside the state folder would notice an old copy."""
+
+
+class LifetimeBudget:
+    """A Gaussian filter over the approved experiments of a site, durable in its state folder.
+
+    Guarantees: a reservation is on disk, and counted, before it is returned; whatever is approved after looking at
+    earlier results, all reservations together are within the policy's (epsilon, delta); the same approval is reserved
+    once; a state that is behind the counter reserves and answers nothing.
+    """
+
+    def __init__(self, state: Path, policy: SitePolicy) -> None:
+        self.state, self.filter = state, GaussianFilter(policy.epsilon, policy.delta)
+        self._counter = counter_of(policy, state)
+        state.mkdir(mode=0o700, exist_ok=True)
+
+    def reserve(self, approval: str, label: str, composition: Composition) -> Reservation:
+        """Set aside what an experiment costs over its whole length; raises BudgetExhausted when it does not fit.
+
+        An approval that has its reservation gets it again; with other events it is refused.
+        """
+        events = _events_digest(composition)
+        self.filter.price(composition)  # slow, and remembered: not while others wait
+        with self._open_state() as store:
+            held = store.find_reservation(approval)
+            if held is not None:
+                if held[1] != events:
+                    law = "this approval was reserved for other events"
+                    invalid("approval", approval, law, "approve the changed experiment anew")
+                return held[0]
+            spent = [one.bound for one in store.reservations()]
+            bound = self.filter.price(composition, spent)
+            if bound is None:
+                raise BudgetExhausted(self._explain_refusal(composition, spent))
+            made = Reservation(approval, printable(label, most=200), bound.mu, bound.d0)
+            store.add_reservation(made, events)
+            self._confirm_counter(store)
+            return made
+
+    def advance(self, what: str) -> int:
+        """Count one more change, such as an answer that is about to leave; its number.
+
+        Whoever keeps state of its own beside this one writes it first, with `check() + 1`, then advances, then lets
+        the answer go.
+        """
+        with self._open_state() as store:
+            number = store.add_mark(what)
+            self._confirm_counter(store)
+            return number
+
+    def check(self) -> int:
+        """The state's number; raises StateBehind when it is an old or a second copy."""
+        with self._open_state() as store:
+            return store.number()
+
+    def status(self) -> BudgetStatus:
+        """What is reserved and what is left."""
+        with self._open_state() as store:
+            reservations, number = store.reservations(), store.number()
+        bounds = [one.bound for one in reservations]
+        mu_squared, d0 = add_bounds(bounds)
+        whole = self.filter
+        return BudgetStatus(
+            epsilon=whole.epsilon,
+            delta=whole.delta,
+            spent=whole.spent_epsilon(bounds),
+            used=whole.used_share(bounds),
+            reservations=reservations,
+            mu_left=math.sqrt(max(whole.most_mu**2 - mu_squared, 0.0)) * (1 - 1e-9),
+            d0_left=max(whole.most_d0 - d0, 0.0),
+            number=number,
+            counted=self._counter is not None,
+        )
+
+    def _explain_refusal(self, composition: Composition, spent: list[GaussianBound]) -> str:
+        alone = self.filter.price(composition)
+        law = "more than the whole budget" if alone is None else f"{self.filter.used_share([alone]):.3g} of the budget"
+        used = self.filter.used_share(spent)
+        way_out = "use more noise or fewer rounds"
+        at = f"{self.filter.epsilon:g} at delta={self.filter.delta:g}"
+        return one_line("epsilon", at, f"the experiment costs {law}, and {used:.3g} of it is reserved", way_out)
+
+    def _confirm_counter(self, store: "BudgetStore") -> None:
+        if self._counter is not None:
+            self._counter.confirm(store.marks(), new=not store.is_counted())
+            store.set_counted()
+
+    @contextmanager
+    def _open_state(self) -> Iterator["BudgetStore"]:
+        """The state, checked and level with the counter; one process at a time."""
+        with ExitStack() as stack:
+            stack.enter_context(hold_lock(self.state / "lifetime.lock"))
+            if self._counter is not None:
+                stack.enter_context(self._counter.hold())
+            try:
+                connection = stack.enter_context(closing(connect_to_write(self.state / LIFETIME)))
+                store = BudgetStore(connection, self.filter)
+                if self._counter is None and store.is_counted():
+                    law = "this state was counted, and without its counter an old copy would not be noticed"
+                    invalid(f"{POLICY}: counter", "none", law, "put the key back")
+                self._confirm_counter(store)
+                yield store
+            except sqlite3.DatabaseError as error:
+                raise LedgerDamaged(one_line("state", LIFETIME, f"cannot be read ({error})")) from None
+
+
+class BudgetStore:
+    """The tables of a lifetime budget: the budget itself, the marks, the reservations."""
+
+    def __init__(self, connection: sqlite3.Connection, budget: GaussianFilter) -> None:
+        self._connection = connection
+        with transaction(connection):
+            for table in TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            if not self.marks():
+                connection.execute("INSERT INTO mark VALUES (0, ?)", (GENESIS,))
+            fixed = (budget.epsilon, budget.delta, budget.failures)
+            connection.execute("INSERT OR IGNORE INTO budget VALUES (1, ?, ?, ?, 0)", fixed)
+        held = connection.execute("SELECT epsilon, delta, failures FROM budget").fetchone()
+        if held != fixed:
+            law = f"a budget for life is fixed beforehand, and here it is epsilon={held[0]:g}, delta={held[1]:g}"
+            invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", law, "put the old values back")
+
+    def marks(self) -> Marks:
+        """The newest marks."""
+        return dict(self._connection.execute("SELECT number, head FROM mark"))
+
+    def number(self) -> int:
+        """The number of the newest mark."""
+        return max(self.marks())
+
+    def is_counted(self) -> bool:
+        """Whether a counter has ever confirmed this state."""
+        return bool(self._connection.execute("SELECT counted FROM budget").fetchone()[0])
+
+    def set_counted(self) -> None:
+        """Remember that a counter outside knows this state."""
+        if not self.is_counted():
+            self._connection.execute("UPDATE budget SET counted = 1")
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All reservations, in their order."""
+        rows = self._connection.execute("SELECT approval, label, mu, d0 FROM reservation ORDER BY number")
+        return tuple(Reservation(*row) for row in rows)
+
+    def find_reservation(self, approval: str) -> tuple[Reservation, str] | None:
+        """The reservation of an approval and the digest of its events."""
+        columns = "approval, label, mu, d0, events"
+        row = self._connection.execute(f"SELECT {columns} FROM reservation WHERE approval = ?", (approval,)).fetchone()
+        return None if row is None else (Reservation(*row[:4]), row[4])
+
+    def add_reservation(self, made: Reservation, events: str) -> None:
+        """Write a reservation and its mark together."""
+        row = (made.approval, made.label, made.mu, made.d0, events)
+        with transaction(self._connection):
+            number = self._insert_mark(repr(row))
+            self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
+
+    def add_mark(self, what: str) -> int:
+        """Write a mark alone."""
+        with transaction(self._connection):
+            return self._insert_mark(what)
+
+    def _insert_mark(self, what: str) -> int:
+        """The next mark: its head is a hash of the last one, of what changes, and of something that no copy has."""
+        marks = self.marks()
+        number = max(marks) + 1
+        head = hashlib.sha256(f"{marks[number - 1]}{what}".encode() + os.urandom(16)).hexdigest()
+        self._connection.execute("INSERT INTO mark VALUES (?, ?)", (number, head))
+        self._connection.execute("DELETE FROM mark WHERE number <= ?", (number - REMEMBERED,))
+        return number
+
+
+TABLES = (
+    "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
+    "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
+    "counted INTEGER NOT NULL)",
+    "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "
+    "d0 REAL NOT NULL, events TEXT NOT NULL)",
+)
+
+
+def _events_digest(composition: Composition) -> str:
+    """The same for equal compositions, however they are ordered."""
+    rows = sorted(json.dumps([to_json(event), int(times)], sort_keys=True) for event, times in composition.items())
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        invalid("lock", path, f"cannot be opened ({type(error).__name__})", "the site's user writes there")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
