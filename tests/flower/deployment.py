@@ -1,7 +1,8 @@
 """A SuperLink and SuperNodes on loopback, with TLS and node authentication, as docs/flower.md has them."""
 
+import datetime
+import ipaddress
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +10,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
 
 BIN = Path(sys.executable).parent
 PATIENCE = 600.0
@@ -20,19 +28,45 @@ def free_port():
         return door.getsockname()[1]
 
 
-def openssl(*words, cwd):
-    subprocess.run(["openssl", *words], cwd=cwd, check=True, capture_output=True)
+def name_of(common):
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def certificate(subject, key, issuer, signer, *, authority=False, addresses=()):
+    """A certificate for two days, signed by `signer` in the name of `issuer`."""
+    today = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(name_of(issuer), name_of(subject), key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(today - datetime.timedelta(hours=1)).not_valid_after(
+        today + datetime.timedelta(days=2)
+    )
+    made = made.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    if addresses:
+        made = made.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+    return made.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def private_bytes(key, form):
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
 def certificates(folder):
     """A certificate authority of our own, and the SuperLink's certificate for 127.0.0.1."""
     folder.mkdir(parents=True)
-    (folder / "san.cnf").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    new = ["req", "-newkey", "rsa:2048", "-nodes"]
-    openssl(*new, "-x509", "-days", "2", "-subj", "/CN=our CA", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder)
-    openssl(*new, "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr", cwd=folder)
-    sign = ["x509", "-req", "-days", "2", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]
-    openssl(*sign, "-out", "server.pem", "-extfile", "san.cnf", cwd=folder)
+    ours, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    (folder / "ca.crt").write_bytes(certificate("our CA", ours, "our CA", ours, authority=True))
+    here = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    (folder / "server.pem").write_bytes(certificate("localhost", server, "our CA", ours, addresses=here))
+    (folder / "server.key").write_bytes(private_bytes(server, PrivateFormat.PKCS8))
+
+
+def node_key(path):
+    """A SuperNode's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; the public line is returned."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(private_bytes(key, PrivateFormat.OpenSSH))
+    path.chmod(0o600)
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    path.with_suffix(".pub").write_text(f"{line} {path.name}\n")
+    return line
 
 
 class Deployment:
@@ -58,9 +92,10 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name, *words):
+        program = [sys.executable, "-m", "sightline"] if words[0] == "sightline" else [str(BIN / words[0])]
         with open(self.folder / f"{name}.log", "wb") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / words[0]), *map(str, words[1:])],
+                [*program, *map(str, words[1:])],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -79,9 +114,7 @@ class Deployment:
 
     def register(self, name):
         path = self.keys / name
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", name, "-f", str(path)], check=True
-        )
+        node_key(path)
         done = self.flwr("supernode", "register", f"{path}.pub", "mine")
         assert done.returncode == 0, done.stdout + done.stderr
         return path
@@ -91,6 +124,16 @@ class Deployment:
             name, "flower-supernode", "--root-certificates", self.keys / "ca.crt", "--superlink", f"127.0.0.1:{self.port}",
             "--auth-supernode-private-key", key, "--host", "127.0.0.1", "--port", free_port(), "--node-config", config,
         )  # fmt: skip
+
+    def write_register(self, keys, sizes):
+        """The operator's file: whose key is whose, and how many examples each has."""
+        sites = [
+            {"client": client, "key": key.with_suffix(".pub").read_text(), "examples": size}
+            for client, (key, size) in enumerate(zip(keys, sizes, strict=True))
+        ]
+        path = self.folder / "register.toml"
+        path.write_text(tomli_w.dumps({"site": sites}))
+        return path
 
     def flwr(self, *words):
         line = [str(BIN / "flwr"), *map(str, words)]
@@ -118,7 +161,3 @@ class Deployment:
             for process in self.processes.values():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(15)
-
-
-def tools_missing():
-    return [tool for tool in ("openssl", "ssh-keygen") if shutil.which(tool) is None]

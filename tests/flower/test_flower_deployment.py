@@ -1,7 +1,6 @@
 """Real processes on loopback: TLS, node authentication, three sites; one sends garbage, one comes late, one is killed."""
 
 import re
-import subprocess
 import threading
 from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Listener
@@ -16,13 +15,11 @@ from sightline.runtimes.flower.export import export_app, export_shards
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.site.site import Site
 from tests.flower.cases import changed, privacy, releases_of
-from tests.flower.deployment import Deployment, tools_missing
 
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(tools_missing()), reason=f"needs {', '.join(tools_missing())}"),
-]
+from tests.flower.deployment import Deployment, node_key
+
+pytestmark = pytest.mark.slow
 
 TIMEOUT = 90
 EXPERIMENT = changed(
@@ -105,7 +102,7 @@ def test_three_sites_with_trouble(deployment, rogue_at):
 
     def back_again():
         deployment.supernode("site-1", keys[1], f'site-socket="{folder / "1"}"')
-        deployment.wait(lambda: deployment.flwr("supernode", "list").stdout.lower().count("online") == 3, "site 1")
+        deployment.wait(lambda: deployment.flwr("supernode", "list").stdout.lower().count("online") == 4, "site 1")
 
     rogue_at(sites[1], folder / "1").acts = {6: lambda answer: (given_up.set(), deployment.kill("site-1"), answer)[-1]}
     deployment.start("door-0", "sightline", "flower", "site", sites[0], "--socket", folder / "0")
@@ -113,10 +110,13 @@ def test_three_sites_with_trouble(deployment, rogue_at):
     deployment.supernode("site-0", keys[0], f'site-socket="{folder / "0"}"')
     deployment.supernode("site-1", keys[1], f'site-socket="{folder / "1"}"')
     deployment.supernode("site-2", keys[2], f'site-socket="{folder / "2"}"')
+    # a node that the SuperLink lets in, and that says what client 0 says: its key is not in the register
+    deployment.supernode("impostor", deployment.register("impostor"), f'site-socket="{folder / "0"}"')
 
+    register = deployment.write_register(keys, [len(Site(site).data.train) for site in sites])
+    settings = {"sites": True, "register": str(register), "timeout": TIMEOUT, "out": str(folder / "run")}
     config = folder / "run.toml"
-    config.write_text(tomli_w.dumps({"sites": True, "timeout": TIMEOUT, "out": str(folder / "run"),
-                                     "test": str(folder / "sites" / "test.npz")}))  # fmt: skip
+    config.write_text(tomli_w.dumps(settings | {"test": str(folder / "sites" / "test.npz")}))
     started = deployment.flwr("run", folder / "app", "mine", "--run-config", config)
     assert started.returncode == 0, started.stdout + started.stderr
     deployment.wait((folder / "run" / "report.html").exists, "the end of the run", 1500)
@@ -146,7 +146,7 @@ def test_a_node_without_a_registered_key_is_not_let_in(deployment):
     deployment.superlink()
     deployment.register("known")
     path = deployment.keys / "stranger"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path)], check=True)
+    node_key(path)
     deployment.supernode("stranger", path, 'site="nowhere"')
     deployment.wait(lambda: deployment.processes["stranger"].poll() is not None, "the stranger's end")
     listed = deployment.flwr("supernode", "list")

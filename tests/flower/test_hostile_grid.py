@@ -1,18 +1,32 @@
 """Answers as they come over Flower's grid: twice, from the wrong node, to nobody's question, as archives or nonsense."""
 
+import dataclasses
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
+import tomli_w
 
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from sightline.runtimes.flower.server_app import NodeRegistry
+from sightline import engine
+from sightline.config import parse
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.errors import InvalidInput
+from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
+from sightline.runtimes.flower.server_app import serve_experiment
 from sightline.runtimes.flower.transport import GridTransport, from_record, to_record
 from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.site.policy import blank_shard
+from tests.flower.cases import changed, privacy
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +42,31 @@ def of_a_server(monkeypatch):
 HELLO = {"client": 0, "examples": 10, "shape": [8], "kind": "vector", "classes": 3, "vocabulary": 0}
 
 
+def new_key():
+    """A node's public key as Flower tells it, and as its owner's .pub file has it."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return public_key_to_bytes(key), line
+
+
+KEYS, LINES = zip(*(new_key() for _ in range(2)), strict=True)
+STRANGER = new_key()[0]
+
+
+def registry(wire, told):
+    """Clients 0 and 1 of ten examples each, by their keys."""
+    return NodeRegistry(wire, Register({KEYS[0]: 0, KEYS[1]: 1}, {0: 10, 1: 10}), told.append)
+
+
 class Wire:
     """A grid whose messages stay in this process: `answers` makes the replies to everything that was pushed."""
 
-    def __init__(self, nodes, answers):
+    def __init__(self, nodes, answers, keys=None):
         self.nodes, self.answers, self.pushed = nodes, answers, []
+        self.keys = keys if keys is not None else {10: KEYS[0]}
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def get_nodes(self):
+        return [NodeInfo(node_id=node, public_key=self.keys[node]) for node in self.nodes]
 
     def push_messages(self, messages):
         for message in messages:
@@ -164,6 +195,8 @@ def test_a_good_record_is_a_letter():
         {"shape": 8},
         {"shape": [-8]},
         {"shape": [1] * 50},
+        {"shape": [3, 10**4, 10**4]},
+        {"classes": 10**8},
         {"kind": "pickle"},
         {"kind": []},
         {"classes": None},
@@ -173,16 +206,124 @@ def test_a_good_record_is_a_letter():
     ids=lambda change: str(change)[:40],
 )
 def test_a_node_that_lies_about_itself_is_turned_away_in_one_line(change):
-    told = []
-    wire = Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | change))])
-    assert NodeRegistry(wire, told.append)() == {}
+    told, wire = [], Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | change))])
+    assert registry(wire, told)() == {}
     assert len(told) == 1
     assert told[0].isprintable()
     assert len(told[0]) <= 400
 
 
-def test_a_second_node_of_one_name_is_turned_away():
+def test_a_second_node_of_one_key_is_turned_away():
     told = []
-    wire = Wire((10, 11), lambda pushed: [reply(message, WireMessage(HELLO)) for message in pushed])
-    assert NodeRegistry(wire, told.append)() in ({0: 10}, {0: 11})
+    wire = Wire(
+        (10, 11),
+        lambda pushed: [reply(message, WireMessage(HELLO)) for message in pushed],
+        keys={10: KEYS[0], 11: KEYS[0]},
+    )
+    assert registry(wire, told)() in ({0: 10}, {0: 11})
     assert "another connected node is already" in told[0]
+
+
+def test_a_node_cannot_take_the_number_of_another_nor_replay_its_hello():
+    said = WireMessage(HELLO)  # the very record that client 0's node sent
+
+    def replayed(pushed):
+        return [reply(message, said) for message in pushed]
+
+    told = []
+    found = registry(Wire((11, 10), replayed, keys={10: KEYS[0], 11: KEYS[1]}), told)()
+    assert found == {0: 10}
+    assert told == ["node 11: turned away, it says that it is client-0, and its key is client-1's"]
+
+
+def test_a_node_that_was_first_does_not_keep_the_place_of_another():
+    nodes = {11: KEYS[1]}
+    wire = Wire(nodes, lambda pushed: [reply(message, WireMessage(HELLO)) for message in pushed], keys=nodes)
+    ask = registry(wire, [])
+    assert ask() == {}
+    nodes[10] = KEYS[0]
+    assert ask() == {0: 10}
+
+
+@pytest.mark.parametrize("key", [STRANGER, b"", b"\x00" * 10**5])
+def test_a_node_without_a_registered_key_is_not_asked_anything(key):
+    told, wire = [], Wire((10,), lambda pushed: [], keys={10: key})
+    ask = registry(wire, told)
+    assert (ask(), ask()) == ({}, {})
+    assert wire.pushed == []
+    assert told == ["node 10: turned away, its key is not in the register"]
+
+
+@pytest.mark.parametrize("examples", [1, 9, 11, 10**8])
+def test_the_size_of_a_site_is_what_the_register_says(examples):
+    told = []
+    wire = Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | {"examples": examples}))])
+    assert registry(wire, told)() == {}
+    assert told == [f"node 10: turned away, it says {examples} examples, and the register says 10"]
+
+
+def test_a_node_whose_key_changes_is_not_asked_any_more():
+    keys = {10: KEYS[0]}
+    ask = registry(Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO))], keys=keys), [])
+    assert ask() == {0: 10}
+    keys[10] = STRANGER
+    assert ask() == {}
+
+
+def test_an_answer_of_too_many_bytes_is_not_unpacked():
+    post = GridTransport(
+        Wire((10,), lambda pushed: [reply(pushed[0], value(1))]), lambda: {0: 10}, timeout=5, largest=50
+    )
+    assert post.ask({0: WireMessage({"client": 0})}, "server/1")[0].endswith("bytes, at most 50 are an answer")
+
+
+def written(tmp_path, *sites):
+    path = tmp_path / "register.toml"
+    path.write_text(
+        tomli_w.dumps({"site": [dict(zip(("client", "key", "examples"), site, strict=True)) for site in sites]})
+    )
+    return str(path)
+
+
+def test_a_register_is_read_as_flower_tells_keys(tmp_path):
+    register = read_register(written(tmp_path, (0, LINES[0], 10), (1, LINES[1] + " site-1", 20)), 2)
+    assert register == Register({KEYS[0]: 0, KEYS[1]: 1}, {0: 10, 1: 20})
+
+
+@pytest.mark.parametrize(
+    ("sites", "law"),
+    [
+        ([(0, LINES[0], 10)], "client-1 is not in it, and the experiment has 2 clients"),
+        ([(0, LINES[0], 10), (1, LINES[0], 10)], "one client has one key, and one key is one client's"),
+        ([(0, LINES[0], 10), (0, LINES[1], 10)], "one client has one key, and one key is one client's"),
+        ([(0, "", 10)], "the key of client-0 is not an OpenSSH public key; paste the line of its .pub file"),
+        ([(0, LINES[0], 10**9)], "less than or equal to 100000000"),
+        ([(0, LINES[0], 0)], "greater than or equal to 1"),
+    ],
+)
+def test_a_register_with_a_mistake_is_refused_in_one_line(sites, law, tmp_path):
+    with pytest.raises(InvalidInput, match=law) as caught:
+        read_register(written(tmp_path, *sites), 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_register_real_sites_are_refused(tmp_path):
+    experiment = parse(changed(privacy=privacy("client", "client", noise_multiplier=2.0)))
+    with pytest.raises(InvalidInput, match=r"register=.*give register=FILE in --run-config"):
+        serve_experiment(experiment, Wire((), None), {"sites": True, "out": str(tmp_path / "run")}, say=print)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_hundred_million_examples_elsewhere_take_no_memory(tmp_path):
+    like = Shard(np.empty((0, 784), np.float32), np.empty(0, np.int64))
+    tracemalloc.start()
+    try:
+        clients = tuple(Client(blank_shard(like, 10**8), like) for _ in range(6))
+        federation = Federation("sites", clients, like, 3, Kind.VECTOR, elsewhere=True)
+        experiment = parse(changed(privacy=privacy("client", "client", noise_multiplier=2.0)))
+        engine.calibrate_noise(engine.build_experiment(experiment, federation=federation), real_nodes=True)
+        other = dataclasses.replace(federation, clients=(*clients[:-1], Client(blank_shard(like, 10**8 - 1), like)))
+        assert federation.digest() != other.digest()
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()

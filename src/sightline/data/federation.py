@@ -74,10 +74,14 @@ class Federation:
         return np.array([len(client.train) for client in self.clients], dtype=np.int64)
 
     def digest(self) -> str:
-        """A fingerprint of the training data and of how it is dealt; it lets whoever can guess the data check it."""
+        """A fingerprint of the training data and of how it is dealt; it lets whoever can guess the data check it.
+
+        Of data that are elsewhere it knows the sizes and shapes, as the federation does.
+        """
         words = hashlib.blake2b(digest_size=32)
         for client in self.clients:
             for array in (client.train.x, client.train.y):
                 words.update(repr((array.shape, array.dtype.str)).encode())
-                words.update(np.ascontiguousarray(array).data)
+                if not self.elsewhere:
+                    words.update(np.ascontiguousarray(array).data)
         return words.hexdigest()

@@ -33,11 +33,14 @@ __all__ = ["app"]
 README = """# {name}, as a Flower app
 
     flwr run .                    # Flower's simulation engine: the numbers of `sightline run experiment.toml`
-    flwr run . mine --stream --run-config 'sites=true out="runs/mine"'    # a SuperLink with real sites
+    flwr run . mine --stream --run-config 'sites=true register="register.toml" out="runs/mine"'    # real sites
 
 Sightline must be installed where the SuperLink and the SuperNodes run (`pip install "sightline[flower]"`); this app
 holds the experiment and two files that import it. Settings of a run are in `pyproject.toml` under
 `[tool.flwr.app.config]`.
+"""
+REGISTER = "register.toml"
+REGISTER_HEAD = """# Whose key is whose: paste the line of every node's .pub file (docs/deployment.md).
 """
 
 
@@ -61,7 +64,7 @@ def export_app(experiment: Experiment, directory: Path) -> Path:
 
 
 def _project_file(experiment: Experiment) -> dict[str, object]:
-    config = {"sites": False, "timeout": 600.0, "wait": 300.0, "out": "", "resume": False,
+    config = {"sites": False, "register": "", "timeout": 600.0, "wait": 300.0, "out": "", "resume": False,
               "accept-changes": False, "test": "", "set": ""}  # fmt: skip
     app = {
         "publisher": "sightline",
@@ -83,7 +86,8 @@ def _project_name(experiment: Experiment) -> str:
 def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
     """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set.
 
-    Folders and files are for their owner only.
+    The server's register has the sizes, and waits for the keys of the sites' nodes. Folders and files are for their
+    owner only.
     """
     federation = engine.build_experiment(experiment).federation
     _check_new(directory)
@@ -108,6 +112,8 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
             policy["allow_large_delta"] = True
         write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
         found.append(folder)
+    sizes = [{"client": n, "key": "", "examples": len(one.train)} for n, one in enumerate(federation.clients)]
+    (directory / REGISTER).write_text(REGISTER_HEAD + tomli_w.dumps({"site": sizes}), encoding="utf-8")
     _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
     return found
 

@@ -20,83 +20,19 @@ from sightline.data.formats import read_arrays
 from sightline.data.load import data_root
 from sightline.engine import BuiltExperiment
 from sightline.engine.run_directory import NODES_LOG, RUN_ID
-from sightline.errors import SightlineError, invalid, printable
+from sightline.errors import SightlineError, invalid
 from sightline.randomness import write_secret
-from sightline.runtimes.flower.transport import GridTransport, exchange_messages, wait_for_nodes
-from sightline.runtimes.remote.clients import LONGEST_REASON, RemoteClients, refuse_a_known_seed
-from sightline.runtimes.remote.message import WireMessage
+from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
+from sightline.runtimes.flower.transport import GridTransport, wait_for_nodes
+from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed
 from sightline.runtimes.site.policy import blank_shard
-from sightline.runtimes.site.site import HELLO
 from sightline.topology import client_name
-
-HELLO_SECONDS = 120.0
-TRIES = 3
-MOST = 10**8
-"""No site has a number, examples or pixels beyond this."""
-KINDRED = ("shape", "kind", "classes", "vocabulary")
-"""The facts in which all sites must agree."""
-
-
-class NodeRegistry:
-    """The sites of a federation by their numbers. Nodes may come, go and come back under another id.
-
-    Guarantees: one node per client; a second one that claims the number of a connected node is turned away.
-    """
-
-    def __init__(self, grid: Grid, tell: Callable[[str], None]) -> None:
-        self._grid, self._tell = grid, tell
-        self._tries: dict[int, int] = {}
-        self._node_of: dict[int, int] = {}
-        self.facts: dict[int, Mapping[str, Any]] = {}
-
-    def __call__(self) -> Mapping[int, int]:
-        """The node of every client that is connected now."""
-        here = set(self._grid.get_node_ids())
-        new = {node: (node, WireMessage({"call": HELLO})) for node in here if self._tries.get(node, 0) < TRIES}
-        for node, answer in exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS).items():
-            self._tries[node] = self._tries.get(node, 0) + 1
-            if isinstance(answer, str):
-                self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
-            else:
-                self._tries[node] = TRIES
-                self._admit_node(node, answer.words, here)
-        return {client: node for client, node in self._node_of.items() if node in here}
-
-    def _admit_node(self, node: int, facts: Mapping[str, Any], here: set[int]) -> None:
-        why = _wrong_facts(facts) or self._why_unlike(facts)
-        client = -1 if why else int(facts["client"])
-        if not why and self._node_of.get(client, node) in here - {node}:
-            why = f"says that it is {client_name(client)}, which another connected node is already"
-        if not why and client in self.facts and facts["examples"] != self.facts[client]["examples"]:
-            why = f"says that {client_name(client)} has another number of examples than before"
-        if why:
-            self._tell(printable(f"node {node}: turned away, it {why}", most=LONGEST_REASON))
-            return
-        self._node_of[client] = node
-        self.facts.setdefault(client, dict(facts))
-
-    def _why_unlike(self, facts: Mapping[str, Any]) -> str:
-        first = next(iter(self.facts.values()), facts)
-        return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
-
-
-def _wrong_facts(facts: Mapping[str, Any]) -> str:
-    if "refused" in facts:
-        return f"refused: {facts['refused']}"
-    counts = (facts.get(name) for name in ("client", "examples", "classes", "vocabulary"))
-    shape = facts.get("shape")
-    known = isinstance(shape, list) and len(shape) in (1, 3) and facts.get("kind") in list(Kind)
-    if not known or not facts.get("examples") or not all(map(_read_count, (*counts, *(shape or ())))):
-        return "does not say who it is"
-    return ""
-
-
-def _read_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number <= MOST
-
 
 SIMULATED_TIMEOUT = 3600.0
 """A simulated node is slow at worst, never gone."""
+
+ANSWER_BYTES = 1 << 16
+"""An answer is one vector, and so many bytes of words at most."""
 
 Say = Callable[[str], None]
 
@@ -117,17 +53,20 @@ def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
 def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say: Say) -> Path:
     """Run an experiment on the nodes of a grid and return its run directory.
 
-    `config`: sites (real sites with data of their own), timeout (seconds that a round waits), wait (seconds for the
-    sites to connect), out (the run directory), resume, accept-changes (resume although code or packages are not what
-    they were), test (an .npz of test_x and test_y to measure accuracy on).
+    `config`: sites (real sites with data of their own), register (the operator's file that says whose key is whose),
+    timeout (seconds that a round waits), wait (seconds for the sites to connect), out (the run directory), resume,
+    accept-changes (resume although code or packages are not what they were), test (an .npz of test_x and test_y to
+    measure accuracy on).
     """
     out = Path(str(config["out"])) if config.get("out") else None
     resume = bool(config.get("resume", False))
     directory = engine.directory_to_resume(experiment, out) if resume else None
+    roll, federation = None, None
     if config.get("sites", False):
         refuse_a_known_seed(experiment)
-    roll = NodeRegistry(grid, say) if config.get("sites", False) else None
-    federation = None if roll is None else gathered_sites(experiment, roll, config)
+        register = read_register(str(config.get("register") or ""), experiment.data.clients)
+        roll = NodeRegistry(grid, register, say)
+        federation = gathered_sites(experiment, roll, register, config)
     setting = engine.calibrate_noise(
         engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None
     )
@@ -136,7 +75,8 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
     def worker(setting: BuiltExperiment, *streams: Any) -> RemoteClients:
         if roll is None:
             return simulated_worker(setting, directory, grid)
-        post = GridTransport(grid, roll, timeout=float(config.get("timeout", 600.0)))
+        largest = ANSWER_BYTES + 16 * setting.model.parameters
+        post = GridTransport(grid, roll, timeout=float(config.get("timeout", 600.0)), largest=largest)
         tell = partial(tell_left_out, directory / NODES_LOG, say)
         return RemoteClients(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
 
@@ -162,8 +102,10 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
     return RemoteClients(setting, post, words=words, simulated=True)
 
 
-def gathered_sites(experiment: Experiment, roll: NodeRegistry, config: Mapping[str, Any]) -> Federation:
-    """Wait for all sites, and build the federation that the server may know: sizes and shapes, no example."""
+def gathered_sites(
+    experiment: Experiment, roll: NodeRegistry, register: Register, config: Mapping[str, Any]
+) -> Federation:
+    """Wait for all sites, and build the federation that the server may know: their sizes and shapes, no example."""
     wait, clients = float(config.get("wait", 300.0)), experiment.data.clients
     end = time.monotonic() + wait
     while missing := [client for client in range(clients) if client not in roll()]:
@@ -175,7 +117,7 @@ def gathered_sites(experiment: Experiment, roll: NodeRegistry, config: Mapping[s
     like = Shard(
         np.empty((0, *first["shape"]), np.int64 if first["kind"] == Kind.TEXT else np.float32), np.empty(0, int)
     )
-    known = tuple(Client(blank_shard(like, int(roll.facts[client]["examples"])), like) for client in range(clients))
+    known = tuple(Client(blank_shard(like, register.examples[client]), like) for client in range(clients))
     test = read_test(str(config.get("test") or ""), like)
     notes = ("the sites keep their data; the server knows how many examples each has",)
     return Federation(

@@ -46,6 +46,8 @@ SLOWEST_POLL_SECONDS = 1.0
 GRACE_SECONDS = 60.0
 """Flower drops a reply whose message has expired; the clocks of two machines may differ by this much."""
 
+LARGEST_ANSWER = 1 << 31
+
 Answers = dict[int, WireMessage | str]
 NodeOf = Callable[[], Mapping[int, int]]
 """The node of every client that can be asked now."""
@@ -57,8 +59,8 @@ class GridTransport:
     An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
     """
 
-    def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float) -> None:
-        self._grid, self._node_of, self._timeout = grid, node_of, timeout
+    def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float, largest: int = LARGEST_ANSWER) -> None:
+        self._grid, self._node_of, self._timeout, self._largest = grid, node_of, timeout, largest
 
     def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
         """Every client's answer, or why there is none."""
@@ -69,6 +71,7 @@ class GridTransport:
             {client: (node_of[client], letter) for client, letter in letters.items() if client in node_of},
             group=group,
             timeout=self._timeout,
+            largest=self._largest,
         )
 
     def close(self) -> None:
@@ -76,9 +79,14 @@ class GridTransport:
 
 
 def exchange_messages(
-    grid: Grid, letters: Mapping[int, tuple[int, WireMessage]], *, group: str, timeout: float
+    grid: Grid,
+    letters: Mapping[int, tuple[int, WireMessage]],
+    *,
+    group: str,
+    timeout: float,
+    largest: int = LARGEST_ANSWER,
 ) -> Answers:
-    """Key -> the answer of the node that its letter was for, or why there is none."""
+    """Key -> the answer of the node that its letter was for, of at most `largest` bytes, or why there is none."""
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
         key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
@@ -98,7 +106,7 @@ def exchange_messages(
             key = waiting.get(reply.metadata.reply_to_message_id)
             if key is not None and reply.metadata.src_node_id == letters[key][0]:
                 del waiting[reply.metadata.reply_to_message_id]
-                found[key] = _read_reply(reply)
+                found[key] = _read_reply(reply, largest)
         if waiting and not over:
             time.sleep(pause)
             pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
@@ -115,10 +123,19 @@ def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
     return nodes
 
 
-def _read_reply(reply: Any) -> WireMessage | str:
+def _read_reply(reply: Any, largest: int) -> WireMessage | str:
     if reply.has_error():
         return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
     try:
+        if (size := _count_bytes(reply.content)) > largest:
+            return f"sent {size} bytes, at most {largest} are an answer"
         return from_record(reply.content)
     except SightlineError as error:
         return f"sent nonsense: {error}"
+
+
+def _count_bytes(record: RecordDict) -> int:
+    """What would be unpacked: arrays and words, wherever they are."""
+    arrays = sum(len(array.data) for part in record.array_records.values() for array in part.values())
+    words = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
+    return arrays + words

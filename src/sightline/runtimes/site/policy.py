@@ -89,8 +89,10 @@ def federation_of(client: Client, number: int, clients: int, *, classes: int, vo
 def blank_shard(like: Shard, examples: int) -> Shard:
     """Examples that nobody has: zeros of the right shape that take no memory."""
     shape = (examples, *like.x.shape[1:])
-    x = np.broadcast_to(np.zeros((), like.x.dtype), shape) if examples else np.empty(shape, like.x.dtype)
-    return Shard(x, np.zeros(examples, np.int64))
+    if not examples:
+        return Shard(np.empty(shape, like.x.dtype), np.empty(0, np.int64))
+    x, y = np.zeros((), like.x.dtype), np.zeros((), np.int64)
+    return Shard(np.broadcast_to(x, shape), np.broadcast_to(y, examples))
 
 
 def kind_of(shard: Shard) -> Kind:
