@@ -132,6 +132,10 @@ def test_three_sites_with_trouble(deployment, rogue_at):
     assert [int(n) for n in re.findall(r"round (\d): client-1 left out", lines)] == [6, 7], lines
     assert re.search(r"client-0 left out: refused: epsilon=2 ", lines), lines
 
+    number = re.search(r"\d{10,}", started.stdout)
+    said = deployment.flwr("log", number[0], "mine", "--show").stdout
+    assert re.search(r"node \d+: turned away, its key is not in the register", said), said
+
     # the server's ledger charges everybody for every round; the sites' own ledgers never exceed it
     charged = [sum(f"client-{n}" in release.subjects for release in run.ledger) for n in range(3)]
     assert charged == [8, 8, 8]
