@@ -221,7 +221,9 @@ class LifetimeBudget:
     def __init__(self, state: Path, policy: SitePolicy) -> None:
         self.state, self.filter = state, GaussianFilter(policy.epsilon, policy.delta)
         self._counter = counter_of(policy, state)
-        state.mkdir(mode=0o700, exist_ok=True)
+        if not state.is_dir():
+            state.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(state.parent)
 
     def reserve(self, approval: str, label: str, composition: Composition) -> Reservation:
         """Set aside what an experiment costs over its whole length; raises BudgetExhausted when it does not fit.
@@ -304,6 +306,8 @@ class LifetimeBudget:
             try:
                 connection = stack.enter_context(closing(connect_to_write(self.state / LIFETIME)))
                 store = BudgetStore(connection, self.filter)
+                if not store.number():
+                    sync_folder(self.state)  # a new database has a name that survives before anything is counted
                 if self._counter is None and store.is_counted():
                     law = "this state was counted, and without its counter an old copy would not be noticed"
                     invalid(f"{POLICY}: counter", "none", law, "put the key back")
