@@ -471,6 +471,6 @@ Build = Callable[""",
         "runtimes/site/budget.py",
         "            store.add_reservation(made, events)\n            self._confirm_counter(store)\n",
         "            store.add_reservation(made, events)\n",
-        "tests/runtimes/test_lifetime_budget.py::test_whatever_happens_all_that_was_granted_is_within_the_budget",
+        "tests/runtimes/test_lifetime_budget.py::test_a_snapshot_brought_back_refuses",
     ),
 }

@@ -290,16 +290,17 @@ class Killed(BaseException):
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("reserve"), st.sampled_from([0.7, 1.0, 1.5, 3.0]), st.sampled_from([None, *POINTS[1:]])),
+        st.tuples(st.just("reserve"), st.sampled_from([0.7, 0.8, 1.0, 3.0]), st.sampled_from([None, *POINTS[1:]])),
         st.tuples(st.just("again"), st.integers(0, 5), st.none()),
         st.tuples(st.just("answer"), st.none(), st.sampled_from([None, *POINTS[1:]])),
         st.tuples(st.sampled_from(["snapshot", "roll back"]), st.none(), st.none()),
     ),
-    max_size=14,
+    min_size=5,
+    max_size=20,
 )
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@settings(max_examples=80, deadline=None, phases=[Phase.generate])
 @given(steps=STEPS)
 def test_whatever_happens_all_that_was_granted_is_within_the_budget(tmp_path_factory, steps):
     """`granted`: all reservations that were ever returned, in whatever copy of the state; they alone can be used."""
@@ -328,7 +329,8 @@ def test_whatever_happens_all_that_was_granted_is_within_the_budget(tmp_path_fac
                 elif kind == "roll back":
                     roll_back(site, snapshot)
                 else:
-                    lifetime.check()
+                    if crash:
+                        lifetime.check()  # so that it is this step's own write that is cut off
                     where[0] = crash
                     if kind == "answer":
                         lifetime.advance("answer")
