@@ -16,7 +16,8 @@ ROWS = torch.arange(6.0).view(3, 2)
         {"steps": 0}, {"steps": 2.5}, {"steps": "5"}, {"most_steps": -1}, {"repeat": 0}, {"repeat": None, "steps": []},
         {"learning_rate": 0.0}, {"learning_rate": float("nan")}, {"learning_rate": "1"}, {"step_norm": float("inf")},
         {"whole_batch": "yes"}, {"proximal": -1.0}, {"proximal": float("nan")}, {"anchor": 1.0}, {"mask": [1]},
-        {"anchor": torch.ones(2)},
+        {"anchor": torch.ones(2)}, {"steps": True}, {"repeat": True}, {"learning_rate": True}, {"proximal": "1"},
+        {"proximal": True}, {"proximal": None},
     ],
     ids=str,
 )  # fmt: skip

@@ -98,12 +98,14 @@ class LocalTask:
     def __post_init__(self) -> None:
         for name in ("steps", "most_steps", "repeat"):
             count = getattr(self, name)
-            if count is not None and not (isinstance(count, int | np.integer) and count >= 1):
+            if count is not None and not (_is_number(count, int | np.integer) and count >= 1):
                 invalid(name, count, "is a whole number >= 1")
         for name in ("learning_rate", "step_norm"):
             number = getattr(self, name)
-            if number is not None and not (isinstance(number, int | float | np.floating) and 0 < number < inf):
+            if number is not None and not (_is_number(number) and 0 < number < inf):
                 invalid(name, number, "is a positive number")
+        if not _is_number(self.proximal):
+            invalid("proximal", self.proximal, "is a number >= 0")
         if not isinstance(self.whole_batch, bool):
             invalid("whole_batch", self.whole_batch, "is true or false")
         for name in ("anchor", "linear", "mask"):
@@ -143,6 +145,11 @@ class LocalTask:
                 "linear", tuple(self.linear.shape), "what clients keep has a linear term too", "give one of the two"
             )
         return LocalTerms(self.proximal, self.anchor, self.linear if linear is None else linear, self.mask)
+
+
+def _is_number(value: Any, kinds: Any = int | float | np.integer | np.floating) -> bool:
+    """Whether it is a number of these kinds; true and false are none, though Python counts with them."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 AS_PLANNED = LocalTask()
@@ -188,7 +195,7 @@ def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.
 def batch_table(
     examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
 ) -> NDArray[np.int64]:
-    """(steps, width) rows: the batches of `shuffled` as one array, row numbers from `first`, padded with `nothing`."""
+    """(steps, width) rows: the batches of `shuffled_batches` as one array, row numbers from `first`, padded with `nothing`."""
     per_epoch = max(1, -(-examples // (work.batch_size or 1)))
     found = np.full((steps, width), nothing, np.int64)
     for step in range(0, steps, per_epoch):
