@@ -172,6 +172,8 @@ class Product(Event):
 def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
     """Raise unless the number is finite, not too large to count to, and the law holds."""
     value = getattr(event, name)
+    if isinstance(value, bool):
+        invalid(f"{event.kind}.{name}", value, "is a number, not true or false")
     if isinstance(value, int) and abs(value) > MOST_COUNTED:
         invalid(f"{event.kind}.{name}", value, f"whole numbers are at most {MOST_COUNTED:.0e}")
     if not (holds and math.isfinite(value)):
