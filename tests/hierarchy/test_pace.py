@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import sightline
 from sightline import algorithms, engine
+from sightline.engine.execution import DryExecution
+from sightline.engine.round import TrainingRound
 from sightline.errors import Refused
 from sightline.events import Gaussian, Poisson
-from sightline.mechanisms import LocalSchedule, Schedules
+from sightline.ledger import Ledger
+from sightline.mechanisms import LocalSchedule, Public, Schedules, StateRule
 from sightline.mechanisms.samplers import Full, PoissonCohorts, ThinnedCohorts, thin_sampler
 from sightline.randomness import Streams
 from tests.hierarchy.test_hierarchy_runs import flat
@@ -104,3 +108,16 @@ def test_a_thinned_sampler_draws_less_and_claims_the_same():
     assert np.mean(drawn) == pytest.approx(400, abs=5 * np.sqrt(2000 * 0.2 * 0.8 / 50))
     assert thin_sampler(Full(10), 0.5, "edge-0").hidden_event(Gaussian(1.0)) == Gaussian(1.0)
     assert thin_sampler(whole, 0.5, "edge-0") is whole
+
+
+def test_a_segment_is_refused_to_clients_that_keep_something(treed):
+    """What they keep is made of un-noised steps: an example drawn once would be in every later sum, at no charge."""
+    setting = engine.build_experiment(treed(**{"privacy.unit": "sample", "privacy.where": "edge"}))
+    execution, start = DryExecution(setting.federation.sizes.tolist()), Public(torch.zeros(1))
+    r = TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
+    asked = {"steps": 2, "most_steps": 2, "learning_rate": 0.1}
+    free = r.train(r.sample(r.channels[0]), start, **asked)
+    assert r.release_means([(free, r.channels[0])])
+    kept = r.train(r.sample(r.channels[0]), start, memory=StateRule("control"), **asked)
+    with pytest.raises(Refused, match="drawn or not"):
+        r.release_means([(kept, r.channels[0])])

@@ -182,8 +182,12 @@ class SegmentSums(BaseMechanism):
 def _steps_of(updates: Updates) -> tuple[int, int]:
     """(the steps of the segment, the most that its rate is claimed for); a site is told both by whom it does not trust.
 
-    More steps than those draw an example more often than is claimed.
+    More steps than those draw an example more often than is claimed; and so does a vector that the client keeps: it is
+    made of un-noised steps, through which an example that was drawn once is in every later sum.
     """
+    if updates.recall is not None:
+        law = "what a client keeps of earlier segments carries their examples into this one, drawn or not"
+        refuse("algorithm.name", "with client memory", law, 'use algorithm.name = "h2fdp"')
     steps, most = updates.task.steps, updates.task.most_steps
     if steps is None or most is None:
         law = "one example's effect on an update of many free steps has no bound to be noised"
