@@ -77,7 +77,7 @@ class Round(Protocol):
 
         Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
         more than `most_steps`; a plan takes those limits in place of what is wanted. Rates below servers that are not
-        trusted depend on public facts alone, see `Pace.rates`.
+        trusted depend on public facts alone, see `LocalSchedule.rates`.
         """
 
     @property

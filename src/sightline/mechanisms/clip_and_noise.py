@@ -286,6 +286,6 @@ class NoisySum:
 FLOATS = NoisySum(FloatSum)
 """Fast, and exact up to the floating-point limits stated in the docs."""
 INTEGERS = NoisySum(GridSum)
-"""Exact: see `grid.py`."""
+"""Exact: see `on_grid`."""
 
 ARITHMETIC: dict[str, NoisySum] = {"float": FLOATS, "integer": INTEGERS}

@@ -155,7 +155,7 @@ class Mechanism(Protocol):
         """The public mean of the updates."""
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """The releases that `each` is about to make: one per member, in order."""
+        """The releases that `compute_each` is about to make: one per member, in order."""
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Every member's own public update."""

@@ -246,6 +246,6 @@ class SampleAtServer(PrivateStepsMechanism):
         return ()
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Refused, as `claims_each` is."""
+        """Refused, as `claim_each` is."""
         only_sums()
         return ReleaseValues({})

@@ -112,7 +112,7 @@ class CentralMean(BaseMechanism):
         return ()
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Refused, as `claims_each` is."""
+        """Refused, as `claim_each` is."""
         only_sums()
         return ReleaseValues({})
 

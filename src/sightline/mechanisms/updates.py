@@ -277,7 +277,7 @@ class Updates:
     def minimise_objectives(
         self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
     ) -> Iterator[tuple[int, Tensor]]:
-        """(client, minimiser of its objective with its own linear term), in the unit space of `objective_solver`."""
+        """(client, minimiser of its objective with its own linear term), in the unit space of `convex_solver`."""
         blocks = self.worker.minimise(
             self.cohort.members,
             self.start_rows(),

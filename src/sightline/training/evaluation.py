@@ -43,7 +43,7 @@ def evaluate_many(
 ) -> list[Evaluation]:
     """One evaluation per shard: `vectors` is (d,), the same model for all in one pass, or (n, d), one each.
 
-    Guarantees: entry i equals `evaluate(model, vectors[i], shards[i])` up to float32 rounding.
+    Guarantees: entry i equals `evaluate_model(model, vectors[i], shards[i])` up to float32 rounding.
     """
     if tuple(vectors.shape) not in ((model.parameters,), (len(shards), model.parameters)):
         law = f"has shape ({model.parameters},) or ({len(shards)}, {model.parameters})"

@@ -165,7 +165,7 @@ def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor
 
 
 def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
-    """`vectorised` when it runs and agrees with the definition on this module, else `one_by_one`.
+    """`vectorised_gradients` when it runs and agrees with the definition on this module, else `one_by_one`.
 
     Both are asked in evaluation and in training; where training draws at random only the former can agree.
     """

@@ -195,7 +195,7 @@ def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.
 def batch_table(
     examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
 ) -> NDArray[np.int64]:
-    """(steps, width) rows: the batches of `shuffled_batches` as one array, row numbers from `first`, padded with `nothing`."""
+    """(steps, width) rows: `shuffled_batches` as one array, row numbers from `first`, padded with `nothing`."""
     per_epoch = max(1, -(-examples // (work.batch_size or 1)))
     found = np.full((steps, width), nothing, np.int64)
     for step in range(0, steps, per_epoch):

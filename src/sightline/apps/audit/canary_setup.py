@@ -68,7 +68,7 @@ class CanarySetup:
     probes: Sequence[int]
     """What the attack on one canary looks at: coordinates where clients are canaries, canaries where examples are."""
     shared: tuple[float, ...] = ()
-    """How far the last of these stand out where they move together with whichever other one moves, see `Marks`."""
+    """How far the last of these stand out where they move together with whichever other moves, see `MarkedValues`."""
     net: CanaryNet | None = None
     """Where canaries are found, when the network is the audit's own."""
     relays: Relays | None = None

@@ -1,8 +1,8 @@
 """The user's own module under attack: canary examples before the model of the file, on the path that training takes.
 
-The network of `net.py` tells whether batches, clipping and noise are right for layers that Sightline knows. What a
-module of somebody's own does with its examples is told only by the module itself: it stays, and its data are replaced
-by ordinary examples that are nobody's, and an outlier that is there or not.
+The network of `canary_model.py` tells whether batches, clipping and noise are right for layers that Sightline knows.
+What a module of somebody's own does with its examples is told only by the module itself: it stays, and its data are
+replaced by ordinary examples that are nobody's, and an outlier that is there or not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
