@@ -2,16 +2,26 @@
 
 A stream depends on nothing else: not on the order in which clients are visited, not on how they are batched, not on how
 many numbers another stream has drawn. That is why a resumed run, a vectorised run and a run on real nodes agree.
+Streams from a seed are Philox, streams from the operating system are the keystream of a cipher.
 """
 
+import ctypes
 import hashlib
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import chain, repeat
+from math import prod
+from operator import mul, rshift
 from pathlib import Path
+from struct import Struct
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.errors import InvalidInput
 
@@ -40,12 +50,20 @@ class Purpose(StrEnum):
     TRUST = "trust"
 
 
+CIPHER = "aes-256-ctr"
+"""The generator of streams from the operating system, as runs record it."""
+OS_ROOT = CIPHER.encode() + b":"
+"""What the roots of such streams begin with. Roots of versions that drew from Philox began otherwise."""
+
+
 @dataclass(frozen=True)
 class Streams:
     """A root from which every stream is derived by hashing.
 
     Guarantees: equal (root, purpose, round, participant) gives equal numbers; different ones give streams that are
-    independent for every practical purpose (128-bit keys from BLAKE2b into Philox).
+    independent for every practical purpose: from a seed, 128-bit keys from BLAKE2b into Philox; from the operating
+    system, 256-bit keys into AES-256 in counter mode, so that who sees some numbers of a stream, or all of another
+    one, learns nothing of the rest unless he breaks the cipher.
 
     >>> a = Streams.from_seed(0).rng(Purpose.COHORT, round=3)
     >>> b = Streams.from_seed(0).rng(Purpose.COHORT, round=3)
@@ -71,7 +89,7 @@ class Streams:
             write_secret(path, secrets.token_bytes(32))
         if path.stat().st_mode & 0o077:
             raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
-        return cls(b"os:" + path.read_bytes())
+        return cls(OS_ROOT + path.read_bytes())
 
     def fresh_streams(self, number: int) -> "Streams":
         """Other streams from the same root, for doing again what others have seen the first time of."""
@@ -84,16 +102,104 @@ class Streams:
 
     def key(self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0) -> int:
         """The 128-bit key of a stream; `use` tells apart several draws of one purpose in one round."""
+        return int.from_bytes(self._derive_key(16, purpose, round, participant, use), "little")
+
+    def _derive_key(self, size: int, purpose: Purpose, round: int, participant: int, use: int) -> bytes:
         words = repr((str(purpose), int(round), int(participant), int(use))).encode()
         key = hashlib.blake2b(self.root, digest_size=32).digest()
-        return int.from_bytes(hashlib.blake2b(words, key=key, digest_size=16).digest(), "little")
+        return hashlib.blake2b(words, key=key, digest_size=size).digest()
 
     def rng(
         self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0
     ) -> np.random.Generator:
         """The numpy generator of a stream."""
+        if self.root.startswith(OS_ROOT):
+            return KeystreamGenerator(self._derive_key(32, purpose, round, participant, use))
         key = self.key(purpose, round=round, participant=participant, use=use)
         return np.random.Generator(np.random.Philox(key=key))
+
+
+WORDS = 128
+"""How many 64-bit words are enciphered at once where numpy asks for one at a time."""
+
+
+class KeystreamBits:
+    """A bit generator for numpy: the keystream of AES-256 in counter mode, as little-endian 64-bit words.
+
+    Guarantees: numpy gets keystream words and nothing else, each at most once, in an order that depends on the calls
+    alone. No Python code runs between the cipher and numpy, only functions of C and Rust: an interrupt (Ctrl-C)
+    cannot be raised there, where ctypes would swallow it and hand numpy a zero.
+    """
+
+    def __init__(self, key: bytes, *, counter: bytes = bytes(16)) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        self.lock = threading.RLock()
+        self._update = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update
+        blocks = map(self._update, repeat(bytes(8 * WORDS)))
+        words = chain.from_iterable(map(Struct(f"<{WORDS}Q").unpack, blocks))
+        fractions = map(mul, map(rshift, words, repeat(11)), repeat(2.0**-53))
+        self._functions = (
+            _NEXT_64(partial(next, words)), _NEXT_32(partial(next, words)), _NEXT_DOUBLE(partial(next, fractions)),
+            _NEXT_64(partial(next, words)),
+        )  # fmt: skip
+        self._table = _BitGenTable(None, *(ctypes.cast(function, ctypes.c_void_p) for function in self._functions))
+        self.capsule = _new_capsule(ctypes.addressof(self._table), _CAPSULE, None)
+
+    def random_raw(self, size: int | tuple[int, ...] | None = None, output: bool = True) -> Any:
+        """Words of 64 random bits: one, or an array that is enciphered at once."""
+        shape = () if size is None else (size,) if isinstance(size, int | np.integer) else tuple(size)
+        with self.lock:
+            keystream = self._update(bytes(8 * prod(shape)))
+        words = np.frombuffer(bytearray(keystream), "<u8").astype(np.uint64, copy=False)
+        return None if not output else int(words[0]) if size is None else words.reshape(shape)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a secret stream is not copied: its numbers would be drawn twice")
+
+
+class KeystreamGenerator(np.random.Generator):
+    """numpy's generator on a keystream; uniform and normal arrays are made from many words at once."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(cast(np.random.BitGenerator, KeystreamBits(key)))
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Uniform numbers in [0, 1), multiples of 2^-53, as numpy's."""
+        if size is None or out is not None or np.dtype(dtype) != np.float64:
+            return super().random(size, dtype, out)
+        return (self.bit_generator.random_raw(size) >> np.uint64(11)) * 2.0**-53
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Standard normal numbers: the quantile of a word's upper 63 bits as a tail probability, its last bit the sign.
+
+        Guarantees: the tails reach 9.2 standard deviations.
+        """
+        if size is None or out is not None or np.dtype(dtype) != np.float64:
+            return super().standard_normal(size, dtype, out)
+        from scipy.special import ndtri
+
+        words: NDArray[np.uint64] = self.bit_generator.random_raw(size)
+        tail = ((words >> np.uint64(1)) + 0.5) * 2.0**-64
+        return np.where(words & np.uint64(1), 1.0, -1.0) * ndtri(tail)
+
+
+class _BitGenTable(ctypes.Structure):
+    """`bitgen_t` of numpy/random/bitgen.h."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p), ("next_uint64", ctypes.c_void_p), ("next_uint32", ctypes.c_void_p),
+        ("next_double", ctypes.c_void_p), ("next_raw", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+_NEXT_64 = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
+_NEXT_32 = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)  # the lower half of a word
+_NEXT_DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
+_CAPSULE = b"BitGenerator"
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def new_salt() -> str:

@@ -456,6 +456,38 @@ def modes(folder):
 # The end
 
 
+@pytest.mark.parametrize("generator", [None, "philox"])
+def test_a_run_whose_noise_came_from_another_generator_does_not_go_on(broken, tiny, monkeypatch, generator):
+    """The round that is done again would show a second noise on the same value for the price of one."""
+    with monkeypatch.context() as patch:
+        if generator is None:  # as versions wrote it that knew Philox only
+            whole = RunRecord.remember_metadata
+            patch.setattr(
+                RunRecord, "remember_metadata",
+                lambda self, facts: whole(self, {name: facts[name] for name in facts if name != "noise_generator"}),
+            )  # fmt: skip
+        else:
+            patch.setattr(run_directory, "CIPHER", generator)
+        run = broken(**OS)
+    before = (run / DATABASE).read_bytes()
+    with pytest.raises(InvalidInput, match="aes-256-ctr but from the generator of another version; finish it") as error:
+        sightline.run(tiny(**OS), out=run, resume=True)
+    assert "\n" not in str(error.value)
+    assert (run / DATABASE).read_bytes() == before
+
+
+def test_a_resumed_run_draws_the_same_numbers_from_the_same_cipher(broken, tiny, tmp_path):
+    run = broken(**OS)
+    secret = (run / run_directory.SECRET).read_bytes()
+    sightline.run(tiny(**OS), out=run, resume=True)
+    with closing(RunRecord.open_to_read(run)) as record:
+        assert record.facts["noise_generator"] == "aes-256-ctr"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sightline.randomness.secrets.token_bytes", lambda size: secret)
+        sightline.run(tiny(**OS), out=tmp_path / "whole")
+    assert left_behind(run) == left_behind(tmp_path / "whole")
+
+
 def test_the_noise_root_is_gone_when_the_run_has_ended(tiny, tmp_path, monkeypatch):
     sightline.run(tiny(**OS), out=tmp_path / "finished")
     limit = {"privacy.stop_at_epsilon": 1e-3}

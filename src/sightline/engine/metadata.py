@@ -218,7 +218,7 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
         "Noise and sampling come from the seed: reproducible, and no protection against who knows the seed. "
         'Use noise_source = "os" for real people\'s data.'
         if privacy.noise_source == "seed"
-        else "Noise and sampling come from the operating system's entropy, kept in an owner-only file."
+        else "Noise and sampling come from AES-256-CTR, keyed by the operating system's entropy in an owner-only file."
     )
     notes = [
         source,

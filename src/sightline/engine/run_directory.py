@@ -16,7 +16,7 @@ from sightline.config import Experiment, read, to_toml
 from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import InvalidInput, SightlineError, invalid
 from sightline.ledger import GENESIS
-from sightline.randomness import Streams, sync_folder, write_secret
+from sightline.randomness import CIPHER, Streams, sync_folder, write_secret
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
@@ -169,11 +169,14 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     goes_on = record.store.head() != GENESIS
     if goes_on and not path.exists():
         _other_root(directory, "is gone")
+    if goes_on and facts.get("noise_generator") != CIPHER:
+        law = f"its noise does not come from {CIPHER} but from the generator of another version"
+        invalid("--resume", directory, law, "finish it with that version, or start a new run")
     streams = Streams.from_operating_system(path)
-    if goes_on and facts.get("noise_root", streams.fingerprint) != streams.fingerprint:
+    if goes_on and facts.get("noise_root") != streams.fingerprint:
         _other_root(directory, "is not the one that the run began with")
     if not goes_on:
-        record.remember_metadata({"noise_root": streams.fingerprint})
+        record.remember_metadata({"noise_root": streams.fingerprint, "noise_generator": CIPHER})
     return streams
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.events import Adjacency
+from sightline.training.dp_sgd_settings import random_words
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArr
 
 
 def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    words = rng.integers(0, 1 << 64, size=size, dtype=np.uint64)
+    words = random_words(size, rng).numpy().view(np.uint64)
     negative = (words & np.uint64(1)).astype(bool)
     first = words >> np.uint64(64 - BITS)
     least, most = _bracket_magnitude(first, sigma)
