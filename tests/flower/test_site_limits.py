@@ -1,7 +1,9 @@
 """What a question may cost a site: seconds and bytes, whoever asks."""
 
+import re
 import threading
 import time
+from multiprocessing.connection import Listener
 
 import numpy as np
 import pytest
@@ -64,3 +66,11 @@ def test_a_message_of_too_many_bytes_is_not_read_and_the_next_is(site_of, tmp_pa
     refusal = ask_site(place, WireMessage({"call": "hello"}, {"start": np.zeros(10**6, np.float32)}))
     assert refusal.words["refused"].startswith("site-socket: nobody answers there, or not to a message of this size")
     assert ask_site(place, WireMessage({"call": "hello"})).words["client"] == 2
+
+
+@pytest.mark.parametrize("numbers", [1, 10**6])  # the second is more than a socket takes while nobody reads
+def test_a_node_does_not_wait_for_ever_for_a_site_that_hangs(numbers, tmp_path):
+    with Listener(str(tmp_path / "s"), family="AF_UNIX"):  # takes the call and says nothing
+        message = WireMessage({"call": "hello"}, {"start": np.zeros(numbers, np.float32)})
+        refusal = ask_site(tmp_path / "s", message, seconds=0.1)
+    assert re.search("no answer within 0.1 seconds|nobody answers there", refusal.words["refused"])

@@ -44,12 +44,13 @@ def export_command(config: Path, directory: Path, overrides: tuple[str, ...], as
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. data.clients=3.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def shards_command(config: Path, directory: Path, epsilon: float, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Deal the data of CONFIG out to folders of sites, to try a deployment with."""
+    """Deal the data of CONFIG out to folders of sites, and write a register, to try a deployment with."""
     from sightline.config import read
     from sightline.runtimes.flower.export import export_shards
 
     made = [str(folder) for folder in export_shards(read(config, overrides), directory, epsilon=epsilon)]
-    click.echo(json.dumps({"sites": made, "test": str(directory / "test.npz")}) if as_json else "\n".join(made))
+    more = {"test": str(directory / "test.npz"), "register": str(directory / "register.toml")}
+    click.echo(json.dumps({"sites": made} | more) if as_json else "\n".join(made))
 
 
 @command.command("site", epilog=examples_epilog("flower site sites/site-0 --socket sites/site-0/socket"))

@@ -17,18 +17,19 @@ SIMULATED = {"partition-id", "num-partitions"}
 
 
 def answer_message(message: Message, context: Context) -> Message:
-    """Answer one question."""
-    return Message(to_record(answer_request(from_record(message.content), context)), reply_to=message)
+    """Answer one question, while somebody waits for the answer."""
+    answer = answer_request(from_record(message.content), context, seconds=message.metadata.ttl)
+    return Message(to_record(answer), reply_to=message)
 
 
-def answer_request(message: WireMessage, context: Context) -> WireMessage:
+def answer_request(message: WireMessage, context: Context, *, seconds: float | None = None) -> WireMessage:
     """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder).
 
     Torch is loaded where it is needed: a node starts a process for every message.
     """
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
-        return process.ask_site(Path(str(config["site-socket"])), message)
+        return process.ask_site(Path(str(config["site-socket"])), message, seconds=seconds)
     if "site" in config:
         from sightline.runtimes.site.site import Site
 

@@ -38,18 +38,18 @@ def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda:
         while True:
             try:
                 with listener.accept() as caller:
-                    _set_deadline(caller.fileno())
+                    _set_deadline(caller.fileno(), PATIENCE_SECONDS)
                     caller.send_bytes(_answer_bytes(site, caller.recv_bytes(site.policy.largest_bytes)))
             except (EOFError, OSError, MemoryError):
                 continue
 
 
-def _set_deadline(descriptor: int) -> None:
-    """Wait so long for the next bytes of a caller, or until it takes some, and no longer: others wait behind it."""
-    seconds = struct.pack("ll", int(PATIENCE_SECONDS), int(PATIENCE_SECONDS % 1 * 1e6))
+def _set_deadline(descriptor: int, seconds: float) -> None:
+    """Wait so long for the next bytes of the other side, or until it takes some, and no longer: others wait behind."""
+    patience = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
     with socket.socket(fileno=os.dup(descriptor)) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
 
 
 def _answer_bytes(site: "Site", content: bytes) -> bytes:
@@ -60,11 +60,15 @@ def _answer_bytes(site: "Site", content: bytes) -> bytes:
     return site.answer(message).to_bytes()
 
 
-def ask_site(place: Path, message: WireMessage) -> WireMessage:
-    """The answer of the site behind a socket."""
+def ask_site(place: Path, message: WireMessage, *, seconds: float | None = None) -> WireMessage:
+    """The answer of the site behind a socket, when it begins to come in time."""
     try:
         with Client(str(place), family="AF_UNIX") as site:
+            if seconds is not None:
+                _set_deadline(site.fileno(), seconds)
             site.send_bytes(message.to_bytes())
+            if not site.poll(seconds):
+                return WireMessage({"refused": f"site-socket: no answer within {seconds:g} seconds"})
             return WireMessage.from_bytes(site.recv_bytes(LARGEST_LETTER))
     except (EOFError, OSError) as error:
         why = f"nobody answers there, or not to a message of this size ({type(error).__name__})"
