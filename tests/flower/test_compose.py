@@ -1,6 +1,7 @@
 """The compose file: it is well formed, its commands are ones that the programs take, and no node sees data."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_the_users_are_those_of_the_image():
         user, group = service["user"].split(":")
         assert f"--uid {user} " in image
         assert f"--gid {group} " in image
+
+
+def test_the_image_holds_the_package_and_neither_keys_nor_data():
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    names = {name for line in copied for name in line.split()}
+    assert names == {"pyproject.toml", "README.md", "LICENSE", "constraints-flower.txt", "src"}
+    assert all((DEPLOY.parent / name).exists() for name in names)
+    first, *kept = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    assert first == "*"
+    assert {name.removeprefix("!") for name in kept} == names
 
 
 def has_compose():
