@@ -38,6 +38,7 @@ def test_the_resolved_file_reads_back_the_same():
         ("rounds=nan", ["rounds=nan"]),
         ("local.learning_rate=nan", ["local.learning_rate=nan", "finite"]),
         ("privacy.clip_norm=inf", ["privacy.clip_norm=inf", "finite"]),
+        ("privacy.clip_norm=1e-25", ["privacy.clip_norm=1e-25", "greater than or equal to 0.000000000001"]),
         ("privacy.clip_norm='1'", ["privacy.clip_norm=1"]),
         ("privacy.delta=1.0", ["privacy.delta=1.0"]),
         ("name='../../etc'", ["name=", "letters, digits"]),

@@ -33,6 +33,12 @@ def test_the_direction_stays(update, clip_norm):
     torch.testing.assert_close(value.double(), expected, rtol=3e-6, atol=1e-12)
 
 
+def test_the_smallest_ball_holds():
+    """At 3e-44 rounding alone made the same vector 1.5 times as long as its ball."""
+    value = clip_update(torch.ones(100_000), clip_norm=1e-30).value
+    assert value.double().norm() <= 1e-30
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_broken_update_becomes_zero_or_small(bad):
     bounded = clip_update(torch.tensor([bad, 1.0]), clip_norm=1.0)
@@ -40,7 +46,7 @@ def test_a_broken_update_becomes_zero_or_small(bad):
     assert bounded.rejected == (not math.isfinite(bad))
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, math.inf, 3e-44])
 def test_a_senseless_ball_is_refused(clip_norm):
     with pytest.raises(InvalidInput, match="clip_norm"):
         clip_update(torch.ones(2), clip_norm=clip_norm)

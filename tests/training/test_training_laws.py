@@ -23,7 +23,7 @@ from sightline.training import (
     local_sgd,
     train_local,
 )
-from sightline.training.dp_sgd_settings import DPSGDSettings, draw_gaussian, gaussian_steps
+from sightline.training.dp_sgd_settings import SMALLEST_CLIP_NORM, DPSGDSettings, draw_gaussian, gaussian_steps
 from sightline.training.gradients import clipped_rows, row_norms
 
 RNG = np.random.default_rng
@@ -123,6 +123,18 @@ def test_a_broken_example_contributes_zero(case):
     torch.testing.assert_close(got, clipped_gradient_sum(model, vector, shard.x[keep], shard.y[keep], clip_norm=0.3))
     nothing = clipped_gradient_sum(model, vector * float("nan"), shard.x, shard.y, clip_norm=0.3)
     assert torch.equal(nothing, torch.zeros_like(vector))
+
+
+def test_a_ball_below_the_norms_of_float32_is_refused():
+    """A gradient of 1e-23 has norm zero, and came through 200 times as long as a ball of 1e-25."""
+    model, rng = model_of("linear"), RNG(0)
+    shard = shard_of(model, 1, rng)
+    with pytest.raises(InvalidInput, match="clip_norm=1e-25"):
+        clipped_gradient_sum(model, model.init(rng), shard.x, shard.y, clip_norm=1e-25)
+    with pytest.raises(InvalidInput, match="clip_norm=1e-25"):
+        private(model, [shard], clip_norm=1e-25)
+    tiny = torch.tensor([[1e-11, 1e-17, 1e-23]])
+    assert float(clipped_rows(tiny, SMALLEST_CLIP_NORM).double().norm()) <= SMALLEST_CLIP_NORM
 
 
 def test_norms_of_long_rows_are_not_rounded_down():

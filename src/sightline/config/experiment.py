@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sightline.config.mechanism_rules import Split, check_noise, check_perturbation, check_solution, check_split
-from sightline.config.section import Count, Fraction, NonNegative, OpenSection, Positive, Probability, Section
+from sightline.config.section import (
+    ClipNorm,
+    Count,
+    Fraction,
+    NonNegative,
+    OpenSection,
+    Positive,
+    Probability,
+    Section,
+)
 from sightline.errors import invalid, refuse
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -185,7 +194,7 @@ class Privacy(Section):
     unit: Literal["client", "sample", "none"] = "client"
     mechanism: Literal["gaussian", "output", "objective"] = "gaussian"
     where: Literal["server", "client", "edge"] | None = None
-    clip_norm: Positive = 1.0
+    clip_norm: ClipNorm = 1.0
     noise_multiplier: Positive | None = None
     epsilon: Positive | None = None
     noise_std: Positive | None = None

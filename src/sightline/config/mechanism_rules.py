@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sightline.config.section import Count, Positive, Section
+from sightline.config.section import ClipNorm, Count, Positive, Section
 from sightline.errors import invalid, refuse
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Split(Section):
     parts: Count = 2
     unsplit: Annotated[tuple[str, ...], Field(strict=False)] = ()
     partitions: Count = 1
-    unsplit_clip_norm: Positive | None = None
+    unsplit_clip_norm: ClipNorm | None = None
     unsplit_noise: Positive = 1.0
 
     @model_validator(mode="before")

@@ -13,6 +13,8 @@ DEEPEST = 16
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0)]
+ClipNorm = Annotated[float, Field(ge=1e-12)]
+"""Squares of much smaller gradients are zero in float32: they would pass any clip norm."""
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

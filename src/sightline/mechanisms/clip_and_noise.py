@@ -37,6 +37,10 @@ class Aggregate:
     rejected: int = 0
 
 
+SMALLEST_RADIUS = 1e-30
+"""Below 1e-38 float32 rounds up by more than the ball is shrunk: a model of 10^12 numbers is still inside at 1e-30."""
+
+
 def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     r"""Scale onto the ball of radius C: u * C / max(|u|, C).
 
@@ -47,8 +51,8 @@ def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     >>> clip_update(torch.tensor([3.0, 4.0]), clip_norm=1.0).value
     tensor([0.6000, 0.8000])
     """
-    if not (clip_norm > 0 and math.isfinite(clip_norm)):
-        invalid("clip_norm", clip_norm, "a clip norm is positive and finite")
+    if not SMALLEST_RADIUS <= clip_norm < math.inf:
+        invalid("clip_norm", clip_norm, f"a clip norm is finite, and at least {SMALLEST_RADIUS:g}")
     norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
     if not math.isfinite(norm):
         return Bounded(torch.zeros_like(update), clip_norm, rejected=True)

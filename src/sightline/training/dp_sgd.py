@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data.federation import Shard
-from sightline.errors import invalid
 from sightline.models.flat import FlatModel
 from sightline.training.augmentation import Views, clipped_sum_of_views
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.dp_sgd_settings import DPSGDSettings, check_clip_norm
 from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks
@@ -107,8 +106,7 @@ def clipped_gradient_sum(
     `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.
     """
     model.check_vector(vector)
-    if not (np.isfinite(clip_norm) and clip_norm > 0):
-        invalid("clip_norm", clip_norm, "is a positive number")
+    check_clip_norm(clip_norm)
     worker = worker_for(model)
     worker.weights.copy_(vector)
     with own_dropout(worker, rng) if rng is not None else nullcontext():

@@ -57,6 +57,17 @@ def gaussian_steps(size: int, *, rng: np.random.Generator) -> Iterator[Tensor]:
         yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps
 
 
+SMALLEST_CLIP_NORM = 1e-12
+"""The square of a float32 below 1e-22 is zero: a gradient that small has norm zero, and would pass a smaller ball."""
+
+
+def check_clip_norm(clip_norm: float) -> None:
+    """Refuse a radius that norms in float32 cannot be compared with."""
+    if not SMALLEST_CLIP_NORM <= clip_norm < np.inf:
+        law = f"a clip norm is a number from {SMALLEST_CLIP_NORM:g} on: float32 has no norms of much smaller gradients"
+        invalid("clip_norm", clip_norm, law)
+
+
 @dataclass(frozen=True, eq=False)
 class DPSGDSettings:
     """How each client steps in private; every sequence has one entry per client."""
@@ -73,8 +84,7 @@ class DPSGDSettings:
     view_rngs: Sequence[np.random.Generator] | None = None
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
-            invalid("clip_norm", self.clip_norm, "is a positive number")
+        check_clip_norm(self.clip_norm)
         for std in self.noise_std:
             if not (np.isfinite(std) and std >= 0):
                 invalid("noise_std", std, "is a number >= 0")
