@@ -357,3 +357,23 @@ def test_what_is_given_per_client_is_given_for_all():
             private(model, shards, **change)
     with pytest.raises(InvalidInput):
         clipped_gradient_sum(model, model.init(rng), shards[0].x, shards[0].y, clip_norm=float("inf"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "lstm" not in case])
+@pytest.mark.parametrize("clip_norm", [1e-5, 1e-12])
+def test_a_factor_that_underflows_does_not_hide_a_gradient(case, clip_norm):
+    """|G|^2 = |a|^2 |g|^2: huge inputs of a layer beside output gradients whose squares float32 cannot hold."""
+    model, rng = model_of(case), RNG(0)
+    shard, start = shard_of(model, 1, rng), model.init(rng)
+    if len(model.layout) < 4:
+        pytest.skip("one layer: its inputs are the data")
+    first, weight, bias = model.layout[0], model.layout[-2], model.layout[-1]
+    for big in (1e8, 1e12, 1e15, 1e17, 1e18):
+        for certain in (46.0, 50.0, 53.0, 55.0):
+            vector = start.clone()
+            vector[first.start : first.stop] *= big
+            vector[weight.start : weight.stop] = 0
+            vector[bias.start : bias.stop] = 0
+            vector[bias.start + int(shard.y[0])] = certain
+            found = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=clip_norm)
+            assert float(found.double().norm()) <= clip_norm * (1 + 1e-4)

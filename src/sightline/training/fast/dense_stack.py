@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.training.fast.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
+from sightline.training.fast.per_example_norms import SMALLEST
 from sightline.training.gradients import Clip, GradientWorker, clip_factors, equal_chunks, factors_of, stretch_views
 
 CHUNK_BYTES = 1 << 25
@@ -280,8 +281,10 @@ class DenseStack:
         errors, squared = [g], torch.zeros(y.shape)
         for index in range(len(self.floors) - 1, -1, -1):
             floor = self.floors[index]
-            inputs = torch.linalg.vecdot(floor.x, floor.x)
-            squared += torch.linalg.vecdot(g, g) * (inputs if floor.bias is None else inputs + 1.0)
+            inputs = torch.linalg.vecdot(floor.x, floor.x) + SMALLEST * floor.x.shape[2]
+            squared += (torch.linalg.vecdot(g, g) + SMALLEST * g.shape[2]) * (
+                inputs if floor.bias is None else inputs + 1.0
+            )
             if index:
                 g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
                 errors.append(g)

@@ -17,6 +17,8 @@ from sightline.training.gradients import row_norms
 
 ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with room to spare."""
+SMALLEST = 2.0**-126
+"""What float32 may lose of a square or a product: its smallest normal number."""
 
 
 def square_norms(rows: Tensor) -> Tensor:
@@ -64,11 +66,14 @@ class AffineNorms:
     def gram_norms(self) -> Tensor:
         """From the two Gram matrices."""
         if self.a.shape[1] == 1:
-            return square_norms(self.a) * square_norms(self.g)
+            # a factor that underflows beside a large one must not leave a gradient unclipped
+            a, g = (square_norms(rows) + SMALLEST * rows.shape[2] for rows in (self.a, self.g))
+            return a * g
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
-        sizes = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
+        a, g = torch.linalg.vector_norm(self.a, dim=2), torch.linalg.vector_norm(self.g, dim=2)
         terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
-        return inner.sum((1, 2)).clamp_min(0) + gram_rounding(sizes, terms)
+        lost = a.sum(1).square() * (SMALLEST * self.g.shape[2]) + g.sum(1).square() * (SMALLEST * self.a.shape[2])
+        return inner.sum((1, 2)).clamp_min(0) + gram_rounding(a * g, terms) + lost
 
     def row_norms(self) -> Tensor:
         """From the instantiated gradients, kept for the sum."""
