@@ -67,12 +67,13 @@ class AffineNorms:
         """From the two Gram matrices."""
         if self.a.shape[1] == 1:
             # a factor that underflows beside a large one must not leave a gradient unclipped
-            a, g = (square_norms(rows) + SMALLEST * rows.shape[2] for rows in (self.a, self.g))
-            return a * g
+            inputs = square_norms(self.a) + SMALLEST * self.a.shape[2]
+            return inputs * (square_norms(self.g) + SMALLEST * self.g.shape[2])
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
         a, g = torch.linalg.vector_norm(self.a, dim=2), torch.linalg.vector_norm(self.g, dim=2)
         terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
-        lost = a.sum(1).square() * (SMALLEST * self.g.shape[2]) + g.sum(1).square() * (SMALLEST * self.a.shape[2])
+        lost: Tensor = a.sum(1).square() * (SMALLEST * self.g.shape[2])
+        lost += g.sum(1).square() * (SMALLEST * self.a.shape[2])
         return inner.sum((1, 2)).clamp_min(0) + gram_rounding(a * g, terms) + lost
 
     def row_norms(self) -> Tensor:
