@@ -38,7 +38,7 @@ class Quadratics:
             for _ in range(self.steps[client]):
                 descent.step(w, CURVATURE[client] * (w - self.optima[client]))
             if recall is not None:
-                recall.keep_state(client, start, w, float(self.steps[client]))
+                recall.keep_state(client, start, w, float(self.steps[client]), noised=False)
             yield [client], w[None]
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -235,7 +236,8 @@ class TrainingLoop:
         if found is None:
             start = Public(self.setting.start)
             return self.setting.algorithm.init(start, self.setting.clients, self.setting.settings), 0
-        self.memories = found.memories
+        noised = self.setting.mechanism.keeps_noised
+        self.memories = {name: replace(state, noised=noised) for name, state in found.memories.items()}
         self._look_around(found.state)
         if not self.record.has_round(found.round):
             self._report_round(found.state, found.round, found.counts, seconds=0.0)

@@ -289,7 +289,7 @@ class TrainingRound:
         own = {client_name(member) for member in updates.cohort.members}
         sent = {release.id for release in made if release.source in own} | {made[-1].id} if made else set()
         sources = self._ledger.frontier(before.sources | frozenset(updates.sources) | sent)
-        self.memories[name] = ClientState({**before.values, **updates.recall.after}, sources)
+        self.memories[name] = ClientState({**before.values, **updates.recall.after}, sources, updates.recall.noised)
 
     def _count_traffic(self, rejected: int, senders: float) -> None:
         floats = senders * self._setting.sent_parameters

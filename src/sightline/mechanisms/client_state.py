@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sightline.data import Shard
+from sightline.errors import refuse
 from sightline.models import FlatModel
 from sightline.training import LocalWork
 
@@ -68,6 +69,8 @@ class ClientState:
 
     values: Mapping[int, Tensor] = field(default_factory=dict)
     sources: frozenset[int] = frozenset()
+    noised: bool = True
+    """Whether all of it was made from values that were noised already; so is what nobody has kept yet."""
 
 
 class StateAccess:
@@ -76,6 +79,8 @@ class StateAccess:
     def __init__(self, memory: StateRule, state: ClientState, dimension: int) -> None:
         self.memory, self._state, self._dimension = memory, state, dimension
         self.after: dict[int, Tensor] = {}
+        self.noised = state.noised
+        """Whether what is kept, before and after this call, was made from noised values only."""
 
     def old(self, member: int) -> Tensor:
         """What a member kept; zero before its first round."""
@@ -90,15 +95,23 @@ class StateAccess:
         linear = self.memory.linear
         return None if linear is None else torch.stack([linear(self.old(member)) for member in members])
 
-    def keep_state(self, member: int, start: Tensor, end: Tensor, steps: float) -> None:
+    def keep_state(self, member: int, start: Tensor, end: Tensor, steps: float, *, noised: bool) -> None:
         """Update a member's memory after its training; nothing is kept of an update that is not finite."""
         if self.memory.update is not None and steps > 0:
-            self.keep_value(member, self.memory.update(LocalResult(self.old(member), start, end, steps)))
+            moved = LocalResult(self.old(member), start, end, steps)
+            self.keep_value(member, self.memory.update(moved), noised=noised)
 
-    def keep_value(self, member: int, value: Tensor) -> None:
-        """Keep a vector as it is, when it is finite."""
+    def keep_value(self, member: int, value: Tensor, *, noised: bool) -> None:
+        """Keep a vector as it is, when it is finite; `noised`: whether it was made from noised values only."""
         if bool(torch.isfinite(value).all()):
             self.after[member] = value.detach().clone()
+            self.noised = self.noised and noised
+
+    def require_noised(self) -> None:
+        """Refuse what was made from un-noised values: private steps add it after clipping and noise."""
+        if not self.noised:
+            law = "what the client keeps was made from un-noised values, and would be added after clipping and noise"
+            refuse("client_state", self.memory.name, law, "keep what private steps made, or nothing")
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -115,6 +115,10 @@ class Mechanism(Protocol):
     def uses_channel_factors(self) -> bool:
         """Whether a channel's own noise and clip factor are used in its claims and in its values."""
 
+    @property
+    def keeps_noised(self) -> bool:
+        """Whether what clients keep of their training is made from values that are noised already."""
+
     def at(self, context: ReleaseContext) -> "Mechanism":
         """The mechanism as it is below a channel."""
 
@@ -169,6 +173,11 @@ class BaseMechanism:
 
     sends_parts = False
     uses_channel_factors = False
+
+    @property
+    def keeps_noised(self) -> bool:
+        """Clients keep what they see before the noise."""
+        return False
 
     def scaled(self, event: Event, noise: float) -> Event:
         """Every Gaussian's noise multiplied."""

@@ -120,6 +120,11 @@ class SampleAtClient(PrivateStepsMechanism):
         """Every member, step by step."""
         return NoisedBy.CLIENT
 
+    @property
+    def keeps_noised(self) -> bool:
+        """Clients see the ends of noised steps only."""
+        return all(plan.noise_multiplier > 0 for plan in self.plans.values())
+
     def in_parts(self, splitter: Splitter) -> "SampleAtClient":
         """The same steps over parts of the model."""
         return replace(self, plans=split_plans(self.plans, splitter))
@@ -159,6 +164,8 @@ class SampleAtClient(PrivateStepsMechanism):
             yield ClientOutput(member, update)
 
     def _private_plans(self, updates: Updates, context: ReleaseContext) -> list[PrivateSteps]:
+        if updates.recall is not None:
+            updates.recall.require_noised()
         plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
         return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
 

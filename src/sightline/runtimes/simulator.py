@@ -104,7 +104,7 @@ class Simulator:
             each,
             shared={"work": _repeat_work(work, times)},
         )
-        yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), steps, recall)
+        yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), steps, recall, noised=False)
 
     def _assign_parts(self, splitter: Splitter, cohort: Sequence[int], at: CallId) -> list[Any]:
         """Every member's part for this training call: drawn in secret, kept nowhere."""
@@ -120,7 +120,7 @@ class Simulator:
             end, kept = recall.memory.solver(  # type: ignore[misc]
                 self._model, client_rows(starts, place), self._shards[client], work, steps=steps[place], rng=rngs[place]
             )
-            recall.keep_value(client, kept)
+            recall.keep_value(client, kept, noised=False)
             yield [client], end[None]
 
     def _update_states(
@@ -130,12 +130,15 @@ class Simulator:
         found: Iterator[Any],
         steps: Sequence[int],
         recall: StateAccess | None,
+        *,
+        noised: bool,
     ) -> Iterator[Block]:
         """The blocks of a training by clients, their memories updated on the way."""
         for places, ends in found:
             for place, end in zip(places, ends, strict=True) if recall is not None else ():
                 work = effective_steps(steps[place], self._work.momentum)
-                recall.keep_state(cohort[place], client_rows(starts, int(place)), end, work)  # type: ignore[union-attr]
+                start = client_rows(starts, int(place))
+                recall.keep_state(cohort[place], start, end, work, noised=noised)  # type: ignore[union-attr]
             yield [cohort[place] for place in places], ends
 
     def minimise(
@@ -187,6 +190,8 @@ class Simulator:
         """DP-SGD of the cohort, each member with its own noise and sampling."""
         if not cohort:
             return
+        if recall is not None:
+            recall.require_noised()
         splitter, clip_norm = plans[0].splitter, plans[0].clip_norm
         each: dict[str, list[Any]] = {
             "sample_rates": [plan.rate for plan in plans],
@@ -208,7 +213,9 @@ class Simulator:
         if self._views is not None:
             shared["views"], each["view_rngs"] = self._views, self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)
         job = TrainingJob(call, starts, _with_memory(task, cohort, recall), each, shared)
-        yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), each["steps"], recall)
+        noised = all(plan.noise_multiplier > 0 for plan in plans)
+        found = self._trainer.run(job, cohort)
+        yield from self._update_states(cohort, starts, found, each["steps"], recall, noised=noised)
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId

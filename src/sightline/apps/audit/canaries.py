@@ -162,7 +162,7 @@ class CanaryClients:
             start = starts if starts.dim() == 1 else starts[place]
             self._move(ends[place], start, member, at, splitter)
             if recall is not None:
-                recall.keep_state(member, start, ends[place], 1.0)
+                recall.keep_state(member, start, ends[place], 1.0, noised=False)
         yield list(cohort), ends
 
     def _move(self, end: Tensor, start: Tensor, member: int, at: CallId, splitter: Splitter | None) -> None:
