@@ -12,7 +12,7 @@ from tests.cli.test_help import ALL, lines
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted({line for command in ALL.values() for line in lines(command)})
-WAITING = ("sightline serve", "sightline flower site")
+WAITING = ("sightline serve", "sightline flower site", "sightline site serve")
 """These wait for somebody; tests of their own ask them."""
 LONG = ("sightline audit", "sightline sweep", "sightline run experiments", "sightline calibrate check-ins")
 
@@ -51,6 +51,13 @@ def test_it_runs(desk, line):
     words = [word for word in words_of(line) if word != "--open"]  # somebody's browser is not ours to open
     if words[:2] == ["flower", "shards"]:
         words[3] = "other-sites"
+    if words[:2] == ["site", "approve"]:
+        words += ["--yes"]  # the owner would be asked
+    if words[:2] in (["site", "keygen"], ["site", "sign"]):
+        pytest.importorskip("cryptography")
+        (desk / "researcher.key").unlink(missing_ok=True)
+    if words[:2] == ["site", "sign"]:
+        assert run_arguments(["site", "keygen", "researcher.key"]) == 0
     if words[:2] == ["flower", "export"]:
         words[3] = f"app-{len(list(desk.glob('app*')))}"
     if words[0] == "audit":

@@ -47,7 +47,9 @@ def run_remotely(tmp_path, loopback):
 
         def worker(setting, public, secret):
             words = {"folder": str(directory)}
-            return RemoteClients(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
+            remote = RemoteClients(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
+            remote._sends_tasks = True  # the nodes of this post are played, and have no copy of the experiment
+            return remote
 
         engine.run_loop(setting, directory, worker, resume=resume, on_round=on_round)
         report.write_report(directory)

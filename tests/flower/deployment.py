@@ -135,6 +135,12 @@ class Deployment:
         path.write_text(tomli_w.dumps({"site": sites}))
         return path
 
+    def sightline(self, *words):
+        line = [sys.executable, "-m", "sightline", *map(str, words)]
+        done = subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def flwr(self, *words):
         line = [str(BIN / "flwr"), *map(str, words)]
         return subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)

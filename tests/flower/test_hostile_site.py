@@ -29,56 +29,44 @@ CHANNEL = {"name": "server", "clip_factor": 1.0, "noise_factor": 1.0}
     "more",
     [
         {"noise": 0.0},
-        {"noise": -2.0},
-        {"noise": 1e-300},
         {"noise": "2.0"},
-        {"noise": [2.0]},
-        {"noise": True},
         {"channel": CHANNEL | {"noise_factor": 0.0}},
-        {"channel": CHANNEL | {"noise_factor": -1.0}},
         {"channel": CHANNEL | {"clip_factor": -1.0}},
-        {"channel": CHANNEL | {"clip_factor": 0.0}},
         {"channel": CHANNEL | {"trusted": True}},
-        {"channel": CHANNEL | {"audience": []}},
         {"channel": [1]},
         {"round": -1},
         {"round": 10**30},
+        {"round": 1.0},
+        {"round": [1]},
         {"use": -1},
+        {"use": None},
+        {"part": {}},
         {"line": -5},
         {"client": 0},
         {"terms": {"mu": 1e308}},
         {"terms": []},
         {"call": "choose", "epsilon": 1e9},
-        {"call": "choose", "epsilon": -1.0},
+        {"call": ["leaving"]},
+        {"digest": None},
+        {"digest": "0" * 64},
         {"run": "../../x"},
     ],
     ids=str,
 )
 def test_whatever_is_asked_the_site_answers_within_its_budget_or_not_at_all(more, site_of):  # noqa: F811
     site = site_of(LOCAL, epsilon=5.0)
-    outside = around(site)
+    outside, reserved = around(site), site.spent()
     answer = site.answer(question(LOCAL, **more))
     assert around(site) == outside
-    assert site.spent() <= 5.0
+    assert site.spent() == reserved <= 5.0
     if "value" in answer.arrays:
-        assert len(releases_of(site)) == 1
-        assert site.spent() > 0
-        # the noise that was charged is in it: std of 63 numbers is z C within 8 sigma, whatever the factors claim
-        event = next(iter(releases_of(site))).event
-        assert math.isfinite(site.spent())
-        assert event.noise_multiplier >= 1.0
+        # the noise of the approved experiment is in it: std of 63 numbers is z C within 8 sigma
+        assert [release.event.noise_multiplier for release in releases_of(site)] == [2.0]
         assert np.isfinite(answer.arrays["value"]).all()
-        assert answer.arrays["value"].std() > 0.4 * event.noise_multiplier * (1 - 8 / math.sqrt(2 * 63))
+        assert answer.arrays["value"].std() > 0.4 * 2.0 * (1 - 8 / math.sqrt(2 * 63))
     else:
         assert "\n" not in answer.words["refused"]
-
-
-@pytest.mark.parametrize("fill", [np.nan, np.inf, 1e30, 3e38])
-def test_a_start_that_is_no_model_gets_noise_and_is_charged(fill, site_of):  # noqa: F811
-    site = site_of(LOCAL)
-    answer = site.answer(question(LOCAL, start=np.full(63, fill, np.float32)))
-    assert np.isfinite(answer.arrays["value"]).all()
-    assert len(releases_of(site)) == 1
+        assert len(releases_of(site)) == 0
 
 
 def test_an_answer_says_which_question_it_answers_and_whose_it_is(site_of):  # noqa: F811

@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": "a local web page over the runs folder",
     "report": "rebuild the report of a run directory",
     "flower": "the same experiment as a Flower app; sites with their own data and budget",
+    "site": "approve an experiment for a site, see its budget, answer for it",
     "experiments": "the papers' figures and tables as files that run",
     "datasets": "what data is available, where it was looked for, how to get the rest",
     "completion": "a script that lets your shell complete commands, options and files",

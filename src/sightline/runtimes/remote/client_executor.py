@@ -41,6 +41,8 @@ class Result:
     value: Tensor
     rejected: bool
     kept: Tensor | None
+    noised: bool = True
+    """Whether what it keeps was made from noised values only."""
 
 
 class ClientSide:
@@ -51,9 +53,13 @@ class ClientSide:
     """
 
     def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
-        self.setting, self._secret = setting, secret
+        self.setting, self._public, self._secret = setting, public, secret
         self._simulator = Simulator(setting, public, secret)
         self._mechanism_with = lru_cache(maxsize=8)(self._with_noise)
+
+    def with_setting(self, setting: BuiltExperiment) -> "ClientSide":
+        """The same streams over other data."""
+        return ClientSide(setting, self._public, self._secret)
 
     def mechanism(self, noise: float | None, context: ReleaseContext) -> Mechanism:
         """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
@@ -63,11 +69,11 @@ class ClientSide:
     def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
 
-    def updates_for(self, task: Task, old: Tensor | None) -> Updates:
-        """What the client would send, not yet computed."""
+    def updates_for(self, task: Task, old: Tensor | None, *, noised: bool = True) -> Updates:
+        """What the client would send, not yet computed; `noised`: what it kept was made from noised values only."""
         recall = None
         if task.memory is not None:
-            state = ClientState({} if old is None else {task.client: old})
+            state = ClientState({} if old is None else {task.client: old}, noised=old is None or noised)
             recall = StateAccess(task.memory, state, self._simulator.dimension)
         starts = {task.client: Public(task.start)}
         splitter = self.setting.splitter
@@ -100,7 +106,9 @@ class ClientSide:
         else:
             value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
         recall = updates.recall
-        return Result(value, rejected, None if recall is None else recall.after.get(task.client))
+        if recall is None:
+            return Result(value, rejected, None)
+        return Result(value, rejected, recall.after.get(task.client), recall.noised)
 
     def _raw_output(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
         cohort, work, plans = [task.client], self._simulator, [self._private_plan(task, mechanism)] if task.plan else []
@@ -147,7 +155,7 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
-        updates = side.updates_for(task, kept.get(name))
+        updates = side.updates_for(task, kept.get(name), noised=side.setting.mechanism.keeps_noised)
         context = side.release_context(task)
         result = side.compute_task(task, updates, context, side.mechanism(message.words.get("noise"), context))
     except SightlineError as error:

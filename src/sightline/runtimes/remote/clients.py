@@ -28,7 +28,16 @@ from sightline.mechanisms import (
     StateAccess,
     Updates,
 )
-from sightline.runtimes.remote.message import CHOOSE, LEAVING, MARKS, QUESTION, Request, WireMessage, own_tensor
+from sightline.runtimes.remote.message import (
+    CHOOSE,
+    LEAVING,
+    MARKS,
+    QUESTION,
+    Request,
+    WireMessage,
+    experiment_digest,
+    own_tensor,
+)
 from sightline.topology import client_name
 from sightline.training import LocalTask
 
@@ -106,13 +115,13 @@ class Transport(Protocol):
 
 
 def refuse_a_known_seed(experiment: Experiment) -> None:
-    """Real sites are sent the experiment with its seed: what the server draws from it hides nothing from them.
+    """Real sites have the experiment with its seed: what the server draws from it hides nothing from them.
 
     Where every member adds its own noise, the server draws nothing that a guarantee rests on.
     """
     privacy = experiment.privacy
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
-        law = "every site is told the seed, and could take the server's noise off again"
+        law = "every site knows the seed, and could take the server's noise off again"
         refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
 
 
@@ -122,7 +131,8 @@ class RemoteClients:
     Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
     not finite or too large to be one, to another question or of another client, is left out, and `tell` says why. Where
     clients are only `simulated`, nothing of that may happen, so it stops the run; and what they keep comes back too,
-    for the checkpoint. What real clients say that they keep is not looked at.
+    for the checkpoint. What real clients say that they keep is not looked at; and they are told which call of the
+    approved experiment is meant and its public vectors, nothing else.
     """
 
     def __init__(
@@ -140,7 +150,10 @@ class RemoteClients:
         self.sizes = setting.federation.sizes.tolist()
         self._setting, self._post, self._simulated = setting, post, simulated
         self._tell = tell
-        self._common = dict(words) | {"experiment": to_toml(setting.experiment)}
+        self._sends_tasks = simulated
+        self._words = dict(words)
+        self._common = self._words | {"experiment": to_toml(setting.experiment)}
+        self._digest = experiment_digest(setting.experiment)
         self._known: set[tuple[int, str]] = set()
         self._in_vain = 0
 
@@ -264,6 +277,9 @@ class RemoteClients:
     def _message_for(
         self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: Mapping[int, float] | None
     ) -> WireMessage:
+        if not self._sends_tasks:
+            words = {"digest": self._digest, "run": self._words.get("run", ""), QUESTION: secrets.token_hex(16)}
+            return ask.site_message_for(place, client, common=words)
         common = self._common | {"noise": (self._setting.multipliers if noise is None else noise).get(client)}
         common[QUESTION] = secrets.token_hex(16)
         return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
@@ -277,7 +293,8 @@ class RemoteClients:
 
     def _keep_state(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
         if self._simulated and recall is not None and "kept" in answer.arrays:
-            recall.keep_value(client, own_tensor(answer.arrays["kept"]))
+            noised = self._setting.mechanism.keeps_noised
+            recall.keep_value(client, own_tensor(answer.arrays["kept"]), noised=noised)
 
     def _left_out(self, round: int, client: int, why: str) -> None:
         why = printable(why, most=LONGEST_REASON)

@@ -1,6 +1,7 @@
 """What travels between a server and a node: words and arrays, the questions in them, and how a node reads them."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from sightline.algorithms import RULES
+from sightline.config import Experiment, to_toml
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.mechanisms import CallId, PrivateSteps, StateRule
 from sightline.topology import Channel
@@ -91,6 +93,11 @@ def own_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
+def experiment_digest(experiment: Experiment) -> str:
+    """The name of an experiment between a server and its sites: both work it out from their own copies."""
+    return hashlib.sha256(f"sightline experiment 1\n{to_toml(experiment)}".encode()).hexdigest()
+
+
 LEAVING = "leaving"
 """The call by which a node does its own part of the mechanism; every other call sends a result without noise."""
 CHOOSE = "choose"
@@ -147,6 +154,18 @@ class Request:
             arrays["candidates"] = self.candidates.numpy()
         if kept is not None:
             arrays["kept"] = kept.numpy()
+        return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
+
+    def site_message_for(self, place: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
+        """The question to a real site, which has its own copy of all the rest: which call, and public vectors."""
+        words = dict(common) | {"call": self.call, "client": client}
+        words |= {"round": self.at.round, "use": self.at.use, "part": self.at.part}
+        _, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
+        if self.memory is not None:
+            numbers, vectors = pack_value(_state_fields(self.memory), "rule")
+            arrays |= vectors | {f"rule/{name}": np.array(float(value)) for name, value in numbers.items()}
+        if self.candidates is not None:
+            return WireMessage(words, arrays | {"candidates": self.candidates.numpy()})
         return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
 
 

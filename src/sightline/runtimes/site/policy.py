@@ -37,12 +37,20 @@ class SitePolicy(Section):
     """Or a command that is given that number and prints the newest it was given."""
     trust_server: bool = False
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
-    own_code: bool = False
-    """Whether experiments may name a model of their own (`package.module:factory`) that is installed here."""
     largest_seconds: Positive = 3600.0
     """An answer that takes longer to compute is a failure like any other."""
     largest_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 31)] = 1 << 30
     """A message of more bytes is not read."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """The models that experiments may bring, `package.module:factory` -> SHA-256 of the module's source file."""
+    largest_steps: Annotated[int, Field(ge=1)] = 100_000
+    """Local steps that one answer may take."""
+    largest_start: Positive = 1e4
+    """The norm of public vectors that the site works from."""
+    known_keys: list[str] = Field(default_factory=list)
+    """Ed25519 public keys of researchers, in hex."""
+    require_signature: bool = False
+    """Whether only experiments that one of those keys signed can be approved."""
     arithmetic: Literal["integer", "float"] = "integer"
     """In what the site clips and noises its updates; "float" leaves it to the experiment."""
 
@@ -60,11 +68,20 @@ class SitePolicy(Section):
 
 def read_policy(folder: Path) -> SitePolicy:
     """The policy in a site's folder; mistakes are one line."""
-    path = folder / POLICY
+    return read_policy_file(folder / POLICY)
+
+
+def read_policy_file(path: Path) -> SitePolicy:
+    """The policy in a file."""
     try:
-        return SitePolicy.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "own_code" in tables:
+            law = "code is allowed by name and hash, not at large"
+            invalid(f"{POLICY}: own_code", tables["own_code"], law, 'write "package.module:factory" = "SHA-256 of its '
+                    'source file" under [models]')  # fmt: skip
+        return SitePolicy.model_validate(tables)
     except FileNotFoundError:
-        invalid("site", folder, f"holds no {POLICY}", "sightline flower shards makes examples")
+        invalid("site", path.parent, f"holds no {POLICY}", "sightline flower shards makes examples")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         invalid("site", path, f"cannot be read ({type(error).__name__})")
     except ValidationError as error:
@@ -80,8 +97,8 @@ def read_data(folder: Path, policy: SitePolicy) -> Client:
 
 
 def federation_of(client: Client, number: int, clients: int, *, classes: int, vocabulary: int) -> Federation:
-    """The federation as one site sees it: its own data at its own number, and single blank examples elsewhere."""
-    blank = Client(blank_shard(client.train, 1), blank_shard(client.train, 0))
+    """The federation as one site sees it: its own data at its own number, and as many blank examples elsewhere."""
+    blank = Client(blank_shard(client.train, len(client.train)), blank_shard(client.train, 0))
     everybody = tuple(client if n == number else blank for n in range(clients))
     return Federation("site", everybody, blank.test, classes, kind_of(client.train), vocabulary)
 

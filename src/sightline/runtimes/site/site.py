@@ -1,131 +1,148 @@
-"""A real site: its own data, noise and budget; it answers only what its budget allows, and stores each answer first."""
+"""A real site: it answers the calls of experiments that its owner approved, each once, and stores each answer first."""
 
 import fcntl
 import hashlib
+import json
 import logging
 import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from sightline import accounting, engine
-from sightline.config import FACTORY, Experiment, parse
+from sightline import accounting
+from sightline.config import Experiment
 from sightline.engine import BuiltExperiment
-from sightline.errors import BudgetExhausted, SightlineError, invalid, refuse
+from sightline.errors import Refused, SightlineError, invalid
 from sightline.events import Clear
-from sightline.ledger import GENESIS, Ledger, LedgerDamaged, Release, SqliteStore, connect_to_write
-from sightline.mechanisms import CallId, Mechanism, NoisedBy, ReleaseContext, Updates
-from sightline.mechanisms.contract import only_client
+from sightline.ledger import Ledger, LedgerDamaged, SqliteStore, connect_to_write
+from sightline.mechanisms import Mechanism, ReleaseContext
 from sightline.randomness import Streams, write_secret
-from sightline.runtimes.remote.client_executor import ClientSide, Result, read_choice
-from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage, own_tensor
+from sightline.runtimes.remote.client_executor import ClientSide, Result
+from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, own_tensor
+from sightline.runtimes.site.approval import (
+    APPROVALS,
+    Approval,
+    Approvals,
+    build_for_site,
+    data_digest,
+    draw_up_approval,
+    own_claims,
+    read_approved,
+)
+from sightline.runtimes.site.budget import LifetimeBudget
+from sightline.runtimes.site.planned_calls import PlannedCall
 from sightline.runtimes.site.policy import POLICY, federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site.process import run_within
-from sightline.topology import client_name
-
-SITE_STORE = "shelf.secret"
-RUNS = 8
-"""Of so many runs the site remembers the last answer and what its client keeps."""
-
-
-class SiteStore:
-    """The last answer of every run, and per run and memory what was kept before and after the round it belongs to.
-
-    Guarantees: the file is replaced whole, so that after a crash it holds the state before the answer or after it; a
-    round that is asked again begins from what was kept before it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SITE_STORE
-
-    def answer_to(self, asked: bytes, run: str) -> WireMessage | None:
-        """The answer that was given to this very question, when it was the run's last one."""
-        found, place = self._read_file(), _answer_name(run)
-        last = found.words.get("answers", {}).get(place)
-        if last is None or last["asked"] != asked.hex():
-            return None
-        start = f"answer/{place}/"
-        arrays = {name.removeprefix(start): a for name, a in found.arrays.items() if name.startswith(start)}
-        return WireMessage(last["words"], arrays)
-
-    def kept(self, run: str, memory: str, at: CallId) -> Tensor | None:
-        """What the client kept when the round began; None before its first."""
-        found = self._read_file()
-        mark = found.words.get("marks", {}).get(f"{run}/{memory}")
-        if mark is None:
-            return None
-        again = [at.round, at.use] == mark
-        array = found.arrays.get(f"{'before' if again else 'after'}/{run}/{memory}")
-        return None if array is None else own_tensor(array)
-
-    def fingerprint(self) -> bytes:
-        """Changes whenever anything in the store does."""
-        return hashlib.sha256(self._path.read_bytes() if self._path.exists() else b"").digest()
-
-    def charged_releases(self) -> tuple[int, str]:
-        """How many releases the site's ledger held when it last answered, and the hash of the last one."""
-        releases, head = self._read_file().words.get("charged", (0, GENESIS))
-        return int(releases), str(head)
-
-    def put_answer(
-        self, asked: bytes, answer: WireMessage, *, run: str, memory: str, at: CallId, kept: Tensor | None,
-        charged: tuple[int, str],
-    ) -> None:  # fmt: skip
-        """Put away an answer, what the client keeps from now on, and what the ledger must hold from now on."""
-        found, key, place = self._read_file(), f"{run}/{memory}", _answer_name(run)
-        answers = {name: one for name, one in found.words.get("answers", {}).items() if name != place}
-        answers = dict([*answers.items()][1 - RUNS :]) | {place: {"asked": asked.hex(), "words": dict(answer.words)}}
-        arrays = {name: array for name, array in found.arrays.items() if _is_kept(name, answers, place)}
-        marks = dict(found.words.get("marks", {}))
-        if kept is not None:
-            before = self.kept(run, memory, at)
-            arrays.pop(f"before/{key}", None)
-            if before is not None:
-                arrays[f"before/{key}"] = before.numpy()
-            arrays[f"after/{key}"] = kept.numpy()
-            marks.pop(key, None)
-            marks[key] = [at.round, at.use]
-        for old in list(marks)[:-RUNS]:
-            del marks[old]
-            arrays = {name: array for name, array in arrays.items() if name.partition("/")[2] != old}
-        arrays |= {f"answer/{place}/{name}": array for name, array in answer.arrays.items()}
-        write_secret(
-            self._path, WireMessage({"answers": answers, "marks": marks, "charged": charged}, arrays).to_bytes()
-        )
-
-    def _read_file(self) -> WireMessage:
-        return WireMessage.from_bytes(self._path.read_bytes()) if self._path.exists() else WireMessage()
-
-
-def _answer_name(run: str) -> str:
-    """Where a run's last answer lies: a name that no run can choose."""
-    return hashlib.sha256(run.encode()).hexdigest()[:32]
-
-
-def _is_kept(name: str, answers: Mapping[str, object], replaced: str) -> bool:
-    """Whether an array stays when the answer at a place is replaced: what is kept does, and other runs' answers."""
-    kind, _, rest = name.partition("/")
-    place = rest.partition("/")[0]
-    return kind != "answer" or (place in answers and place != replaced)
-
+from sightline.runtimes.site.signature import check_signature
+from sightline.topology import PUBLIC, SERVER, client_name
 
 LOG = logging.getLogger("sightline.site")
 BUDGET = "budget.sqlite"
+EARLIER_STORE = "shelf.secret"
 HELLO = "hello"
-SERVER, PUBLIC = "server", "public"
+NOISED, UNNOISED = "noised", "unnoised"
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """What a site remembers of the one run of an approval: how far it is, its answers of the last round, what it keeps.
+
+    Guarantees: the file is replaced whole, so that after a crash it holds the state before a change or after it.
+    """
+
+    path: Path
+
+    def read(self) -> WireMessage:
+        """All of it; nothing before the first question."""
+        return WireMessage.from_bytes(self.path.read_bytes()) if self.path.exists() else WireMessage()
+
+    @property
+    def run(self) -> str | None:
+        """The run that the approval is bound to."""
+        found = self.read().words.get("run")
+        return None if found is None else str(found)
+
+    def begin(self, run: str, place: tuple[int, int], asked: str) -> None:
+        """Bind the run and note a call as begun: from now on only this very question gets an answer for it."""
+        found = self.read()
+        words = dict(found.words)
+        answers = {name: one for name, one in words.get("answers", {}).items() if _round_of(name) == place[0]}
+        words |= {"run": run, "last": list(place), "asked": asked, "begun": words.get("begun", 0) + 1}
+        arrays = {n: a for n, a in found.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
+        write_secret(self.path, WireMessage(words | {"answers": answers}, arrays).to_bytes())
+
+    def put_answer(
+        self, place: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result, *, number: int
+    ) -> None:
+        """Put away an answer and, with its kind, what the client keeps from now on.
+
+        `number` is what the budget's counter will be at before the answer may leave.
+        """
+        found = self.read()
+        name = f"{place[0]}.{place[1]}"
+        answers = dict(found.words["answers"]) | {name: {"asked": asked, "number": number, "words": dict(answer.words)}}
+        kinds, arrays = (
+            dict(found.words.get("kinds", {})),
+            dict(found.arrays) | {f"answer/{name}": answer.arrays["value"]},
+        )
+        if result.kept is not None:
+            kinds[memory] = NOISED if result.noised else UNNOISED
+            arrays[f"kept/{memory}"] = result.kept.numpy()
+        words = dict(found.words) | {"answers": answers, "kinds": kinds}
+        write_secret(self.path, WireMessage(words, arrays).to_bytes())
+
+    def answer_to(self, place: tuple[int, int], asked: str) -> tuple[WireMessage, int] | None:
+        """The answer that this very question got, when it was in the last round that was asked for, and its number."""
+        found, name = self.read(), f"{place[0]}.{place[1]}"
+        one = found.words.get("answers", {}).get(name)
+        if one is None or one["asked"] != asked:
+            return None
+        return WireMessage(one["words"], {"value": found.arrays[f"answer/{name}"]}), int(one["number"])
+
+    def refuse_passed(self, place: tuple[int, int], asked: str) -> None:
+        """Refuse a call that is not after the last one, unless a crash kept it from its answer."""
+        words = self.read().words
+        last = tuple(words.get("last", (0, -1)))
+        if place > last or (place == last and words["asked"] == asked):
+            return
+        at = f"round {place[0]}, use {place[1]}"
+        if place == last or f"{place[0]}.{place[1]}" in words["answers"]:
+            raise Refused(f"call={at}: answered already, from other vectors; nothing is answered twice")
+        raise Refused(f"call={at}: the run is at round {last[0]}, use {last[1]}; calls come in increasing order")
+
+    def kept(self, memory: str) -> tuple[Tensor | None, bool]:
+        """What the client keeps, and whether it was made from noised values only."""
+        found = self.read()
+        array = found.arrays.get(f"kept/{memory}")
+        return (None, True) if array is None else (own_tensor(array), found.words["kinds"][memory] == NOISED)
+
+    def check_ledger(self, recorded: int) -> None:
+        """Refuse when the ledger has more or fewer answers of the run than were begun."""
+        words = self.read().words
+        begun = words.get("begun", 0)
+        last = ".".join(map(str, words.get("last", ())))
+        unanswered = begun > 0 and last not in words["answers"]
+        if recorded not in ({begun, begun - 1} if unanswered else {begun}):
+            raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
+
+
+def _round_of(name: str) -> int:
+    return int(name.partition(".")[0])
 
 
 class Site:
     """One client that trusts its own folder and nothing else: site.toml, the data, and `state/`.
 
-    Guarantees: a release is durable in the site's own ledger before its value exists; no value leaves that would bring
-    the site's epsilon, over all runs and all servers, above its policy's; noise and sampling draws come from the
-    operating system and are never used for two different values; the same question gets the same answer, uncharged.
+    Guarantees: only calls in the plan of an approved experiment are answered, each once, in increasing order, in one
+    run; everything but public vectors is the site's own copy; what the whole experiment reveals is reserved before its
+    first answer; an answer is in the site's own ledger before its value exists; noise and sampling draws come from the
+    operating system and are never used for two different values; the same question gets the same answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,9 +152,32 @@ class Site:
             accounting.refuse_large_delta(f"{POLICY}: delta", self.policy.delta, len(self.data.train), "examples")
         self._state = folder / "state"
         self._state.mkdir(mode=0o700, exist_ok=True)
+        if (self._state / EARLIER_STORE).exists():
+            law = "is of a version that charged every answer by itself"
+            invalid(
+                "state", self._state, law, "keep it for its ledger, and begin another with what is left of the budget"
+            )
         self._root = Streams.from_operating_system(self._state / "noise-root.secret")
-        self._store = SiteStore(self._state)
-        self._built = lru_cache(maxsize=2)(self._build_experiment)
+        self.approvals = Approvals(self._state)
+        self.budget = LifetimeBudget(self._state, self.policy)
+        self._built = lru_cache(maxsize=2)(self._build_side)
+        self._data_digest = data_digest(self.data)
+
+    def draw_up(self, experiment: Experiment, *, signature: str | None = None) -> Approval:
+        """What approving an experiment would mean; nothing is approved yet."""
+        digest = experiment_digest(experiment)
+        signed_by = check_signature(self.policy, digest, signature)
+        return draw_up_approval(
+            experiment, self.policy, self.data, id=self.approvals.next_id(digest), signed_by=signed_by
+        )
+
+    def approve(self, approval: Approval) -> Approval:
+        """Reserve what the experiment costs and pin it; raises BudgetExhausted when it does not fit."""
+        with self._hold_lock():
+            approval = replace(approval, id=self.approvals.next_id(approval.digest))
+            self.budget.reserve(approval.id, read_approved(approval).name, approval.composition)
+            self.approvals.put(approval)
+        return approval
 
     def answer(self, message: WireMessage) -> WireMessage:
         """The answer to a question, or in one line why there is none."""
@@ -145,9 +185,10 @@ class Site:
             if message.words.get("call") == HELLO:
                 return self.hello()
             with self._hold_lock():
-                answer = self._answer_task(message)
+                answer = self._answer_call(message)
             return message.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
+            LOG.warning("refused: %s", error)
             return WireMessage({"refused": str(error)})
         except Exception as error:
             LOG.exception("a question could not be answered")
@@ -163,131 +204,121 @@ class Site:
         return WireMessage(facts | {"classes": policy.classes, "vocabulary": policy.vocabulary})
 
     def spent(self) -> float:
-        """The epsilon that the site has spent so far, over all runs."""
-        with self._read_ledger() as (ledger, _):
-            return ledger.worst_epsilon(self._all_observers(), self.policy.delta)
+        """The epsilon of all that is reserved so far, over all approved experiments, as the filter counts it."""
+        return self.budget.status().spent
 
-    def _answer_task(self, message: WireMessage) -> WireMessage:
-        asked = hashlib.sha256(message.without_mark().to_bytes()).digest()
-        run = str(message.words.get("run", ""))
-        before = self._store.answer_to(asked, run)
+    def _answer_call(self, message: WireMessage) -> WireMessage:
+        words = message.words
+        approval, store = self._find_approval(str(words.get("digest", "")), str(words.get("run", "")))
+        call = approval.find_call(words.get("call"), words.get("round"), words.get("use"), words.get("part", 0))
+        side = self._built(approval.id)
+        dimension = side.setting.model.parameters
+        vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
+        asked = _asked(approval, call, vectors)
+        number, name = self.budget.check(), f"answer {approval.id} {call.round}.{call.use}"
+        before = store.answer_to(call.place, asked)
         if before is not None:
-            return before
-        setting = self._built(str(message.words.get("experiment")))
-        task = Task.read(message, self.policy.client)
-        if task.start.shape != (setting.model.parameters,):
-            invalid("start", tuple(task.start.shape), f"this model has {setting.model.parameters} parameters")
+            if before[1] > number:  # a crash came before it was counted
+                self.budget.advance(name)
+            return before[0]
+        store.refuse_passed(call.place, asked)
+        task = call.task_of(vectors, self.policy.client)
         memory = "" if task.memory is None else task.memory.name
-        old = self._store.kept(run, memory, task.at)
-        draws = hashlib.sha256(asked + self._store.fingerprint() + self._data_digest()).digest()
-        side = ClientSide(setting, Streams.from_seed(setting.experiment.seed), Streams(self._root.root + draws))
-        updates = side.updates_for(task, old)
-        with self._read_ledger() as (ledger, store):
-            context = side.release_context(task, next_id=len(ledger))
-            mechanism = side.mechanism(message.words.get("noise"), context)
-            claims = self._own_claims(task, updates, context, mechanism)
-            self._record_claims(ledger, claims, name=draws.hex())
-            charged = (len(ledger), store.head())
-        result = self._compute_output(side, task, updates, context, mechanism)
-        clear = any(release.event == Clear() for release in claims)
+        draws = hashlib.sha256(f"{approval.id} {asked} {self._data_digest}".encode()).digest()
+        side = ClientSide(
+            side.setting, Streams.from_seed(side.setting.experiment.seed), Streams(self._root.root + draws)
+        )
+        clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked)
+        result = self._compute_output(side, task, approval, *store.kept(memory))
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        self._store.put_answer(asked, answer, run=run, memory=memory, at=task.at, kept=result.kept, charged=charged)
+        store.put_answer(call.place, asked, answer, memory, result, number=number + 1)
+        self.budget.advance(name)
         return answer
 
+    def _find_approval(self, digest: str, run: str) -> tuple[Approval, RunStore]:
+        """The approval that a run is bound to, or the first that no run is bound to yet."""
+        found = self.approvals.of(digest)
+        if not found:
+            raise Refused(
+                f"digest={digest[:16]}: no experiment of this digest is approved here; the owner may approve it"
+            )
+        stores = [RunStore(self._state / APPROVALS / f"{approval.id}.secret") for approval in found]
+        bound = [store.run for store in stores]
+        free = [place for place, other in enumerate(bound) if other is None]
+        if run not in bound and not free:
+            raise Refused(
+                f"run={run[:16]}: the approval is bound to another run; every run needs an approval of its own"
+            )
+        place = bound.index(run) if run in bound else free[0]
+        if found[place].data != self._data_digest:
+            raise Refused("data: not those that the experiment was approved for; approve it again")
+        return found[place], stores[place]
+
+    def _record_answer(
+        self, approval: Approval, store: RunStore, call: PlannedCall, task: Task, side: ClientSide, run: str, asked: str
+    ) -> bool:
+        """Write to the site's own ledger what is about to leave; whether that is without noise."""
+        name = f"{approval.id}, {call.round}.{call.use}"
+        memory, noised = store.kept("" if task.memory is None else task.memory.name)
+        updates = side.updates_for(task, memory, noised=noised)
+        with self._read_ledger() as (ledger, _):
+            recorded = len({one.joint for one in ledger if one.joint.startswith(f"{approval.id}, ")})
+            store.check_ledger(recorded)
+            context = side.release_context(task, next_id=len(ledger))
+            claims = own_claims(task, updates, context, self._mechanism(side, approval, context))
+            if store.read().words.get("asked") != asked:
+                store.begin(run, call.place, asked)
+            if not ledger.knows_joint(name):
+                ledger.append([replace(release, joint=name) for release in claims])
+        return any(release.event == Clear() for release in claims)
+
     def _compute_output(
-        self, side: ClientSide, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism
+        self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
-        """The value; of a failure nothing is told but that it happened, since its words may hold data."""
+        """The value; when it cannot be computed, that of the same call on blank examples: a failure tells nothing."""
         try:
-            work = partial(side.compute_task, task, updates, context, mechanism)
-            return run_within(self.policy.largest_seconds, work)
+            return self._compute_with(side, task, approval, kept, noised)
         except Exception:
-            LOG.exception("an answer could not be computed")
-            raise SightlineError("answer=none: the site could not compute it; the site's log says more") from None
+            LOG.exception("an answer could not be computed; the site answers as if its examples were blank")
+        try:
+            return replace(self._compute_with(self._blank_side(side), task, approval, None, True), kept=None)
+        except Exception:
+            LOG.exception("nor on blank examples: zeros are answered")
+            return Result(torch.zeros_like(task.start) if task.candidates is None else torch.zeros(1), False, None)
 
-    def _own_claims(
-        self, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism
-    ) -> Sequence[Release]:
-        """What is about to leave, as the site itself sees it; the server's opinion does not count.
+    def _compute_with(
+        self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
+    ) -> Result:
+        context = side.release_context(task)
+        updates = side.updates_for(task, kept, noised=noised)
+        work = partial(side.compute_task, task, updates, context, self._mechanism(side, approval, context))
+        return run_within(self.policy.largest_seconds, work)
 
-        Only what the mechanism lets members noise is private before it leaves; all else leaves without noise.
-        """
-        everyone = frozenset({SERVER, PUBLIC})
-        if task.call == CHOOSE:
-            return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
-        if task.call == LEAVING and mechanism.noised_by(context) is NoisedBy.CLIENT:
-            return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, context)]
-        subject, what = only_client(self.policy.client), f"{task.call}: handed to the server without noise"
-        event, audience = Clear(), frozenset({SERVER})
-        source = client_name(self.policy.client)
-        return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
+    def _blank_side(self, side: ClientSide) -> ClientSide:
+        """The same streams over examples that nobody has."""
+        blank = self.data.train
+        empty = replace(self.data, train=replace(blank, x=np.zeros_like(blank.x), y=np.zeros_like(blank.y)))
+        facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
+        federation = federation_of(empty, self.policy.client, len(side.setting.clients), **facts)
+        return side.with_setting(replace(side.setting, federation=federation))
 
-    def _record_claims(self, ledger: Ledger, claims: Sequence[Release], *, name: str) -> None:
-        """Write the claims to the site's ledger, unless they would exceed its budget or were written before a crash."""
-        if ledger.knows_joint(name):
-            return
-        policy = self.policy
-        epsilon = ledger.worst_epsilon(self._all_observers(), policy.delta, planned=claims)
-        if not epsilon <= policy.epsilon:
-            clear = any(release.event == Clear() for release in claims)
-            why = "has no noise and this site does not trust the server" if clear else f"would cost {epsilon:.4g}"
-            at = f"at delta={policy.delta:g} per {policy.unit}"
-            raise BudgetExhausted(f"epsilon={policy.epsilon:g} {at}: the answer {why}; the site keeps it to itself")
-        ledger.append([replace(release, joint=name) for release in claims])
+    def _mechanism(self, side: ClientSide, approval: Approval, context: ReleaseContext) -> Mechanism:
+        return side.mechanism(approval.noise, context)
 
-    def _all_observers(self) -> frozenset[str]:
-        return frozenset({PUBLIC}) if self.policy.trust_server else frozenset({PUBLIC, SERVER})
+    def _build_side(self, id: str) -> ClientSide:
+        """The experiment of an approval over this site's data."""
+        (approval,) = (one for one in self.approvals.all() if one.id == id)
+        setting: BuiltExperiment = build_for_site(read_approved(approval), self.policy, self.data)
+        return ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
 
     @contextmanager
     def _read_ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
-        """What the site has let go of; refused when it lacks something, since the budget would look unspent."""
+        """What has left the site."""
         with closing(connect_to_write(self._state / BUDGET)) as connection:
             store = SqliteStore(connection)
-            if not store.vouches_for(*self._store.charged_releases()):
-                raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
             participants = {client_name(self.policy.client), SERVER, PUBLIC}
             yield Ledger.open_stored(store, participants=participants), store
-
-    def _build_experiment(self, text: str) -> BuiltExperiment:
-        experiment = self.policy.with_arithmetic(self._admit_experiment(text))
-        if self.policy.client >= experiment.data.clients:
-            law = f"the experiment has {experiment.data.clients} clients, numbered from 0"
-            invalid("site.client", self.policy.client, law)
-        facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
-        federation = federation_of(self.data, self.policy.client, experiment.data.clients, **facts)
-        start = experiment.model.init  # it came with the question: the vector, and nothing else
-        blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
-        setting = engine.build_experiment(blank, federation=federation)
-        if start is not None and setting.model.constants:
-            first = next(iter(setting.model.constants))
-            law = f"frozen tensors and buffers do not travel, and this site has its own {first!r}"
-            refuse("model.init", start, law, "let the factory read them from a file that every site has")
-        return setting
-
-    def _admit_experiment(self, text: str) -> Experiment:
-        try:
-            experiment = parse(tomllib.loads(text))
-        except tomllib.TOMLDecodeError:
-            invalid("experiment", "message", "is not TOML")
-        privacy, policy = experiment.privacy, self.policy
-        if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
-            law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
-            refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
-        if policy.unit == "client" and not policy.allow_large_delta:
-            accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, experiment.data.clients, "clients")
-        if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
-            law = "a site samples afresh for every answer, and schedules need the same for all rounds"
-            refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
-        if FACTORY.fullmatch(experiment.model.name) and not policy.own_code:
-            refuse(
-                "model.name", experiment.model.name, "this site runs no code that it has not allowed", "own_code = true"
-            )
-        return experiment
-
-    def _data_digest(self) -> bytes:
-        train = self.data.train
-        return hashlib.sha256(train.x.tobytes() + train.y.tobytes()).digest()
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -298,3 +329,12 @@ class Site:
             yield
         finally:
             os.close(handle)
+
+
+def _asked(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor]) -> str:
+    """The hash of what a question says: the call and its vectors."""
+    found = hashlib.sha256(json.dumps([approval.id, call.kind, *call.place, call.part]).encode())
+    for name, vector in sorted(vectors.items()):
+        array = vector.numpy()
+        found.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,140 @@
+"""`sightline site`: what the owner of a site does: approve experiments, see the budget, answer for the site."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sightline.apps.cli.main import examples_epilog
+
+if TYPE_CHECKING:
+    from sightline.runtimes.site.approval import Approval
+    from sightline.runtimes.site.site import Site
+
+EXAMPLES = """
+\b
+Examples:
+  sightline flower shards examples/sites.toml sites --epsilon 8
+  sightline site approve examples/sites.toml --site sites/site-0
+  sightline site serve sites/site-0 --socket sites/site-0/socket
+  sightline site status sites/site-0
+"""
+FOLDER = click.Path(path_type=Path)
+
+
+@click.group("site", epilog=EXAMPLES)
+def command() -> None:
+    """Own a site: approve experiments, see what is left of the budget, answer their questions."""
+
+
+@command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
+@click.argument("config", type=FOLDER)
+@click.option("--site", "folder", type=FOLDER, help="The site's folder, with site.toml and the data.")
+@click.option("--policy", type=FOLDER, help="Or its site.toml: the folder that it is in is the site's.")
+@click.option("--data", type=FOLDER, help="The data to be used; they must be those that the policy names.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. rounds=4.")
+@click.option("--signature", type=FOLDER, help="The researcher's signature, made by sightline site sign.")
+@click.option("--yes", is_flag=True, help="Approve without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def approve_command(
+    config: Path, folder: Path | None, policy: Path | None, data: Path | None, overrides: tuple[str, ...],
+    signature: Path | None, yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what the experiment in CONFIG would compute at a site and what it costs, and pin it if agreed."""
+    from sightline.config import read
+    from sightline.errors import invalid
+    from sightline.runtimes.site.approval import describe_approval
+
+    site = _open_site(folder, policy, data)
+    try:
+        signed = None if signature is None else signature.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        invalid("--signature", signature, f"cannot be read ({type(error).__name__})")
+    drawn = site.draw_up(read(config, overrides), signature=signed)
+    lines = describe_approval(drawn, site.policy)
+    click.echo("\n".join(lines), err=as_json)
+    if not yes:
+        click.confirm("Approve this for one run?", abort=True, err=True)
+    made = site.approve(drawn)
+    click.echo(json.dumps(_facts_of(made)) if as_json else f"approved: {made.id}")
+
+
+def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "Site":
+    from sightline.errors import invalid
+    from sightline.runtimes.site.policy import POLICY
+    from sightline.runtimes.site.site import Site
+
+    if (folder is None) == (policy is None):
+        invalid("--site", folder, "one of --site and --policy says which site it is", "e.g. --site sites/site-0")
+    if policy is not None and policy.name != POLICY:
+        invalid("--policy", policy, f"a site's policy is a file named {POLICY}")
+    site = Site(folder if folder is not None else (policy or Path()).parent)
+    named = site.folder / site.policy.data
+    if data is not None and data.resolve() != named.resolve():
+        invalid("--data", data, f"the policy names {named}", "change data in the policy")
+    return site
+
+
+def _facts_of(approval: "Approval") -> dict[str, Any]:
+    from sightline.engine import replace_nonfinite
+
+    facts = {"approval": approval.id, "digest": approval.digest, "epsilon": approval.epsilon, "noise": approval.noise}
+    facts |= {"calls": len(approval.calls), "steps": max((call.steps for call in approval.calls), default=0)}
+    return dict(replace_nonfinite(facts | {"signed_by": approval.signed_by}))
+
+
+@command.command("status", epilog=examples_epilog("site status sites/site-0 --json"))
+@click.argument("folder", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def status_command(folder: Path, as_json: bool) -> None:
+    """The budget of the site in FOLDER: what is approved, what is reserved, what is left."""
+    from sightline.apps.report.numbers import format_upper
+    from sightline.engine import replace_nonfinite
+    from sightline.runtimes.site.site import Site
+
+    site = Site(folder)
+    policy, spent = site.policy, site.spent()
+    approved = [_facts_of(approval) for approval in site.approvals.all()]
+    if as_json:
+        facts = {"epsilon": policy.epsilon, "delta": policy.delta, "unit": policy.unit, "reserved": spent}
+        click.echo(json.dumps(replace_nonfinite(facts | {"approvals": approved})))
+        return
+    click.echo(f"reserved: epsilon {format_upper(spent, digits=4)} of {policy.epsilon:g} at delta={policy.delta:g} "
+               f"per {policy.unit}")  # fmt: skip
+    for one in approved:
+        click.echo(f"{one['approval']}  {one['calls']} calls  epsilon {format_upper(one['epsilon'], digits=4)} alone")
+
+
+@command.command("serve", epilog=examples_epilog("site serve sites/site-0 --socket sites/site-0/socket"))
+@click.argument("folder", type=FOLDER)
+@click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
+def serve_command(folder: Path, socket: Path) -> None:
+    """Answer for the site in FOLDER as a process of its own, until it is ended."""
+    from sightline.runtimes.site.process import serve_site
+    from sightline.runtimes.site.site import Site
+
+    site = Site(folder)
+    serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
+
+
+@command.command("keygen", epilog=examples_epilog("site keygen researcher.key"))
+@click.argument("key", type=FOLDER)
+def keygen_command(key: Path) -> None:
+    """Make a researcher's Ed25519 key in the file KEY and print the public one, for known_keys of a site's policy."""
+    from sightline.runtimes.site.signature import make_key
+
+    click.echo(make_key(key))
+
+
+@command.command("sign", epilog=examples_epilog("site sign examples/sites.toml --key researcher.key > signature"))
+@click.argument("config", type=FOLDER)
+@click.option("--key", type=FOLDER, required=True, help="The private key, made by sightline site keygen.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. rounds=4.")
+def sign_command(config: Path, key: Path, overrides: tuple[str, ...]) -> None:
+    """Print the signature of the experiment in CONFIG, for sightline site approve --signature."""
+    from sightline.config import read
+    from sightline.runtimes.remote.message import experiment_digest
+    from sightline.runtimes.site.signature import sign_digest
+
+    click.echo(sign_digest(key, experiment_digest(read(config, overrides))))

@@ -1,0 +1,312 @@
+"""The owner's approval of an experiment: what it will compute here, how often, with which noise, at which price."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from sightline import accounting, engine
+from sightline.config import FACTORY, Experiment, parse, to_toml
+from sightline.data import Client
+from sightline.engine.build import BuiltExperiment
+from sightline.errors import InvalidInput, invalid, refuse
+from sightline.events import Clear, Event, from_json, to_json
+from sightline.ledger import Ledger, Release
+from sightline.mechanisms import Mechanism, NoisedBy, ReleaseContext, Updates
+from sightline.mechanisms.contract import only_client
+from sightline.randomness import Streams, write_secret
+from sightline.runtimes.remote.client_executor import ClientSide, read_choice
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, experiment_digest
+from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
+from sightline.runtimes.site.policy import POLICY, SitePolicy, federation_of
+from sightline.topology import PUBLIC, SERVER, client_name
+
+APPROVALS = "approvals"
+KINDS = {
+    LEAVING: "its own part of the mechanism",
+    CHOOSE: "a private choice of one of several models",
+    "train": "a trained model, handed over without noise",
+    "dp_sgd": "a model after clipped steps, handed over without noise",
+    "gradient_sums": "a sum of clipped gradients, handed over without noise",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Approval:
+    """An experiment as its owner approved it for one run at one site: the site computes from this copy alone."""
+
+    id: str
+    digest: str
+    experiment: str
+    """The resolved TOML."""
+    noise: float | None
+    """This site's noise multiplier, calibrated here; none where the noise is an absolute amount."""
+    data: str
+    """The digest of the data that it was approved for."""
+    calls: Sequence[PlannedCall]
+    composition: Mapping[Event, int]
+    """What the whole length reveals of a protected unit here to those whom the site does not trust."""
+    epsilon: float
+    """The same as one number, at the policy's delta."""
+    signed_by: str = ""
+
+    @cached_property
+    def call_at(self) -> Mapping[tuple[int, int], PlannedCall]:
+        """The calls by round and use."""
+        return {call.place: call for call in self.calls}
+
+    def find_call(self, kind: Any, round: Any, use: Any, part: Any) -> PlannedCall:
+        """The planned call that a message names; any other is refused."""
+        if not all(type(number) is int for number in (round, use, part)):
+            invalid("round, use, part", f"{round}, {use}, {part}", "are whole numbers")
+        found = self.call_at.get((round, use))
+        if found is None or (found.part, found.kind) != (part, kind):
+            at = f"{kind} in round {round}, use {use}, part {part}"
+            invalid("call", at, "is not in the plan of the approved experiment")
+        return found
+
+    def to_json(self) -> str:
+        """The approval as a file."""
+        words = {name: getattr(self, name) for name in ("id", "digest", "experiment", "noise", "data", "signed_by")}
+        words["calls"] = [asdict(call) for call in self.calls]
+        words["composition"] = [[to_json(event), times] for event, times in self.composition.items()]
+        words["epsilon"] = self.epsilon
+        return json.dumps(words)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Approval":
+        """The approval that `to_json` wrote; anything else is refused."""
+        try:
+            words = json.loads(text)
+            calls = [PlannedCall(**call) for call in words.pop("calls")]
+            composition = {from_json(event): int(times) for event, times in words.pop("composition")}
+            return cls(calls=calls, composition=composition, **words)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidInput(f"approval={type(error).__name__}: a file in state/{APPROVALS} is damaged") from None
+
+
+class Approvals:
+    """The approvals of a site, one file each, for their owner only."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / APPROVALS
+
+    def all(self) -> list[Approval]:
+        """Every approval, the oldest first."""
+        paths = sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
+
+    def of(self, digest: str) -> list[Approval]:
+        """The approvals of one experiment, in the order in which they are used."""
+        if not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
+            return []
+        paths = self._folder.glob(f"{digest[:32]}-*.json")
+        found = [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
+        return sorted((one for one in found if one.digest == digest), key=lambda one: int(one.id.partition("-")[2]))
+
+    def next_id(self, digest: str) -> str:
+        """The name of the next approval of an experiment: every run needs one of its own."""
+        return f"{digest[:32]}-{len(self.of(digest)) + 1}"
+
+    def put(self, approval: Approval) -> None:
+        """Make an approval durable."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_secret(self._folder / f"{approval.id}.json", approval.to_json().encode())
+
+
+def build_for_site(experiment: Experiment, policy: SitePolicy, data: Client) -> BuiltExperiment:
+    """The experiment with this site's data at its own number; nothing that the experiment names is read from disk."""
+    _admit_experiment(experiment, policy, len(data.train))
+    facts = {"classes": policy.classes, "vocabulary": policy.vocabulary}
+    federation = federation_of(data, policy.client, experiment.data.clients, **facts)
+    start = experiment.model.init  # it comes with the messages: the vector, and nothing else
+    blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
+    setting = engine.build_experiment(policy.with_arithmetic(blank), federation=federation)
+    if start is not None and setting.model.constants:
+        first = next(iter(setting.model.constants))
+        law = f"frozen tensors and buffers do not travel, and this site has its own {first!r}"
+        refuse("model.init", start, law, "let the factory read them from a file that every site has")
+    return setting
+
+
+def draw_up_approval(
+    experiment: Experiment, policy: SitePolicy, data: Client, *, id: str, signed_by: str = ""
+) -> Approval:
+    """What approving an experiment would mean: the plan of all its calls here, its noise and its price.
+
+    Guarantees: no message and no file of the experiment is read; whatever the policy does not allow, and whatever has
+    no plan that is fixed beforehand, is refused with the reason.
+    """
+    setting = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
+    calls = record_calls(setting, policy.client)
+    longest = max((call.steps for call in calls), default=0)
+    if longest > policy.largest_steps:
+        law = f"this site makes at most largest_steps={policy.largest_steps} to answer a question"
+        refuse("local steps", longest, law, "ask for fewer, or let the owner raise largest_steps")
+    noise = setting.multipliers.get(policy.client)
+    side = ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
+    composition = _whole_composition(setting, side, calls, policy)
+    return Approval(
+        id=id,
+        digest=experiment_digest(experiment),
+        experiment=to_toml(experiment),
+        noise=noise,
+        data=data_digest(data),
+        calls=calls,
+        composition=composition,
+        epsilon=accounting.epsilon(composition, policy.delta),
+        signed_by=signed_by,
+    )
+
+
+def data_digest(data: Client) -> str:
+    """Changes whenever an example does."""
+    return hashlib.sha256(data.train.x.tobytes() + data.train.y.tobytes()).hexdigest()
+
+
+def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
+    """What an answer lets go of, as the site itself sees it: whatever leaves is seen by the server and by everybody.
+
+    Only what the mechanism lets members noise is private before it leaves; all else leaves without noise.
+    """
+    everyone = frozenset({SERVER, PUBLIC})
+    if task.call == CHOOSE:
+        return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
+    if task.call == LEAVING and mechanism.noised_by(context) is NoisedBy.CLIENT:
+        return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, context)]
+    subject, what = only_client(task.client), f"{task.call}: handed to the server without noise"
+    event, audience, source = Clear(), frozenset({SERVER}), client_name(task.client)
+    return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
+
+
+def _whole_composition(
+    setting: BuiltExperiment, side: ClientSide, calls: Sequence[PlannedCall], policy: SitePolicy
+) -> dict[Event, int]:
+    """What all calls together reveal to those whom the site does not trust.
+
+    Where the server is trusted with un-noised values, what it is to publish of them counts too: of every event the
+    most that any untrusted observer sees, which covers each of them.
+    """
+    subject = client_name(policy.client)
+    own = Ledger(participants={subject, SERVER, PUBLIC})
+    for call in calls:
+        task = call.task_of(call.blank_vectors(setting.model.parameters), policy.client)
+        context = side.release_context(task, next_id=len(own))
+        claims = own_claims(task, side.updates_for(task, None), context, setting.mechanism.at(context))
+        if not policy.trust_server and any(release.event == Clear() for release in claims):
+            law = "hands values without noise to the server, and this site does not trust it"
+            refuse("experiment", setting.experiment.name, law, 'use where = "client", or trust_server = true')
+        own.append(claims)
+    if not policy.trust_server:
+        return dict(own.composition(subject, {SERVER, PUBLIC}))
+    planned = engine.plan_releases(setting, real_nodes=True)
+    lines = {line for some in setting.topology.lines.values() for line in some if subject not in line.exempt}
+    views = [planned.composition(subject, line.observer) for line in lines if line.observer != SERVER]
+    found = Counter[Event](own.composition(subject, PUBLIC))
+    for view in views:
+        found |= Counter(view)
+    return dict(found)
+
+
+def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int) -> None:
+    """Refuse what the policy does not allow and what no plan can cover."""
+    privacy = experiment.privacy
+    if policy.client >= experiment.data.clients:
+        invalid("site.client", policy.client, f"the experiment has {experiment.data.clients} clients, numbered from 0")
+    if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
+        law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
+        refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
+    if policy.unit == "client" and not policy.allow_large_delta:
+        accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, experiment.data.clients, "clients")
+    if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
+        law = "a site samples afresh for every answer, and schedules need the same for all rounds"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
+    _refuse_unplanned(experiment)
+    for section, settings in (("topology", experiment.topology.settings), ("resources", _settings(experiment))):
+        if settings.get("file") is not None:
+            law = "a site opens no file that an experiment names"
+            refuse(f"{section}.file", settings["file"], law, "describe it in the experiment itself")
+    if FACTORY.fullmatch(experiment.model.name):
+        check_model(experiment.model.name, policy.models)
+
+
+def _settings(experiment: Experiment) -> Mapping[str, Any]:
+    return experiment.resources.settings if experiment.resources is not None else {}
+
+
+def _refuse_unplanned(experiment: Experiment) -> None:
+    """Adaptive control and clusters choose on the way what is asked of whom: there is nothing to approve beforehand."""
+    if experiment.algorithm.settings.get("control") is not None:
+        law = "adaptive control chooses steps and participation on the way, so that there is no plan to approve"
+        refuse("algorithm.control", "given", law, "remove it for real sites")
+    if experiment.topology.kind == "clusters":
+        law = "which call reaches a site follows from what was released, so that there is no plan to approve"
+        refuse("topology.kind", "clusters", law, "use a star, groups or a tree for real sites")
+
+
+def check_model(name: str, allowed: Mapping[str, str]) -> None:
+    """Refuse a model of the experiment's own that the owner has not allowed, before anything of it is imported."""
+    if name not in allowed:
+        law = "this site runs no code that its owner has not allowed"
+        refuse("model.name", name, law, f'add "{name}" = "SHA-256 of its source file" under [models] of {POLICY}')
+    path = _source_of(name.partition(":")[0])
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != allowed[name].lower():
+        law = f"its source has SHA-256 {found[:16]}..., which is not the one that was allowed"
+        refuse("model.name", name, law, f"read the file again, then write its hash under [models] of {POLICY}")
+
+
+def _source_of(module: str) -> Path:
+    """The source file of a module, found without importing it or a package that it is in."""
+    where: Any = None
+    parts = module.split(".")
+    for place in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: place + 1]), where)
+        if spec is None:
+            invalid("model.name", module, "no such module here")
+        where = spec.submodule_search_locations
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        invalid("model.name", module, "has no source file to be checked")
+    return Path(spec.origin)
+
+
+def read_approved(approval: Approval) -> Experiment:
+    """The experiment of an approval."""
+    import tomllib
+
+    return parse(tomllib.loads(approval.experiment))
+
+
+def describe_approval(approval: Approval, policy: SitePolicy) -> list[str]:
+    """In plain words: what will be computed, how often, with which noise, for whom, and what it costs."""
+    experiment, calls = read_approved(approval), approval.calls
+    kinds = Counter(call.kind for call in calls)
+    lines = [f"experiment {experiment.name}, digest {approval.digest}"]
+    lines += [f"signed by {approval.signed_by}" if approval.signed_by else "not signed"]
+    algorithm, model = experiment.algorithm.name, experiment.model.name
+    lines += [f"{algorithm} on {experiment.topology.kind}, model {model}, {experiment.rounds} rounds, one run"]
+    for kind, times in kinds.items():
+        steps = max(call.steps for call in calls if call.kind == kind)
+        lines += [f"at most {times} answers of client-{policy.client}: {KINDS[kind]}, at most {steps} local steps each"]
+    kept = sorted({call.rule for call in calls if call.rule})
+    lines += [f"kept at this site between answers: {', '.join(kept)}"] if kept else []
+    lines += [_noise_line(approval, experiment)]
+    whom = "everybody but the server, which is trusted" if policy.trust_server else "the server and everybody else"
+    what = "one example" if policy.unit == "sample" else "all data of this site"
+    lines += [f"seen by {whom}; protected is {what} ({policy.adjacency})"]
+    spent = math.ceil(approval.epsilon * 1e4) / 1e4 if math.isfinite(approval.epsilon) else math.inf
+    lines += [f"epsilon {spent:g} at delta={policy.delta:g} for the whole length, reserved now"]
+    return lines
+
+
+def _noise_line(approval: Approval, experiment: Experiment) -> str:
+    privacy = experiment.privacy
+    amount = "an absolute amount, as the experiment says" if approval.noise is None else f"{approval.noise:.6g}"
+    clipped = f", clip norm {privacy.clip_norm:g}" if privacy.clip_norm is not None else ""
+    return f"mechanism {privacy.mechanism}, noise multiplier {amount}{clipped}, noised at the {privacy.place}"

@@ -1,0 +1,316 @@
+"""What an experiment will ask of one site, call by call: found out by the project's own dry run, before any message."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.algorithms import RULES
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.execution import AbsentClients, Compute, DryExecution
+from sightline.engine.round import TrainingRound
+from sightline.errors import invalid, refuse
+from sightline.ledger import Ledger
+from sightline.mechanisms import (
+    CallId,
+    ClientState,
+    CohortSampler,
+    ModelChoice,
+    PrivateSteps,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    StateRule,
+    Updates,
+)
+from sightline.mechanisms.convex_solver import most_iterations
+from sightline.mechanisms.registry import needs_unit_features
+from sightline.runtimes.remote.message import CHANNEL, CHOOSE, LEAVING, PLAN, Arrays, Task, own_tensor
+from sightline.topology import Channel
+from sightline.training import LocalTask
+
+FEWEST = 1e-10
+"""Below this gradient norm rounding decides whether a solver stops: no experiment at a site may ask for it."""
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """One question that the approved experiment asks: all of it but the public vectors, which come with the message."""
+
+    round: int
+    use: int
+    part: int
+    kind: str
+    channel: Mapping[str, Any]
+    line: int
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers of the local task."""
+    term_vectors: Sequence[str] = ()
+    rule: str | None = None
+    """What the client keeps, by the name of its rule."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rule_vectors: Sequence[str] = ()
+    rule_numbers: Sequence[str] = ()
+    """Numbers of the rule that follow from the sizes of all sites: they come with the message, as public numbers."""
+    plan: Mapping[str, Any] | None = None
+    candidates: int = 0
+    epsilon: float | None = None
+    steps: int = 0
+    """The most local steps that this site makes to answer."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in the order of calls; a site is asked once in a training call, for one part of it."""
+        return self.round, self.use
+
+    def vectors_of(self, arrays: Arrays, *, dimension: int, largest: float) -> dict[str, Tensor]:
+        """The public vectors that this call needs, by name; nothing else of a message is read.
+
+        Guarantees: each has the model's size, is finite and lies in the public ball of radius `largest`.
+        """
+        rows: dict[str, tuple[int, ...]] = {"start": (dimension,)}
+        if self.kind == CHOOSE:
+            rows = {"candidates": (self.candidates, dimension)}
+        rows |= {f"terms/{name}": (dimension,) for name in self.term_vectors}
+        rows |= {f"rule/{name}": (dimension,) for name in self.rule_vectors}
+        rows |= {f"rule/{name}": () for name in self.rule_numbers}
+        return {name: _checked_vector(name, arrays.get(name), shape, largest) for name, shape in rows.items()}
+
+    def task_of(self, vectors: Mapping[str, Tensor], client: int) -> Task:
+        """The task, from the site's own copy of everything and the public vectors of the message."""
+        terms = {name: vectors[f"terms/{name}"] for name in self.term_vectors}
+        memory = None
+        if self.rule is not None:
+            rule: dict[str, Any] = {name: vectors[f"rule/{name}"] for name in self.rule_vectors}
+            rule |= {name: float(vectors[f"rule/{name}"]) for name in self.rule_numbers}
+            memory = RULES[self.rule](**{**self.settings, **rule}).memory()
+        return Task(
+            call=self.kind,
+            client=client,
+            at=CallId(self.round, self.use, self.part),
+            start=vectors["start"] if "start" in vectors else vectors["candidates"][0],
+            local_task=LocalTask(**{**self.terms, **terms}),
+            memory=memory,
+            channel=Channel(members=(client,), audience=frozenset({"public"}), **self.channel),
+            plan=self.plan,
+            linear=None,
+            gradient_tolerance=None,
+            kept=None,
+            candidates=vectors.get("candidates"),
+            epsilon=self.epsilon,
+            line=self.line,
+        )
+
+    def blank_vectors(self, dimension: int) -> dict[str, Tensor]:
+        """Vectors of zeros in the place of those that will come: what a call costs does not depend on them."""
+        names = [f"terms/{name}" for name in self.term_vectors] + [f"rule/{name}" for name in self.rule_vectors]
+        found = {name: torch.zeros(dimension) for name in ("start", *names)}
+        found |= {f"rule/{name}": torch.ones(()) for name in self.rule_numbers}
+        return found | {"candidates": torch.zeros(max(1, self.candidates), dimension)}
+
+
+def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: float) -> Tensor:
+    if array is None or array.shape != shape or array.dtype not in (np.float32, np.float64):
+        looks = "missing" if array is None else f"{array.dtype} {array.shape}"
+        invalid(name, looks, f"{shape} numbers are needed here")
+    norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1)))) if shape else abs(float(array))
+    if not norm <= largest:
+        invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
+    if name == "terms/mask" and not np.isin(array, (0, 1)).all():
+        invalid(name, "other numbers", "a mask is of zeros and ones")
+    if not shape and not float(array) > 0:
+        invalid(name, float(array), "is a positive number")
+    return own_tensor(array)
+
+
+class _Asked(Exception):
+    """The mechanism has asked its clients: that is all that a plan wants to know."""
+
+    def __init__(self, kind: str, plans: Sequence[PrivateSteps] = ()) -> None:
+        self.kind, self.plans = kind, plans
+
+
+class ListeningClients(AbsentClients):
+    """Clients that are asked and never answer: what they were asked is noted."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes, real_nodes=True)
+        self.nodes = ListeningNodes()
+
+    def train(self, cohort: Sequence[int], *_: Any, **__: Any) -> NoReturn:
+        """Plain training, to be handed over."""
+        raise _Asked("train")
+
+    def dp_sgd(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
+        """Clipped steps, to be handed over."""
+        raise _Asked("dp_sgd", plans)
+
+    def gradient_sums(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
+        """Clipped gradients, to be handed over."""
+        raise _Asked("gradient_sums", plans)
+
+
+class ListeningNodes:
+    """The same for what members do by themselves."""
+
+    steadfast = False
+
+    def request_outputs(self, updates: Updates, context: ReleaseContext) -> NoReturn:
+        """The members' own part of the mechanism."""
+        raise _Asked(LEAVING)
+
+    def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> NoReturn:
+        """A private choice."""
+        raise _Asked(CHOOSE)
+
+
+class ListeningExecution(DryExecution):
+    """A dry run in which everybody is always drawn, and which notes every call that reaches one client."""
+
+    def __init__(self, sizes: Sequence[int], client: int) -> None:
+        super().__init__(sizes, real_nodes=True)
+        self.worker = ListeningClients(sizes)
+        self.client, self.calls = client, list[PlannedCall]()
+
+    def draw_members(
+        self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
+    ) -> tuple[int, ...]:
+        """Everybody: a site may be drawn in any round."""
+        return channel.members
+
+    def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
+        """Nothing; what the client would be asked is noted."""
+        if self.client in updates.cohort.members:
+            try:
+                compute(updates, context)
+            except _Asked as asked:
+                self._note_training(asked, updates, context)
+        return super().compute_values(updates, context, compute)
+
+    def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
+        """The first, by everybody; noted."""
+        if self.client in ballot.choosers.members:
+            at = CallId(context.time, context.use)
+            where = (at.round, at.use, at.part, CHOOSE, _facts_of(context), context.line)
+            candidates, epsilon = len(ballot.candidates), float(ballot.epsilon)
+            self.calls.append(PlannedCall(*where, candidates=candidates, epsilon=epsilon))
+        return super().collect_choices(ballot, context)
+
+    def _note_training(self, asked: _Asked, updates: Updates, context: ReleaseContext) -> None:
+        place = updates.cohort.members.index(self.client)
+        terms, vectors = _numbers_apart(updates.task.select_clients(place).named_fields())
+        rule, settings, rule_vectors = _rule_of(None if updates.recall is None else updates.recall.memory)
+        plan = {name: _plain(getattr(asked.plans[place], name)) for name in PLAN} if asked.plans else None
+        where = (updates.at.round, updates.at.use, updates.at.part, asked.kind, _facts_of(context), context.line)
+        self.calls.append(PlannedCall(*where, terms, vectors, rule, settings, rule_vectors, plan=plan))
+
+
+def _facts_of(context: ReleaseContext) -> dict[str, Any]:
+    return {name: _plain(getattr(context.channel, name)) for name in CHANNEL}
+
+
+def _rule_of(memory: StateRule | None) -> tuple[str | None, dict[str, Any], tuple[str, ...]]:
+    if memory is None:
+        return None, {}, ()
+    rule: Any = memory.rule
+    if rule is None or type(rule).__name__ not in RULES:
+        refuse("algorithm", memory.name, "what its clients keep is no rule that a site knows", "choose another")
+    fields = {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+    return type(rule).__name__, *_numbers_apart(fields)
+
+
+def _numbers_apart(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    numbers = {name: _plain(value) for name, value in fields.items() if not isinstance(value, Tensor)}
+    return numbers, tuple(name for name, value in fields.items() if isinstance(value, Tensor))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def record_calls(setting: BuiltExperiment, client: int) -> list[PlannedCall]:
+    """Every call that reaches the client when it is drawn every time, in their order.
+
+    What follows from the sizes of other sites, which nobody here knows, may be numbers of a rule of what clients keep:
+    those come with the messages. Where anything else does, there is no plan.
+    """
+    own, other = (_listen(setting, client, sizes) for sizes in _sizes_two_ways(setting, client))
+    if [replace(call, settings={}) for call in own] != [replace(call, settings={}) for call in other]:
+        law = "what it asks of this site follows from how much data other sites have"
+        refuse("algorithm", setting.experiment.algorithm.name, law, "give local.steps in place of epochs")
+    found = []
+    for call, also in zip(own, other, strict=True):
+        free = tuple(name for name, value in call.settings.items() if value != also.settings[name])
+        settings = {name: value for name, value in call.settings.items() if name not in free}
+        call = replace(call, settings=settings, rule_numbers=free)
+        found.append(replace(call, steps=_steps_of(setting, call, client)))
+    return _in_order(found, setting)
+
+
+def _sizes_two_ways(setting: BuiltExperiment, client: int) -> tuple[list[int], list[int]]:
+    """The sizes as they are here, and with other sites of another size."""
+    sizes = setting.federation.sizes.tolist()
+    return sizes, [size if n == client else 3 * size + 1000 for n, size in enumerate(sizes)]
+
+
+def _listen(setting: BuiltExperiment, client: int, sizes: list[int]) -> list[PlannedCall]:
+    ledger = Ledger(participants=setting.participants)
+    execution = ListeningExecution(sizes, client)
+    sized = replace(setting, federation=_SizedFederation(setting.federation, sizes))  # type: ignore[arg-type]
+    state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
+    memories: Mapping[str, ClientState] = {}
+    for time in range(1, setting.experiment.rounds + 1):
+        r = TrainingRound(sized, ledger, execution, time, memories)
+        state = setting.algorithm.round(state, r, setting.settings)
+        memories = r.memories
+        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    return execution.calls
+
+
+class _SizedFederation:
+    """A federation whose public sizes are said to be others."""
+
+    def __init__(self, federation: Any, sizes: list[int]) -> None:
+        self._federation, self.sizes = federation, np.array(sizes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._federation, name)
+
+
+def _in_order(calls: list[PlannedCall], setting: BuiltExperiment) -> list[PlannedCall]:
+    places = [call.place for call in calls]
+    if len(set(places)) < len(places):
+        law = "asks a site twice in one training call"
+        refuse("algorithm", setting.experiment.algorithm.name, law, "choose another for real sites")
+    return sorted(calls, key=lambda call: call.place)
+
+
+def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
+    """The most local steps of a call: of training by the experiment's work, of private steps, or of a solver."""
+    if call.kind == CHOOSE:
+        return call.candidates
+    local, size = setting.experiment.local, int(setting.federation.sizes[client])
+    whole = setting.experiment.samples_scheme == "full" or call.terms.get("whole_batch", False)
+    per_epoch = 1 if whole or local.batch_size is None else math.ceil(size / local.batch_size)
+    steps = call.terms.get("steps") or local.steps or (local.epochs or 1) * per_epoch
+    private = setting.mechanism.steps_of(client)
+    most = max(steps, call.plan["steps"] if call.plan else 0, private.steps if private and not call.plan else 0)
+    most *= call.terms.get("repeat", 1) * call.settings.get("inner_steps", 1)
+    if needs_unit_features(setting.experiment):
+        most = max(most, _solver_steps(setting, call))
+    return int(most)
+
+
+def _solver_steps(setting: BuiltExperiment, call: PlannedCall) -> int:
+    """What the theory of the solver guarantees: "it did not converge" would tell something of the data."""
+    tolerance = setting.experiment.privacy.gradient_tolerance
+    if tolerance < FEWEST:
+        law = f"rounding decides below {FEWEST:g} whether a solver stops, and that would depend on the data"
+        refuse("privacy.gradient_tolerance", tolerance, law, "give 1e-9")
+    curvature = setting.experiment.local.weight_decay + call.terms.get("proximal", 0.0)
+    return most_iterations(curvature, gradient_tolerance=tolerance)

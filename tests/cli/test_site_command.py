@@ -1,0 +1,86 @@
+"""`sightline site`: the owner reads what it is about, agrees, and sees what is left."""
+
+import json
+
+import pytest
+import tomli_w
+
+from sightline.apps.cli.main import run_arguments
+from sightline.config import parse
+from sightline.runtimes.flower.export import export_shards
+from tests.flower.cases import changed, privacy
+
+PLAIN = changed(privacy=privacy("client", "client", noise_multiplier=2.0))
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """An experiment file and the folder of a site."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(PLAIN))
+    export_shards(parse(PLAIN), tmp_path / "sites", epsilon=4.0)
+    return tmp_path
+
+
+def test_it_says_what_it_is_about_and_asks(desk, capsys, monkeypatch):
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: "n")
+    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2"]) == 130
+    said = capsys.readouterr().out
+    assert "at most 4 answers of client-2" in said
+    assert "epsilon 3.1" in said
+    assert not list((desk / "sites/site-2/state").glob("approvals/*.json"))
+
+
+def test_approved_and_seen_in_the_status(desk, capsys):
+    words = ["site", "approve", "mine.toml", "--policy", "sites/site-2/site.toml", "--data", "sites/site-2/data.npz"]
+    assert run_arguments([*words, "--yes", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["calls"] == 4
+    assert run_arguments(["site", "status", "sites/site-2", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert [one["digest"] for one in status["approvals"]] == [made["digest"]]
+    assert made["epsilon"] <= status["reserved"] <= 4.0
+    assert run_arguments([*words, "--yes"]) == 3, "a second one does not fit"
+    assert "epsilon=4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "law"),
+    [
+        ([], "one of --site and --policy"),
+        (["--site", "sites/site-2", "--data", "mine.toml"], "the policy names"),
+        (["--site", "sites/site-2", "--signature", "mine.toml"], "not one of known_keys"),
+        (["--site", "sites/site-2", "--set", "topology.kind=clusters"], "topology.kind"),
+        (["--policy", "mine.toml"], "a file named site.toml"),
+    ],
+)
+def test_mistakes_are_one_line(desk, more, law, capsys):
+    assert run_arguments(["site", "approve", "mine.toml", *more, "--yes"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert law in said
+    assert "\n" not in said
+
+
+def test_only_a_signature_of_a_known_key_under_this_very_experiment(desk, capsys):
+    pytest.importorskip("cryptography")
+
+    def line(*words):
+        assert run_arguments(["site", *words]) == 0
+        return capsys.readouterr().out.strip()
+
+    known, _ = line("keygen", "known.key"), line("keygen", "other.key")
+    assert (desk / "known.key").stat().st_mode & 0o077 == 0
+    policy = desk / "sites/site-2/site.toml"
+    policy.write_text(policy.read_text() + f'known_keys = ["{known}"]\nrequire_signature = true\n')
+    approve = ["site", "approve", "mine.toml", "--site", "sites/site-2", "--yes"]
+    assert run_arguments(approve) == 2
+    assert "signed experiments only" in capsys.readouterr().err
+    for name, words in {
+        "stranger": ["mine.toml", "--key", "other.key"],
+        "changed": ["mine.toml", "--key", "known.key", "--set", "rounds=3"],
+    }.items():
+        (desk / name).write_text(line("sign", *words))
+        assert run_arguments([*approve, "--signature", name]) == 2
+    (desk / "right").write_text(line("sign", "mine.toml", "--key", "known.key"))
+    assert run_arguments([*approve, "--signature", "right"]) == 0
+    assert f"signed by {known}" in capsys.readouterr().out
