@@ -12,6 +12,7 @@ from sightline.api import Run
 from sightline.config import parse
 from sightline.data import Client, Federation, Kind
 from sightline.errors import BudgetExhausted, InvalidInput, Refused
+from sightline.ledger import Ledger
 from sightline.runtimes.flower.export import export_shards
 from sightline.runtimes.remote.clients import RemoteClients
 from sightline.runtimes.remote.message import WireMessage, experiment_digest
@@ -224,6 +225,16 @@ def test_a_call_that_a_crash_ended_does_not_stop_the_run(site_of, monkeypatch):
     monkeypatch.undo()
     assert "value" in Site(site.folder).answer(question(LOCAL, round=2)).arrays
     assert "value" in Site(site.folder).answer(question(LOCAL, round=3)).arrays
+
+
+def test_nor_does_a_crash_before_the_ledger_is_written(site_of, monkeypatch):
+    site = site_of(LOCAL)
+    monkeypatch.setattr(Ledger, "append", lambda *args, **more: 1 / 0)
+    assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
+    monkeypatch.undo()
+    for round in (2, 3, 4):
+        assert "value" in Site(site.folder).answer(question(LOCAL, round=round)).arrays
+    assert len(releases_of(site)) == 3
 
 
 def test_noise_is_from_the_operating_system(site_of):

@@ -36,6 +36,8 @@ from sightline.training import LocalTask
 
 FEWEST = 1e-10
 """Below this gradient norm rounding decides whether a solver stops: no experiment at a site may ask for it."""
+LARGEST_NUMBER = 1e6
+"""No public number of a rule is larger."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,15 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
     if array is None or array.shape != shape or array.dtype not in (np.float32, np.float64):
         looks = "missing" if array is None else f"{array.dtype} {array.shape}"
         invalid(name, looks, f"{shape} numbers are needed here")
-    norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1)))) if shape else abs(float(array))
+    if not shape:
+        if not 0 < float(array) <= LARGEST_NUMBER:
+            invalid(name, float(array), f"is a positive number of at most {LARGEST_NUMBER:g}")
+        return own_tensor(array)
+    norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1))))
     if not norm <= largest:
         invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
     if name == "terms/mask" and not np.isin(array, (0, 1)).all():
         invalid(name, "other numbers", "a mask is of zeros and ones")
-    if not shape and not float(array) > 0:
-        invalid(name, float(array), "is a positive number")
     return own_tensor(array)
 
 

@@ -68,12 +68,15 @@ class RunStore:
         found = self.read().words.get("run")
         return None if found is None else str(found)
 
-    def begin(self, run: str, place: tuple[int, int], asked: str) -> None:
-        """Bind the run and note a call as begun: from now on only this very question gets an answer for it."""
+    def begin(self, run: str, place: tuple[int, int], asked: str, *, recorded: int) -> None:
+        """Bind the run and note a call as begun: from now on only this very question gets an answer for it.
+
+        `recorded` are the answers of the run in the ledger: one that a crash kept out of it is not counted as begun.
+        """
         found = self.read()
         words = dict(found.words)
         answers = {name: one for name, one in words.get("answers", {}).items() if _round_of(name) == place[0]}
-        words |= {"run": run, "last": list(place), "asked": asked, "begun": words.get("begun", 0) + 1}
+        words |= {"run": run, "last": list(place), "asked": asked, "begun": recorded + 1}
         arrays = {n: a for n, a in found.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
         write_secret(self.path, WireMessage(words | {"answers": answers}, arrays).to_bytes())
 
@@ -268,7 +271,7 @@ class Site:
             context = side.release_context(task, next_id=len(ledger))
             claims = own_claims(task, updates, context, self._mechanism(side, approval, context))
             if store.read().words.get("asked") != asked:
-                store.begin(run, call.place, asked)
+                store.begin(run, call.place, asked, recorded=recorded)
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
         return any(release.event == Clear() for release in claims)
