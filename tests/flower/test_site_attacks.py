@@ -221,3 +221,29 @@ def test_an_old_copy_of_the_whole_state_is_refused_by_the_counter(site_of, tmp_p
     shutil.copytree(tmp_path / "snapshot", site.folder / "state")
     again = type(site)(site.folder).answer(question(LOCAL, round=2, start=np.ones(63, np.float32)))
     assert "old copy" in again.words["refused"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_the_order_of_questions_every_call_has_one_value(seed, site_of):  # noqa: F811
+    """Random rounds, starts, runs and restarts against the rule itself: increasing order, one value, one run."""
+    rng = np.random.default_rng(seed)
+    site = site_of(LOCAL)
+    starts = [np.zeros(63, np.float32), np.full(63, 1e-3, np.float32)]
+    bound, last, given = None, 0, {}
+    for _ in range(25):
+        run, round, which = "ab"[int(rng.random() < 0.2)], int(rng.integers(0, 6)), int(rng.integers(2))
+        if rng.random() < 0.2:
+            site = type(site)(site.folder)
+        answer = site.answer(question(LOCAL, run=run, round=round, start=starts[which]))
+        fits = bound in (None, run) and 1 <= round <= 4
+        again = given.get(round, (None, None))
+        if fits and round > last:
+            bound, last = run, round
+            given = {round: (which, answer.arrays["value"].tobytes())}
+        elif fits and again[0] == which:
+            assert answer.arrays["value"].tobytes() == again[1]
+        else:
+            assert "value" not in answer.arrays
+            assert "refused" in answer.words
+    times = [release.time for release in releases_of(site)]
+    assert times == sorted(set(times))
