@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import SightlineError
+from sightline.runtimes.remote.client_executor import ClientSide
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.site.process import ask_site, run_within, serve_site
 from tests.flower.cases import releases_of
@@ -57,6 +58,23 @@ def test_a_question_that_takes_too_long_is_charged_and_fails(site_of, caplog):  
     assert len(releases_of(site)) == 1
     assert "largest_seconds=1e-06: the answer would take longer" in caplog.text
     assert "largest_seconds" not in str(answer.words)
+
+
+def test_answers_leave_after_the_same_time_computed_or_failed(site_of, monkeypatch, caplog):  # noqa: F811
+    site = site_of(LOCAL, answer_seconds=0.7)
+    begun = time.monotonic()
+    good = site.answer(question(LOCAL))
+    assert time.monotonic() - begun >= 0.7
+    begun = time.monotonic()
+    assert site.answer(question(LOCAL)).words == good.words
+    assert time.monotonic() - begun < 0.7, "what was answered before is not kept waiting"
+    whole = ClientSide.compute_task
+    monkeypatch.setattr(ClientSide, "compute_task", lambda self, *a: busy(20.0) or whole(self, *a))
+    begun = time.monotonic()
+    failed = site.answer(question(LOCAL, round=2))
+    assert 0.7 <= time.monotonic() - begun < 10.0
+    assert "zeros are answered" in caplog.text
+    assert failed.arrays["value"].shape == good.arrays["value"].shape
 
 
 def test_a_message_of_too_many_bytes_is_not_read_and_the_next_is(site_of, tmp_path):  # noqa: F811

@@ -39,6 +39,8 @@ class SitePolicy(Section):
     """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
     largest_seconds: Positive = 3600.0
     """An answer that takes longer to compute is a failure like any other."""
+    answer_seconds: Positive | None = None
+    """Every new answer leaves so long after its question, computed or failed: when it comes then tells nothing."""
     largest_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 31)] = 1 << 30
     """A message of more bytes is not read."""
     models: dict[str, str] = Field(default_factory=dict)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -231,12 +232,15 @@ class Site:
         side = ClientSide(
             side.setting, Streams.from_seed(side.setting.experiment.seed), Streams(self._root.root + draws)
         )
+        begun = time.monotonic()
         clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked)
         result = self._compute_output(side, task, approval, *store.kept(memory))
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         store.put_answer(call.place, asked, answer, memory, result, number=number + 1)
         self.budget.advance(name)
+        if self.policy.answer_seconds is not None:
+            time.sleep(max(0.0, begun + self.policy.answer_seconds - time.monotonic()))
         return answer
 
     def _find_approval(self, digest: str, run: str) -> tuple[Approval, RunStore]:
@@ -296,7 +300,12 @@ class Site:
         context = side.release_context(task)
         updates = side.updates_for(task, kept, noised=noised)
         work = partial(side.compute_task, task, updates, context, self._mechanism(side, approval, context))
-        return run_within(self.policy.largest_seconds, work)
+        return run_within(self._seconds_to_compute(), work)
+
+    def _seconds_to_compute(self) -> float:
+        """How long one attempt may take: two of them fit into the fixed time of an answer."""
+        whole = self.policy.answer_seconds
+        return self.policy.largest_seconds if whole is None else min(self.policy.largest_seconds, 0.4 * whole)
 
     def _blank_side(self, side: ClientSide) -> ClientSide:
         """The same streams over examples that nobody has."""
