@@ -24,8 +24,9 @@ def desk(tmp_path, monkeypatch):
 
 def test_it_says_what_it_is_about_and_asks(desk, capsys, monkeypatch):
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: "n")
-    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2"]) == 130
-    said = capsys.readouterr().out
+    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2"]) == 1
+    said, err = capsys.readouterr()
+    assert err.endswith("not approved: nothing is reserved\n")
     assert "at most 4 answers of client-2" in said
     assert "epsilon 3.1" in said
     assert not list((desk / "sites/site-2/state").glob("approvals/*.json"))
@@ -40,6 +41,11 @@ def test_approved_and_seen_in_the_status(desk, capsys):
     status = json.loads(capsys.readouterr().out)
     assert [one["digest"] for one in status["approvals"]] == [made["digest"]]
     assert made["epsilon"] <= status["reserved"] <= 4.0
+    assert 0.5 < status["used"] < 1
+    assert run_arguments(["site", "status", "sites/site-2"]) == 0
+    said = capsys.readouterr().out
+    assert f"left: {100 * (1 - status['used']):.1f} % of the budget" in said
+    assert "no counter: an old copy of the state folder would not be noticed" in said
     assert run_arguments([*words, "--yes"]) == 3, "a second one does not fit"
     assert "epsilon=4" in capsys.readouterr().err
 

@@ -54,8 +54,9 @@ def approve_command(
     drawn = site.draw_up(read(config, overrides), signature=signed)
     lines = describe_approval(drawn, site.policy)
     click.echo("\n".join(lines), err=as_json)
-    if not yes:
-        click.confirm("Approve this for one run?", abort=True, err=True)
+    if not yes and not click.confirm("Approve this for one run?", err=True):
+        click.echo("not approved: nothing is reserved", err=True)
+        raise click.exceptions.Exit(1)
     made = site.approve(drawn)
     click.echo(json.dumps(_facts_of(made)) if as_json else f"approved: {made.id}")
 
@@ -94,14 +95,21 @@ def status_command(folder: Path, as_json: bool) -> None:
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
-    policy, spent = site.policy, site.spent()
+    policy, budget = site.policy, site.budget.status()
+    spent = budget.spent
     approved = [_facts_of(approval) for approval in site.approvals.all()]
     if as_json:
         facts = {"epsilon": policy.epsilon, "delta": policy.delta, "unit": policy.unit, "reserved": spent}
+        facts |= {"used": budget.used, "mu_left": budget.mu_left, "counted": budget.counted}
         click.echo(json.dumps(replace_nonfinite(facts | {"approvals": approved})))
         return
     click.echo(f"reserved: epsilon {format_upper(spent, digits=4)} of {policy.epsilon:g} at delta={policy.delta:g} "
                f"per {policy.unit}")  # fmt: skip
+    click.echo(f"left: {100 * (1 - budget.used):.1f} % of the budget for life"
+               + (f", enough for one Gaussian release of noise multiplier {1 / budget.mu_left:.3g} or more"
+                  if budget.mu_left > 0 else ""))  # fmt: skip
+    if not budget.counted:
+        click.echo("no counter: an old copy of the state folder would not be noticed (counter or witness in site.toml)")
     for one in approved:
         click.echo(f"{one['approval']}  {one['calls']} calls  epsilon {format_upper(one['epsilon'], digits=4)} alone")
 
