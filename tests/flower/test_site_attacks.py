@@ -247,3 +247,19 @@ def test_whatever_the_order_of_questions_every_call_has_one_value(seed, site_of)
             assert "refused" in answer.words
     times = [release.time for release in releases_of(site)]
     assert times == sorted(set(times))
+
+
+def test_a_state_that_is_old_but_for_its_budget_does_not_answer_a_call_again(site_of, tmp_path):  # noqa: F811
+    """The counter follows the budget's file: put back around it, the rest of the state knew of no answer."""
+    import shutil
+
+    site = site_of(LOCAL, counter=str(tmp_path / "counter"))
+    state = site.folder / "state"
+    shutil.copytree(state, tmp_path / "snapshot")
+    assert "value" in site.answer(question(LOCAL)).arrays
+    (tmp_path / "snapshot" / "lifetime.sqlite").write_bytes((state / "lifetime.sqlite").read_bytes())
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "snapshot", state)
+    for start in (None, np.ones(63, np.float32)):
+        again = type(site)(site.folder).answer(question(LOCAL, start=start))
+        assert "bring the newest" in again.words["refused"]

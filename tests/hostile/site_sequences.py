@@ -257,6 +257,12 @@ class Attack:
             if question is not None:
                 answers, _ = self.worlds.each(lambda site, asked=question: self.answer_or_end(site, asked))
                 self.check_refusal(question, answers, why="a rolled-back state answered")
+        self.worlds.keep_budget(newest)
+        for old in self.asked[-3:]:
+            if old.run in self.runs and old.place in self.runs[old.run].values:
+                moved = Question(old.words, {"start": old.arrays["start"] + np.float32(1.0)})
+                answers, _ = self.worlds.each(lambda site, asked=moved: self.answer_or_end(site, asked))
+                self.check_refusal(moved, answers, why="a state that is old but for its budget answered again")
         self.worlds.restore(newest)
 
     def approve_again(self):

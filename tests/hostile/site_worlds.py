@@ -128,6 +128,12 @@ class Worlds:
             shutil.copytree(source / str(number), folder / "state")
         self.open()
 
+    def keep_budget(self, source: Path) -> None:
+        """Put back the file that the counter follows, from other backups than the rest."""
+        for number, folder in enumerate(self.folders):
+            shutil.copyfile(source / str(number) / "lifetime.sqlite", folder / "state" / "lifetime.sqlite")
+        self.open()
+
     def store(self, id: str, world: int = 0) -> RunStore:
         """What a site remembers of the run of an approval."""
         return RunStore(self.folders[world] / "state" / APPROVALS / f"{id}.secret")

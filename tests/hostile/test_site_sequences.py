@@ -7,7 +7,7 @@ import pytest
 from sightline.errors import Refused
 from sightline.randomness import Streams
 from sightline.runtimes.site import site as site_module
-from sightline.runtimes.site.budget import FileCounter
+from sightline.runtimes.site.budget import FileCounter, LifetimeBudget
 from sightline.runtimes.site.site import RunStore, Site
 from tests.hostile.site_sequences import Leak, play_sequences
 from tests.hostile.site_worlds import CLAIMS, make_template
@@ -85,6 +85,11 @@ def trust_backups(monkeypatch):
     monkeypatch.setattr("sightline.runtimes.site.budget.BudgetStore.is_counted", lambda self: False)
 
 
+def forget_counts(monkeypatch):
+    """Which answers were counted is not looked up."""
+    monkeypatch.setattr(LifetimeBudget, "was_counted", lambda self, what: False)
+
+
 def clip_nothing(monkeypatch):
     """Noise of the right size on an update that is too long."""
     compute = Site._compute_with
@@ -110,6 +115,7 @@ FLAWS = [
     (reuse_noise, "client", "the same noise"),
     (tell_failures, "sample", "words differ"),
     (trust_backups, "client", "rolled-back state answered"),
+    (forget_counts, "client", "old but for its budget"),
     (clip_nothing, "client", "claimed 0.4"),
     (charge_nothing, "client", "not in the ledger"),
 ]

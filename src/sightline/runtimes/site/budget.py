@@ -264,6 +264,11 @@ class LifetimeBudget:
         with self._open_state() as store:
             return store.number()
 
+    def was_counted(self, what: str) -> bool:
+        """Whether a change of this name was counted: it happened, whatever other files of the state remember."""
+        with self._open_state() as store:
+            return store.was_counted(what)
+
     def status(self) -> BudgetStatus:
         """What is reserved and what is left."""
         with self._open_state() as store:
@@ -370,9 +375,14 @@ class BudgetStore:
             self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
 
     def add_mark(self, what: str) -> int:
-        """Write a mark alone."""
+        """Write a mark alone, and remember its name."""
         with transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO counted VALUES (?)", (what,))
             return self._insert_mark(what)
+
+    def was_counted(self, what: str) -> bool:
+        """Whether a mark of this name was ever written."""
+        return self._connection.execute("SELECT 1 FROM counted WHERE what = ?", (what,)).fetchone() is not None
 
     def _insert_mark(self, what: str) -> int:
         """The next mark: its head is a hash of the last one, of what changes, and of something that no copy has."""
@@ -386,6 +396,7 @@ class BudgetStore:
 
 TABLES = (
     "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
+    "counted (what TEXT PRIMARY KEY)",
     "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
     "counted INTEGER NOT NULL)",
     "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "

@@ -226,6 +226,8 @@ class Site:
                 self.budget.advance(name)
             return before[0]
         store.refuse_passed(call.place, asked)
+        if self.budget.was_counted(name):
+            raise LedgerDamaged(f"state={APPROVALS}: it lacks answers that this site gave; bring the newest one back")
         task = call.task_of(vectors, self.policy.client)
         memory = "" if task.memory is None else task.memory.name
         draws = hashlib.sha256(f"{approval.id} {asked} {self._data_digest}".encode()).digest()
