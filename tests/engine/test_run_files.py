@@ -445,7 +445,7 @@ def test_the_shards_of_sites_are_for_their_owner_only(tiny, tmp_path):
     finally:
         os.umask(before)
     made = [tmp_path / "sites", *(tmp_path / "sites").rglob("*")]
-    assert len(made) == 2 + 6 * 3
+    assert len(made) == 3 + 6 * 3  # the folder, the test set, the register; a folder and two files for each site
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600, 0o700}
 
 
