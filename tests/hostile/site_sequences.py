@@ -258,7 +258,8 @@ class Attack:
                 answers, _ = self.worlds.each(lambda site, asked=question: self.answer_or_end(site, asked))
                 self.check_refusal(question, answers, why="a rolled-back state answered")
         self.worlds.keep_budget(newest)
-        for old in self.asked[-3:]:
+        single = digest_of(CLAIMS[self.worlds.unit][1])  # of another, a free approval may be used, as was reserved
+        for old in [one for one in self.asked if one.words["digest"] == single][-3:]:
             if old.run in self.runs and old.place in self.runs[old.run].values:
                 moved = Question(old.words, {"start": old.arrays["start"] + np.float32(1.0)})
                 answers, _ = self.worlds.each(lambda site, asked=moved: self.answer_or_end(site, asked))
