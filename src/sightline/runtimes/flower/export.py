@@ -113,7 +113,7 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
         write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
         found.append(folder)
     sizes = [{"client": n, "key": "", "examples": len(one.train)} for n, one in enumerate(federation.clients)]
-    (directory / REGISTER).write_text(REGISTER_HEAD + tomli_w.dumps({"site": sizes}), encoding="utf-8")
+    write_secret(directory / REGISTER, (REGISTER_HEAD + tomli_w.dumps({"site": sizes})).encode())
     _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
     return found
 
