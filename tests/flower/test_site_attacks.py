@@ -20,6 +20,7 @@ PERTURBED = changed(
     privacy=privacy("sample", mechanism="output", sensitivity="clipped_model", noise_multiplier=1e3),
     algorithm={"name": "feddyn"},
 )
+OTHER = changed(privacy=privacy("client", "client", noise_multiplier=60.0))
 DPSGD = changed(privacy=privacy("sample", noise_multiplier=50.0), algorithm={"name": "feddyn"})
 
 
@@ -263,3 +264,24 @@ def test_a_state_that_is_old_but_for_its_budget_does_not_answer_a_call_again(sit
     for start in (None, np.ones(63, np.float32)):
         again = type(site)(site.folder).answer(question(LOCAL, start=start))
         assert "bring the newest" in again.words["refused"]
+
+
+def test_an_answer_that_a_crash_left_uncounted_is_counted_when_it_leaves(site_of, monkeypatch):  # noqa: F811
+    """Also when other answers have moved the counter on since: by its name, not by its number."""
+    site = site_of(LOCAL, epsilon=1e3)
+    approve(site, OTHER)
+    whole, calls = type(site.budget).advance, []
+
+    def crash_once(self, what):
+        calls.append(what)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        whole(self, what)
+
+    monkeypatch.setattr(type(site.budget), "advance", crash_once)
+    with pytest.raises(KeyboardInterrupt):
+        site.answer(question(LOCAL))
+    assert not site.budget.was_counted(calls[0])
+    assert "value" in site.answer(question(OTHER)).arrays
+    assert "value" in site.answer(question(LOCAL)).arrays
+    assert site.budget.was_counted(calls[0])

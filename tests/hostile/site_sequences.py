@@ -261,7 +261,7 @@ class Attack:
         single = digest_of(CLAIMS[self.worlds.unit][1])  # of another, a free approval may be used, as was reserved
         for old in [one for one in self.asked if one.words["digest"] == single][-3:]:
             if old.run in self.runs and old.place in self.runs[old.run].values:
-                moved = Question(old.words, {"start": old.arrays["start"] + np.float32(1.0)})
+                moved = Question(old.words, {"start": old.arrays["start"] + np.float32(0.5)})  # asked by no other rule
                 answers, _ = self.worlds.each(lambda site, asked=moved: self.answer_or_end(site, asked))
                 self.check_refusal(moved, answers, why="a state that is old but for its budget answered again")
         self.worlds.restore(newest)

@@ -81,16 +81,11 @@ class RunStore:
         arrays = {n: a for n, a in found.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
         write_secret(self.path, WireMessage(words | {"answers": answers}, arrays).to_bytes())
 
-    def put_answer(
-        self, place: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result, *, number: int
-    ) -> None:
-        """Put away an answer and, with its kind, what the client keeps from now on.
-
-        `number` is what the budget's counter will be at before the answer may leave.
-        """
+    def put_answer(self, place: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result) -> None:
+        """Put away an answer and, with its kind, what the client keeps from now on."""
         found = self.read()
         name = f"{place[0]}.{place[1]}"
-        answers = dict(found.words["answers"]) | {name: {"asked": asked, "number": number, "words": dict(answer.words)}}
+        answers = dict(found.words["answers"]) | {name: {"asked": asked, "words": dict(answer.words)}}
         kinds, arrays = (
             dict(found.words.get("kinds", {})),
             dict(found.arrays) | {f"answer/{name}": answer.arrays["value"]},
@@ -101,13 +96,13 @@ class RunStore:
         words = dict(found.words) | {"answers": answers, "kinds": kinds}
         write_secret(self.path, WireMessage(words, arrays).to_bytes())
 
-    def answer_to(self, place: tuple[int, int], asked: str) -> tuple[WireMessage, int] | None:
-        """The answer that this very question got, when it was in the last round that was asked for, and its number."""
+    def answer_to(self, place: tuple[int, int], asked: str) -> WireMessage | None:
+        """The answer that this very question got, when it was in the last round that was asked for."""
         found, name = self.read(), f"{place[0]}.{place[1]}"
         one = found.words.get("answers", {}).get(name)
         if one is None or one["asked"] != asked:
             return None
-        return WireMessage(one["words"], {"value": found.arrays[f"answer/{name}"]}), int(one["number"])
+        return WireMessage(one["words"], {"value": found.arrays[f"answer/{name}"]})
 
     def refuse_passed(self, place: tuple[int, int], asked: str) -> None:
         """Refuse a call that is not after the last one, unless a crash kept it from its answer."""
@@ -219,12 +214,13 @@ class Site:
         dimension = side.setting.model.parameters
         vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
         asked = _asked(approval, call, vectors)
-        number, name = self.budget.check(), f"answer {approval.id} {call.round}.{call.use}"
+        self.budget.check()
+        name = f"answer {approval.id} {call.round}.{call.use}"
         before = store.answer_to(call.place, asked)
         if before is not None:
-            if before[1] > number:  # a crash came before it was counted
+            if not self.budget.was_counted(name):  # a crash came between; others may have been counted since
                 self.budget.advance(name)
-            return before[0]
+            return before
         store.refuse_passed(call.place, asked)
         if self.budget.was_counted(name):
             raise LedgerDamaged(f"state={APPROVALS}: it lacks answers that this site gave; bring the newest one back")
@@ -239,7 +235,7 @@ class Site:
         result = self._compute_output(side, task, approval, *store.kept(memory))
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        store.put_answer(call.place, asked, answer, memory, result, number=number + 1)
+        store.put_answer(call.place, asked, answer, memory, result)
         self.budget.advance(name)
         if self.policy.answer_seconds is not None:
             time.sleep(max(0.0, begun + self.policy.answer_seconds - time.monotonic()))
