@@ -154,6 +154,15 @@ def test_a_secret_stream_is_not_copied(secret, twice):
         twice(secret.rng(Purpose.NOISE))
 
 
+@pytest.fixture
+def interrupts():
+    """Python hears an interrupt, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_does_not_put_zeros_in_the_place_of_noise(secret):
     """Ctrl-C while numpy draws word by word is raised when the draw is over, and no word was lost to it."""
     unbroken, drawn = np.empty(300_000), np.empty(300_000)
