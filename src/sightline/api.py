@@ -98,6 +98,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     accept_changes: bool = False,
+    verify: int | None = None,
     seed: int | None = None,
     workers: int = 1,
     runtime: str = "simulator",
@@ -113,6 +114,10 @@ def run(
 
     With `resume`, `file` may also be the directory of the run: its settings are in it. Where the model's code or the
     packages are not those that the run began with, it goes on only with `accept_changes`, which is written down.
+
+    `verify=N` computes every value again in worlds that lack one of N random subjects, and ends the run when one of
+    them has more weight in a value than is claimed. Without it the first round of a module of your own is compared;
+    `verify=0` compares nothing.
 
     Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
     script's log, `progress=False` nowhere. `on_round` gets the metrics of every round.
@@ -144,6 +149,7 @@ def run(
             directory,
             resume=resume,
             accept_changes=accept_changes,
+            verify=verify,
             on_round=_call_both(advance, on_round),
             on_note=_tell,
         )

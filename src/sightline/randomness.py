@@ -48,6 +48,7 @@ class Purpose(StrEnum):
     SELECTION = "selection"
     AUDIT = "audit"
     TRUST = "trust"
+    VERIFICATION = "verification"
 
 
 CIPHER = "aes-256-ctr"

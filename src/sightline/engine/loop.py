@@ -47,6 +47,7 @@ from sightline.engine.run_directory import (
     removed_if_nothing_was_released,
     write_settings,
 )
+from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
 from sightline.errors import BudgetExhausted, invalid
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import ClientExecutor, ClientState, Public, Schedules
@@ -68,10 +69,14 @@ def run_loop(
     *,
     resume: bool,
     accept_changes: bool = False,
+    verify: int | None = None,
     on_round: OnRound = lambda row: None,
     on_note: OnNote = lambda note: None,
 ) -> str | None:
     """Train to the end, or to the budget; returns the reason when the budget stopped it.
+
+    `verify` values are computed again without so many subjects (`twin_worlds`); None: in the first round of a module
+    of the user's own.
 
     Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
     no release is lost or counted twice. What the run is made of, and every file that it goes on from, is what its
@@ -93,12 +98,13 @@ def run_loop(
             if record.facts.get("status") in ENDED:
                 return _conclude(setting, directory, record, on_note)
             work = TrainingLoop(
-                setting, directory, record, make_worker, on_round, on_note, accept_changes=accept_changes
-            )
+                setting, directory, record, make_worker, on_round, on_note,
+                accept_changes=accept_changes, verify=verify,
+            )  # fmt: skip
             try:
                 return work.to_the_end()
             finally:
-                work.worker.close()
+                work.close()
         finally:
             record.close()
 
@@ -125,7 +131,7 @@ class TrainingLoop:
 
     def __init__(
         self, setting: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
-        on_note: OnNote, *, accept_changes: bool,
+        on_note: OnNote, *, accept_changes: bool, verify: int | None = None,
     ) -> None:  # fmt: skip
         self.setting, self.directory, self.record = setting, directory, record
         self.on_round, self.on_note = on_round, on_note
@@ -138,6 +144,15 @@ class TrainingLoop:
         self.found, self.change = self._go_on(accept_changes)
         self.secret = root.fresh_streams(self.change.since) if self.change.since else root
         self.worker = make_worker(setting, public, self.secret)
+        nodes = self.worker.nodes is not None
+        self.twins = plan_worlds(setting, make_worker, public, self.secret, verify, nodes=nodes)
+        self._compared_to = setting.experiment.rounds if verify else 1
+
+    def close(self) -> None:
+        """Let go of processes and connections."""
+        self.worker.close()
+        if self.twins is not None:
+            self.twins.close()
 
     def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
         """The checkpoint to go on from, and where the code that is at work took over; a new run has neither."""
@@ -262,6 +277,8 @@ class TrainingLoop:
 
     def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[TrainingRound, State]:
         execution = LiveExecution(self.worker, self.secret, self.schedules)
+        if self.twins is not None and number <= self._compared_to:
+            execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins)
         where = (self.setting, self.ledger, execution, number, self.memories)
         r = TrainingRound(*where, anew=anew, since=self.change.since)
         return r, self.setting.algorithm.round(state, r, self.setting.settings)
@@ -315,7 +332,9 @@ class TrainingLoop:
             for entry in self.record.journal.last(EntryKind.RESUME, most=None)
             if entry.body["accepted"]
         ]
-        facts = cluster_facts(self.setting, state) | {"notes": [*notes_of(self.setting), *told, *resumed[::-1]]}
+        compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
+        notes = [*notes_of(self.setting), *told, *resumed[::-1], *compared]
+        facts = cluster_facts(self.setting, state) | {"notes": notes}
         status = "stopped" if reason else "finished"
         facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
         self.record.end({"model": file_digest(path), "status": status}, facts)

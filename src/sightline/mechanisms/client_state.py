@@ -82,6 +82,11 @@ class StateAccess:
         self.noised = state.noised
         """Whether what is kept, before and after this call, was made from noised values only."""
 
+    @property
+    def state(self) -> ClientState:
+        """What all clients kept before this call."""
+        return self._state
+
     def old(self, member: int) -> Tensor:
         """What a member kept; zero before its first round."""
         return self._state.values.get(member, torch.zeros(self._dimension))

@@ -28,13 +28,14 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 inter
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run; CONFIG may be its directory.")
 @click.option("--accept-changes", is_flag=True, help="Resume although model code or packages are not what they were.")
+@click.option("--verify", type=int, metavar="N", help="Compare every value with worlds that lack one of N subjects.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
 @click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(
-    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool, seed: int | None,
-    runtime: str, workers: int, as_json: bool,
+    config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool,
+    verify: int | None, seed: int | None, runtime: str, workers: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Train the experiment in CONFIG (a TOML file) and write its report."""
     from sightline.config import read
@@ -45,8 +46,8 @@ def command(
     import sightline
 
     done = sightline.run(
-        config, overrides=words, out=out, resume=resume, accept_changes=accept_changes, workers=workers,
-        runtime=runtime, progress=True,
+        config, overrides=words, out=out, resume=resume, accept_changes=accept_changes, verify=verify,
+        workers=workers, runtime=runtime, progress=True,
     )  # fmt: skip
     summary = done.summary
     if as_json:

@@ -1,0 +1,363 @@
+r"""Twin worlds: every value is computed a second time without one subject, and both are compared before they are used.
+
+A claim such as `Gaussian(z)` rests on two facts about code: who was not drawn does not change the value in a single
+bit, and who was drawn moves it by at most the sensitivity, whatever the model, the memory and the data are. Here both
+are watched while a run is at work. A world lacks one subject: a client with all its examples, or one example, whose
+inputs are not a number (or, where inputs are tokens, another example's). It gets the public starting points of the
+real run, its random streams and its noise; so what differs is what the subject did, and nothing else:
+
+    not drawn:   value = value'              bit by bit
+    drawn:       |value - value'| <= bound   up to the rounding of float32
+
+What clients keep un-noised has a life of its own in each world; what they keep of releases is that of the real run,
+because a claim is made given everything that was released before. A comparison that fails ends the run before the
+value is handed on. One that holds proves nothing: it is a test on the user's own model and data, not a certificate.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.data import Client, Federation, Kind, Shard
+from sightline.engine.build import BuiltExperiment
+from sightline.engine.execution import Compute, LiveExecution
+from sightline.errors import invalid, refuse
+from sightline.events import Unit
+from sightline.mechanisms import (
+    ClientExecutor,
+    ClientState,
+    Cohort,
+    Mechanism,
+    NoisedBy,
+    NoisedValue,
+    PrivateSteps,
+    ReleaseContext,
+    ReleaseValues,
+    StateAccess,
+    Updates,
+)
+from sightline.mechanisms.dp_sgd import whole_batch
+from sightline.models.mixing import unknown_part
+from sightline.randomness import Purpose, Streams
+from sightline.topology import client_name
+from sightline.training.local_work import poisson_batches
+
+MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
+FIRST_LOOK = 2
+"""Subjects that the first round of a model of the user's own is compared without, where nobody asked for it."""
+ROUNDING = 2.0**-20
+"""Of a bound, and of a value to which noise was added: float32 rounds both."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whom a world lacks."""
+
+    client: int
+    example: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As errors name it."""
+        return client_name(self.client) + ("" if self.example is None else f", example {self.example}")
+
+
+@dataclass(eq=False)
+class World:
+    """A world without its subject: who trains its clients, and what they keep there of un-noised values."""
+
+    subject: Subject
+    worker: ClientExecutor
+    kept: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+    def recall_state(self, updates: Updates) -> StateAccess | None:
+        """What the members keep in this world."""
+        recall = updates.recall
+        if recall is None:
+            return None
+        before = recall.state
+        own = {} if before.noised else self.kept.get(recall.memory.name, {})
+        state = ClientState({**before.values, **own}, before.sources, before.noised)
+        return StateAccess(recall.memory, state, updates.worker.dimension)
+
+    def keep_state(self, recall: StateAccess | None) -> None:
+        """Remember what its members keep from now on."""
+        if recall is not None:
+            self.kept.setdefault(recall.memory.name, {}).update(recall.after)
+
+
+@dataclass
+class Comparisons:
+    """What was compared so far."""
+
+    count: int = 0
+    drawn: int = 0
+    largest_share: float = 0.0
+    seconds: float = 0.0
+
+    def describe(self, subjects: int) -> str:
+        """One sentence for the terminal and the report."""
+        return (
+            f"Twin worlds: {self.count} values were computed again without one of {subjects} subjects, {self.drawn} of "
+            f"them with the subject drawn; the largest shift was {self.largest_share:.1%} of the claimed sensitivity "
+            f"({self.seconds:.1f} s)."
+        )
+
+
+def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng: np.random.Generator) -> list[Subject]:
+    """Different subjects at random: clients, or examples of different clients while there are some.
+
+    Every second example is one that its client's first batch draws: at small rates hardly any other would be.
+    """
+    clients = [int(n) for n in rng.permutation(len(setting.clients)) if len(setting.federation.clients[n].train)]
+    if setting.unit is not Unit.SAMPLE:
+        return [Subject(client) for client in clients[:count]]
+    found: list[Subject] = []
+    sizes = setting.federation.sizes
+    for _ in range(100 * count):
+        if len(found) == count:
+            break
+        client = clients[len(found) % len(clients)]
+        plan = setting.mechanism.steps_of(client)
+        drawn = sorted(drawn_examples(plan, sizes[client], secret, client)) if plan and len(found) % 2 == 0 else []
+        subject = Subject(client, int(rng.choice(drawn) if drawn else rng.integers(sizes[client])))
+        if subject not in found:
+            found.append(subject)
+    return found
+
+
+def drawn_examples(
+    plan: PrivateSteps, examples: int, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
+) -> frozenset[int]:
+    """The examples that a client's first batches draw in a training call, by the run's own streams."""
+    rng = secret.rng(Purpose.BATCHES, round=round, participant=client, use=use)
+    drawn: set[int] = set()
+    for batch in islice(poisson_batches(int(examples), plan.rate, steps, rng), steps):
+        drawn.update(range(int(examples)) if batch is None else batch.tolist())
+    return frozenset(drawn)
+
+
+def remove_subject(federation: Federation, subject: Subject) -> Federation:
+    """The same federation without the subject; nobody else's examples change their places."""
+    client = federation.clients[subject.client]
+    train = client.train
+    if subject.example is None:
+        train = Shard(train.x[:0], train.y[:0])
+    else:
+        x = train.x.copy()
+        x[subject.example] = x[subject.example - 1] if federation.kind is Kind.TEXT else np.nan
+        train = Shard(x, train.y)
+    clients: list[Client] = list(federation.clients)
+    clients[subject.client] = replace(client, train=train)
+    return replace(federation, clients=tuple(clients))
+
+
+class TwinWorlds:
+    """The worlds of one run, and what was found in them."""
+
+    def __init__(
+        self, setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int
+    ) -> None:
+        self.setting, self.secret = setting, secret
+        self.found = Comparisons()
+        self._subjects = draw_subjects(setting, count, secret, rng=public.rng(Purpose.VERIFICATION))
+        self.worlds = [World(one, make_worker(self._setting_without(one), public, secret)) for one in self._subjects]
+
+    def _setting_without(self, subject: Subject) -> BuiltExperiment:
+        """With a model of its own too: a module that remembers would remember for both worlds otherwise."""
+        without = remove_subject(self.setting.federation, subject)
+        return replace(self.setting, federation=without, model=replace(self.setting.model))
+
+    def close(self) -> None:
+        """Let go of what the training needed."""
+        for world in self.worlds:
+            world.worker.close()
+
+    def describe(self) -> str:
+        """What was compared, in one sentence."""
+        return self.found.describe(len(self.worlds))
+
+    def compare_values(self, updates: Updates, context: ReleaseContext, compute: Compute, found: ReleaseValues) -> None:
+        """Compute the values again in every world; raise `Refused` where a subject has more weight than is claimed."""
+        begun = time.perf_counter()
+        mechanism = self.setting.mechanism.at(context)
+        for world in self.worlds:
+            if world.subject.client in context.channel.members:
+                self._compare_world(world, mechanism, updates, context, compute, found)
+        self.found.seconds += time.perf_counter() - begun
+
+    def _compare_world(
+        self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext, compute: Compute,
+        found: ReleaseValues,
+    ) -> None:  # fmt: skip
+        if mechanism.noised_value is NoisedValue.GRADIENT and mechanism.noised_by(context) is NoisedBy.CLIENT:
+            self._compare_step(world, mechanism, updates, context)
+            return
+        bound = self._bound_shift(mechanism, updates, context)
+        if bound is None:
+            return
+        hides = self.setting.unit is Unit.CLIENT and mechanism.noised_by(context) is NoisedBy.SERVER
+        twin = move_updates(updates, world, without=world.subject.client if hides else None)
+        other = compute(twin, context)
+        world.keep_state(twin.recall)
+        drawn = self._is_drawn(world.subject, mechanism, updates, context)
+        for key, value in found.values.items():
+            if key in other.values:
+                self._compare_pair(value, other.values[key], bound, drawn, world.subject, context)
+
+    def _compare_step(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
+        """The first private step of the subject's client, without noise: later ones start from noised values."""
+        client = world.subject.client
+        plan = mechanism.steps_of(client)
+        if plan is None or client not in updates.cohort.members:
+            return
+        if updates.recall is not None and not updates.recall.state.noised:
+            self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
+        plan = replace(whole_batch(plan) if updates.task.whole_batch else plan, line=context.line)
+        one = replace(plan, steps=1, noise_multiplier=0.0)
+        ends = []
+        for worker, recall in (
+            (updates.worker, copy_recall(updates)),
+            (world.worker, world.recall_state(updates)),
+        ):
+            alone = select_member(updates, client, worker, recall)
+            blocks = worker.dp_sgd(
+                [client], alone.start_rows(), plans=[one], at=updates.at, task=alone.task, recall=recall
+            )
+            ends.append(next(iter(blocks))[1][0])
+        rate = updates.task.learning_rate or self.setting.experiment.local.learning_rate
+        bound = rate * self._clip_norm(plan.clip_norm, context) / plan.expected_batch
+        drawn = self._is_drawn(world.subject, mechanism, updates, context)
+        self._compare_pair(ends[0], ends[1], bound, drawn, world.subject, context)
+
+    def _clip_norm(self, clip_norm: float, context: ReleaseContext) -> float:
+        twice = 2.0 if self.setting.federation.kind is Kind.TEXT and self.setting.unit is Unit.SAMPLE else 1.0
+        return twice * context.largest_clipped(clip_norm, self.setting.splitter)
+
+    def _bound_shift(self, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> float | None:
+        """How far the subject may move a value of the channel; None where no clip bounds it."""
+        by_server = mechanism.noised_by(context) is NoisedBy.SERVER
+        senders = max(1, len(updates.cohort.members))
+        clip_norm = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
+        if mechanism.noised_value is NoisedValue.UPDATE:
+            return clip_norm / (context.sampler.expected if by_server else senders)
+        plans = [mechanism.steps_of(n) for n in context.channel.members]
+        steps = [plan for plan in plans if plan is not None]
+        if mechanism.noised_value is NoisedValue.STEPS:
+            return 2 * self._clip_norm(max(plan.clip_norm for plan in steps), context) / senders
+        if mechanism.noised_value is NoisedValue.GRADIENT:
+            share = context.sampler.expected / context.sampler.population
+            rate = self.setting.experiment.local.learning_rate
+            return rate * clip_norm / (share * sum(plan.expected_batch for plan in steps))
+        return None
+
+    def _is_drawn(
+        self, subject: Subject, mechanism: Mechanism, updates: Updates, context: ReleaseContext
+    ) -> bool | None:
+        """Whether the subject is in the value by the run's own draws; None where a schedule says it."""
+        if subject.client not in updates.cohort.members:
+            return False
+        if subject.example is None:
+            return True
+        plan = mechanism.steps_of(subject.client)
+        if plan is None or plan.allotment is not None:
+            return None
+        if updates.task.whole_batch:
+            return True
+        steps = (updates.task.steps or 1) if mechanism.noised_value is NoisedValue.STEPS else 1
+        where = {"round": updates.at.round, "use": updates.at.use, "steps": steps}
+        size = self.setting.federation.sizes[subject.client]
+        return subject.example in drawn_examples(plan, size, self.secret, subject.client, **where)
+
+    def _compare_pair(
+        self, value: Tensor, other: Tensor, bound: float, drawn: bool | None, subject: Subject, context: ReleaseContext
+    ) -> None:
+        """The law of this module for one value and its twin."""
+        self.found.count += 1
+        self.found.drawn += drawn is True
+        if drawn is False:
+            if not torch.equal(value, other):
+                self._tell_broken(subject, context, "it was not drawn, and the value is another without it")
+            return
+        shift = float(torch.linalg.vector_norm(value.double() - other.double()))
+        self.found.largest_share = max(self.found.largest_share, shift / bound)
+        rounding = ROUNDING * (bound + float(torch.linalg.vector_norm(value.double())))
+        if not shift <= bound + rounding:
+            law = f"it moves the value by {shift:.6g}, and at most {bound:.6g} is claimed"
+            self._tell_broken(subject, context, law)
+
+    def _tell_broken(self, subject: Subject, context: ReleaseContext, law: str) -> None:
+        way_out = "do not use this model, memory or mechanism: its epsilon would be too small"
+        refuse("verify", subject.name, f"round {context.time}, {context.channel.name}: {law}", way_out)
+
+
+def copy_recall(updates: Updates) -> StateAccess | None:
+    """What the members keep, to be read only: what is kept in a comparison is thrown away."""
+    recall = updates.recall
+    return None if recall is None else StateAccess(recall.memory, recall.state, updates.worker.dimension)
+
+
+def move_updates(updates: Updates, world: World, *, without: int | None) -> Updates:
+    """The same training call in another world; the subject is not in its cohort where that is hidden."""
+    members = tuple(member for member in updates.cohort.members if member != without)
+    places = [place for place, member in enumerate(updates.cohort.members) if member != without]
+    task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(places)
+    return replace(
+        updates,
+        cohort=Cohort(members),
+        starts={member: updates.starts[member] for member in members},
+        worker=world.worker,
+        task=task,
+        recall=world.recall_state(updates),
+        shared=None,
+    )
+
+
+def select_member(updates: Updates, client: int, worker: ClientExecutor, recall: StateAccess | None) -> Updates:
+    """The training call of one member."""
+    place = updates.cohort.members.index(client)
+    return replace(
+        updates,
+        cohort=Cohort((client,)),
+        starts={client: updates.starts[client]},
+        worker=worker,
+        task=updates.task.select_clients([place]),
+        recall=recall,
+        shared=None,
+    )
+
+
+def plan_worlds(
+    setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int | None, *,
+    nodes: bool,
+) -> TwinWorlds | None:  # fmt: skip
+    """As many worlds as are asked for; where nobody asks, two for a module of the user's own; else none."""
+    if count is not None and count < 0:
+        invalid("verify", count, "a number of subjects is 0 or more")
+    if count and setting.unit is Unit.NONE:
+        invalid("verify", count, "nothing is claimed that could be verified", 'set privacy.unit = "client" or "sample"')
+    if count and nodes:
+        invalid("verify", count, "nodes have their data to themselves", "use --runtime simulator")
+    if count is None and not nodes and setting.unit is not Unit.NONE and unknown_part(setting.model.module()):
+        count = FIRST_LOOK
+    return TwinWorlds(setting, make_worker, public, secret, count) if count else None
+
+
+class ComparedExecution(LiveExecution):
+    """A round of a real run whose values are compared with those of twin worlds before they are handed on."""
+
+    def __init__(self, worker: ClientExecutor, secret: Streams, schedules: Any, twins: TwinWorlds) -> None:
+        super().__init__(worker, secret, schedules)
+        self._twins = twins
+
+    def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
+        """What the mechanism computes, when no subject has more weight in it than is claimed."""
+        found = compute(updates, context)
+        self._twins.compare_values(updates, context, compute, found)
+        return found
