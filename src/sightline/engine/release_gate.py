@@ -1,15 +1,19 @@
 """The only way out: the budget is asked and the ledger is written before a value may be handed on."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import BudgetExhausted, Refused
-from sightline.events import Allocation, Poisson, Unit, WithoutReplacement
-from sightline.ledger import Ledger, LedgerDamaged, Release
+from sightline.events import Allocation, Clear, Poisson, Unit, WithoutReplacement
+from sightline.ledger import Draw, Ledger, LedgerDamaged, Release
 from sightline.mechanisms import CallId
+from sightline.randomness import EVERYONE, Purpose
 from sightline.topology import Channel
+
+HIDDEN_COHORTS = Poisson | WithoutReplacement | Allocation
+"""Events of a client that rest on the sampling of a cohort."""
 
 
 class SeenBefore(Exception):
@@ -31,34 +35,42 @@ class ReleaseGate:
     ) -> None:  # fmt: skip
         self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
         self._steadfast = steadfast
+        self._again = max(since, len(ledger) if anew else 0)
         self._made_before = [] if anew else _tail_of(ledger, time, since)
         self._released: set[CallId] = set()
-        self._cohorts: Counter[str] = Counter()
+        self._cohorts: defaultdict[str, list[Draw]] = defaultdict(list)
 
     @property
     def next_id(self) -> int:
         """The ledger number that the next release will get."""
         return self._made_before[0].id if self._made_before else len(self._ledger)
 
-    def note_draw(self, channel: Channel) -> None:
+    def note_draw(self, channel: Channel, draw: Draw) -> None:
         """A cohort of the channel was drawn: one release may hide behind its sampling."""
-        self._cohorts[channel.name] += 1
+        self._cohorts[channel.name].append(draw)
 
-    def check_draws(self, claims: tuple[Release, ...], channel: Channel) -> tuple[Release, ...]:
-        """The claims, when every one that rests on the sampling of a cohort has a cohort of its own."""
-        if self._setting.unit is Unit.CLIENT:
-            for claim in claims:
-                if isinstance(claim.event, Poisson | WithoutReplacement | Allocation):
-                    self._use_up(channel)
-        return claims
+    def check_draws(self, claims: tuple[Release, ...], channel: Channel, at: CallId) -> tuple[Release, ...]:
+        """The claims, each with the draw that it rests on; one that claims to hide who was drawn needs one of its own.
 
-    def _use_up(self, channel: Channel) -> None:
+        Draws of a schedule hide many releases, which are charged as one and have a joint name.
+        """
+        found = []
+        for claim in claims:
+            draw = None
+            if self._setting.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
+                draw = self._use_up(channel)
+            elif self._setting.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
+                draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
+            found.append(claim if draw is None or claim.joint else replace(claim, draw=draw))
+        return tuple(found)
+
+    def _use_up(self, channel: Channel) -> Draw:
         if not self._cohorts[channel.name]:
             raise Refused(
                 f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
                 "drawn for it; sample the channel again before every release"
             )
-        self._cohorts[channel.name] -= 1
+        return self._cohorts[channel.name].pop(0)
 
     def check_first_use(self, at: CallId) -> None:
         """The noise belongs to the training call: two releases of it at two scales would cancel out."""
@@ -102,6 +114,12 @@ class ReleaseGate:
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"
                 )
+
+
+def _number_of(source: str) -> int:
+    """The number of a client by its name; nobody's for a server or an edge."""
+    kind, _, digits = source.rpartition("-")
+    return int(digits) if kind == "client" and digits.isdecimal() else EVERYONE
 
 
 def _asked_for(releases: Sequence[Release]) -> bool:

@@ -23,7 +23,7 @@ from sightline.engine.execution import (
 from sightline.engine.release_gate import ReleaseGate
 from sightline.errors import refuse
 from sightline.events import Unit
-from sightline.ledger import NOBODY, POST_PROCESSING, Ledger, Parties, Release
+from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
 from sightline.mechanisms import (
     CallId,
     ClientState,
@@ -70,7 +70,7 @@ class TrainingRound:
         self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
-        self._draws = 0
+        self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
         self._tosses = 0
         self._uses = 0
         nodes = self._worker.nodes
@@ -117,12 +117,11 @@ class TrainingRound:
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw who of the channel's members takes part; without a channel, of all that gather."""
         channels = (channel,) if channel else self.gathers
-        for one in channels:
-            self._gate.note_draw(one)
         return Cohort(tuple(n for one in channels for n in self._draw_members(one)))
 
     def _draw_members(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
+        self._gate.note_draw(channel, Draw(Purpose.COHORT, self.time, EVERYONE, self._draws, again=self._again))
         self._draws += 1
         sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
         return self._execution.draw_members(sampler, channel, self.time, rng, line=line)
@@ -224,7 +223,7 @@ class TrainingRound:
         for updates, channel in many:
             context = self._release_context(updates, channel)
             contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
-            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel))
+            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel, updates.at))
         made = list(self._gate.record_releases([release for some in claims for release in some]))
         found, heard = [], []
         for (updates, _), context, some in zip(many, contexts, claims, strict=True):
@@ -271,7 +270,7 @@ class TrainingRound:
         compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
         context = self._release_context(updates, channel)
-        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel))
+        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel, updates.at))
         outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
         self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, context))

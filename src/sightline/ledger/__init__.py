@@ -8,6 +8,7 @@ from sightline.ledger.pairs import LedgerPairs, ledger_pairs
 from sightline.ledger.release import (
     NOBODY,
     POST_PROCESSING,
+    Draw,
     Parties,
     Release,
     parties,
@@ -34,6 +35,7 @@ __all__ = [
     "POST_PROCESSING",
     "SCHEMA",
     "Composition",
+    "Draw",
     "Entry",
     "EntryKind",
     "GroupPlan",

@@ -11,7 +11,16 @@ from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
 from sightline.events import Adjacency, Event, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.release import NOBODY, Parties, Release, parties, read_parties, refuse_unknown, write_parties
+from sightline.ledger.release import (
+    NOBODY,
+    Draw,
+    Parties,
+    Release,
+    parties,
+    read_parties,
+    refuse_unknown,
+    write_parties,
+)
 from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
 
@@ -141,7 +150,8 @@ class Ledger:
     of epsilon 0. Without them only the subjects, audiences and knowers of the sampling in releases are known.
 
     Guarantees: `append` returns only after the store has made the releases durable; a release that would mix units or
-    adjacencies is refused; nothing is ever changed or removed; a question about a name that nobody has is refused.
+    adjacencies is refused, and so is one whose draw was used before; nothing is ever changed or removed; a question
+    about a name that nobody has is refused.
     """
 
     def __init__(
@@ -161,6 +171,8 @@ class Ledger:
         self._store = store
         self._rooms: dict[tuple[float, float, Accountant], Headroom] = {}
         self._parts: dict[Hashable, Hashable] = {}
+        self._draws: tuple[int, frozenset[Draw]] = (-1, frozenset())
+        """The last round that something was drawn in, and its draws."""
         for release in releases:
             self._take_in((self._number_release(release, len(self)),))
 
@@ -198,8 +210,23 @@ class Ledger:
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
         """Record releases, durably, before their values are used; returns them with their ids."""
         numbered = tuple(self._number_release(release, len(self) + place) for place, release in enumerate(releases))
+        draws = self._check_draws(releases)
         self._take_in(numbered, self._store)
+        self._draws = draws
         return numbered
+
+    def _check_draws(self, releases: Sequence[Release]) -> tuple[int, frozenset[Draw]]:
+        """The draws of the last round with these; one that was used before, or belongs to another round, is refused."""
+        last, used = self._draws
+        for release in releases:
+            draw = release.draw
+            if draw is None:
+                continue
+            if draw.round != release.time or draw.round < last or (draw.round == last and draw in used):
+                law = "hides who is in one release of its round, and was used before or belongs to another"
+                raise Refused(f"draw={draw}: {law}; draw again for every release")
+            last, used = draw.round, (used if draw.round == last else frozenset()) | {draw}
+        return last, used
 
     def _take_in(self, numbered: Sequence[Release], store: Store | None = None) -> None:
         """Hold releases that fit, after the store has them."""
@@ -223,6 +250,7 @@ class Ledger:
             event=self._share_part(release.event),
             audience=self._share_part(release.audience),
             coins_known_to=self._share_part(release.coins_known_to),
+            draw=None,
             what=self._share_part(release.what),
         ).with_id(id)
 

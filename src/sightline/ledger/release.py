@@ -4,7 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -124,6 +124,25 @@ POST_PROCESSING = Product(())
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """The name of a random stream that hides who is in a release: used for one release, and never again."""
+
+    purpose: str
+    round: int
+    participant: int
+    use: int
+    part: int = 0
+    """Which of several channels, where members of different ones draw in one training call."""
+    again: int = 0
+    """Of streams that were begun anew: the number of the release they began at."""
+
+    def __str__(self) -> str:
+        who = "" if self.participant < 0 else f" of client-{self.participant}"
+        more = (f", part {self.part}" if self.part else "") + (f", begun at release {self.again}" if self.again else "")
+        return f"{self.purpose}{who} in round {self.round}, use {self.use}{more}"
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """One line of the ledger. `event` is what the value reveals of `subjects` *given* the values in `inputs`.
 
@@ -143,6 +162,8 @@ class Release:
     joint: str = ""
     what: str = ""
     id: int = -1
+    draw: Draw | None = field(default=None, compare=False)
+    """The draw that the event claims, while the run is at work; the row on disk does not hold it."""
 
     def with_id(self, id: int) -> "Release":
         """The same release with its place in the ledger."""
