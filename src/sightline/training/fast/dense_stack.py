@@ -49,7 +49,7 @@ class ChainWorker(GradientWorker):
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Forward, backward, every layer writing its share of `gradient`."""
         self.record(False)
-        g: Tensor | None = loss_gradient(self.logits(x), y).div_(len(y))
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -64,7 +64,8 @@ class ChainWorker(GradientWorker):
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
         self.record(True)
-        g: Tensor | None = loss_gradient(self.logits(x), y.repeat_interleave(views)).div_(views)
+        labels = y.repeat_interleave(views, 0)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -79,11 +80,6 @@ class ChainWorker(GradientWorker):
             return
         for layer in recording:
             layer.add_clipped(factors)
-
-
-def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
-    """Gradient of every example's cross entropy: softmax(logits) - onehot(y)."""
-    return torch.softmax(logits, 1).scatter_add_(1, y[:, None], logits.new_full((len(y), 1), -1.0))
 
 
 def as_channels_last(x: Tensor) -> Tensor:
