@@ -48,10 +48,6 @@ class Metric:
             return "-"
         return f"{100 * value:.1f}%" if self.percent else f"{value:.4g}"
 
-    def worst_of(self, values: Iterable[float]) -> float:
-        """The worst of several values; NaN of none."""
-        return min(values, default=math.nan) if self.higher else max(values, default=math.nan)
-
 
 METRICS: dict[str, Metric] = {
     metric.name: metric

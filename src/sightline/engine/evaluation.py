@@ -203,14 +203,14 @@ def _of_clients(setting: BuiltExperiment, found: list[Evaluation]) -> Metrics:
     metric = setting.model.task.metric
     every = [main_metric(setting.model.task, one) for one in found]
     reached = [one for one in every if one is not None]
-    worst = metric.worst_of(one for one in reached if not math.isnan(one))
+    judged = [one for one in reached if not math.isnan(one)]
+    worst = min(judged, default=math.nan) if metric.higher else max(judged, default=math.nan)
+    examples = [one.examples for one, value in zip(found, every, strict=True) if value == worst]
     return {
-        metric.client_key("mean"): _mean_finite(reached),
-        metric.client_key("decile"): tenth_percentile(reached, higher=metric.higher),
-        metric.client_key("worst"): worst,
-        "client_worst_examples": max(
-            (e.examples for e, one in zip(found, every, strict=True) if one == worst), default=0
-        ),
+        f"client_{metric.name}_mean": _mean_finite(reached),
+        f"client_{metric.name}_decile": tenth_percentile(judged, higher=metric.higher),
+        f"client_{metric.name}_worst": worst,
+        "client_worst_examples": max(examples, default=0),
         "client_loss_mean": _mean_finite([e.loss for e in found if e.examples]),
         **cluster_metrics(setting, every),
     }

@@ -258,8 +258,12 @@ def _plain_run(run: RunView) -> dict[str, Any]:
     return about | {"metric": run.metric.name} | known | {"settings": flat_settings(run)}
 
 
+def _metric_text(metric: Metric) -> Callable[[float], str]:
+    return lambda value: format_metric(metric, value)
+
+
 def _metric_column(metric: Metric) -> Callable[[Spread], str]:
-    return lambda some: mean_and_spread(some, lambda value: format_metric(metric, value))
+    return lambda some: mean_and_spread(some, _metric_text(metric))
 
 
 COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
@@ -278,7 +282,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
 def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     """Mean and spread, in one unit where they have one.
 
-    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), format_percent)
+    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), _metric_text(METRICS["accuracy"]))
     '90.0 ± 1.2 %'
     >>> mean_and_spread(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
     '8.00 MB ± 0'
