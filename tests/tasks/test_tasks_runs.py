@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +160,28 @@ def test_groups_and_kept_models_have_metrics_of_their_task(run):
     assert row["group_rmse_worst"] >= row["group_rmse_best"]
     row = run(experiment("regression") | {"algorithm": {"name": "pfedme"}}).rounds[-1]
     assert row["test_rmse"] == pytest.approx(math.sqrt(row["test_loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["client", "sample"])
+def test_parts_of_a_model_are_trained_for_its_task(run, unit):
+    plain = experiment("regression", unit, model={"name": "mlp", "hidden": [6]}, local={"optimizer": "adam"})
+    plain["algorithm"] = {"name": "fedavg", "split": {"parts": 2}}
+    assert run(plain).metrics["rmse"] > 0
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
+
+
+def test_the_loss_of_the_guide_runs(run, tmp_path, monkeypatch):
+    """The page's own loss, and the page's own words for it."""
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "losses.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)]
+    for table in tables:
+        made = run(experiment("regression", "sample") | table)
+        assert made.summary["metric"] == "rmse"
+    assert any("losses:pinball" in note for note in made.summary["notes"])
 
 
 def test_comparisons_show_each_run_by_its_own_metric(run, tmp_path):

@@ -15,17 +15,24 @@ from sightline.errors import InvalidInput, Refused
 from sightline.models import Task, build_model, build_task, count_outputs, own_loss, probe_targets
 from sightline.models.task import CLASSIFICATION, apply_apart
 from sightline.training import (
+    LocalTerms,
     LocalWork,
     clipped_gradient_sum,
     clipping_note,
+    dp_sgd,
     evaluate_many,
     evaluate_model,
     train_local,
 )
+from sightline.training.augmentation import ViewKind, Views
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
+from sightline.training.dp_sgd import private_loop
+from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.autograd_worker import AutogradWorker
 from sightline.training.fast.dense_stack import ChainWorker
-from sightline.training.gradients import GradientWorker
+from sightline.training.fast.stacked import StackWalk
+from sightline.training.gradients import GradientWorker, one_by_one
+from sightline.training.local_sgd import train_in_turn
 
 RNG = np.random.default_rng
 TOKENS, WORDS, LABELS = 5, 7, 4
@@ -95,9 +102,7 @@ PAIRS = [(task, network) for task in TASKS for network in (["lstm"] if task == "
 def test_clipped_sums_are_those_of_one_example_at_a_time(task, network):
     model = model_of(task, network)
     shard, vector = shard_of(model, task, 9), model.init(RNG(3))
-    module = model.module().eval()
-    for slot in model.layout:
-        module.get_parameter(slot.name).data.copy_(vector[slot.start : slot.stop].view(slot.shape))
+    module = bound(model, vector)
     rows = []
     for x, y in zip(torch.from_numpy(shard.x), torch.from_numpy(shard.y), strict=True):
         module.zero_grad()
@@ -141,16 +146,70 @@ def test_classification_keeps_its_bits():
 
 
 def test_other_losses_never_take_a_path_of_cross_entropy():
-    """Stacks and compiled code have the gradient of cross entropy written into them."""
+    """The convolutional stack and compiled code have the gradient of cross entropy written into them."""
     from sightline.training.fast.linear_kernel import check_kernel
 
     for task in ("binary", "multilabel", "regression"):
-        model = model_of(task, "linear")
-        assert dense_layers(model) is None
-        assert stacking_for(model) is None
         assert stacking_for(model_of(task, "cnn")) is None
         with pytest.raises(InvalidInput, match="compiled code has the gradient of cross entropy"):
-            check_kernel(model)
+            check_kernel(model_of(task, "linear"))
+    assert dense_layers(own_model("huber")) is None
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression", "regression2"])
+@pytest.mark.parametrize("network", ["linear", "mlp"])
+def test_stacks_are_every_client_by_itself(task, network):
+    """Plain and private steps of clients of uneven sizes side by side, against the worker that trains one."""
+    model = model_of(task, network)
+    assert dense_layers(model) is not None
+    shards = [shard_of(model, task, n, seed=n) for n in (9, 1, 6, 14)]
+    start, worker = model.init(RNG(5)), worker_for(model)
+    work = LocalWork(0.1, batch_size=4, epochs=2, momentum=0.5)
+    found = rows_of(train_local(model, start, shards, work, rngs=[RNG(i) for i in range(4)]))
+    walk = StackWalk(model, start, shards, work, [RNG(i) for i in range(4)], LocalTerms(), [6, 2, 4, 8])
+    alone = rows_of(train_in_turn(walk, range(4)))
+    for client in range(4):
+        torch.testing.assert_close(found[client], alone[client], rtol=1e-4, atol=1e-5)
+    how = [DPSGDSettings(0.3, [0.2] * 4, [0.6] * 4, [3] * 4, [4.0] * 4, rngs(1), rngs(2)) for _ in range(2)]
+    stacked = rows_of(dp_sgd(model, start, shards, work, how[0]))
+    looped = rows_of(private_loop(model, start, shards, work, LocalTerms(), how[1], range(4)))
+    for client in range(4):
+        torch.testing.assert_close(stacked[client], looped[client], rtol=1e-4, atol=1e-5)
+    vectors = torch.stack([found[client] for client in range(4)])
+    for one, vector, shard in zip(evaluate_many(model, vectors, shards), vectors, shards, strict=True):
+        expected = evaluate_model(model, vector, shard)
+        assert one.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert list(one.sums) == pytest.approx(list(expected.sums), rel=1e-4)
+    assert worker is worker_for(model)
+
+
+def rngs(seed):
+    return [RNG([seed, client]) for client in range(4)]
+
+
+def rows_of(blocks):
+    return {int(client): row for index, rows in blocks for client, row in zip(index, rows, strict=True)}
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_views_of_an_example_share_its_target(task):
+    model = model_of(task, "cnn")
+    shard, vector, views = shard_of(model, task, 5), model.init(RNG(3)), Views(3, ViewKind.SHIFT)
+    found = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.5, views=(views, RNG(9)))
+    seen = views.of(shard.x, rng=RNG(9))
+    rows = one_by_one(
+        bound(model, vector), model, vector, torch.from_numpy(seen), torch.from_numpy(shard.y).repeat_interleave(3, 0)
+    )
+    rows = rows.view(5, 3, -1).mean(1)
+    expected = sum(row * min(1.0, 0.5 / float(row.norm())) for row in rows)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def bound(model, vector):
+    module = model.module().eval()
+    for slot in model.layout:
+        module.get_parameter(slot.name).data.copy_(vector[slot.start : slot.stop].view(slot.shape))
+    return module
 
 
 def evaluated(task, n=40):

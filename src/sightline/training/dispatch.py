@@ -65,8 +65,7 @@ def dense_layers(model: FlatModel) -> tuple[DenseSlots, ...] | None:
     """The layers of a fully connected network, whose clients are always trained side by side; else None."""
     if model not in BENCH.stacks:
         worker = worker_for(model)
-        stackable = isinstance(worker, ChainWorker) and model.task.classic  # stacks have the gradient of cross entropy
-        BENCH.stacks[model] = dense_slots(model) if stackable else None
+        BENCH.stacks[model] = dense_slots(model) if isinstance(worker, ChainWorker) else None
     return BENCH.stacks[model]
 
 
@@ -91,7 +90,7 @@ def stacking_for(model: FlatModel) -> Stacking | None:
     """How to stack clients of this model for plain steps; None: always in a loop."""
     layers = dense_layers(model)
     if layers is not None:
-        return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient), 0)
+        return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient, model.task), 0)
     small = small_convolutional(model)
     if small is None:
         return None
@@ -101,7 +100,7 @@ def stacking_for(model: FlatModel) -> Stacking | None:
 def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
     """The parts of a convolutional chain, when its worker has passed the probe as one."""
     if model not in BENCH.small:
-        chained = isinstance(worker_for(model), ChainWorker) and model.task.classic
+        chained = isinstance(worker_for(model), ChainWorker) and model.task.classic  # its stack has cross entropy's
         parts = conv_parts(model) if chained else None
         found = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
         BENCH.small[model] = found

@@ -79,13 +79,22 @@ def evaluate_stacked(
         weights = vectors[group]
         pile = ExamplePile([shards[client] for client in group])
         x, y = pile.take(whole_shards(pile, widths[group[0]])[0])
-        logits = DenseStack(layers, weights, weights).logits(x)
-        losses = functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-        right = (logits.argmax(2) == y).double()
+        outputs = DenseStack(layers, weights, weights, model.task).logits(x)
+        losses, scores = _stacked_outcomes(model.task, outputs, y)
         for member, client in enumerate(group):
             own = slice(0, len(shards[client]))
-            found[client] = summarise_outcomes(model.task, losses[member, own], right[member, own, None])
+            found[client] = summarise_outcomes(model.task, losses[member, own], scores[member, own])
     return [found[client] for client in range(len(shards))]
+
+
+def _stacked_outcomes(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, b) losses and (n, b, k) scores of (n, b, ...) outputs."""
+    if task.classic:
+        losses = functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none")
+        return losses, (outputs.argmax(2) == y).double().unsqueeze(2)
+    every, targets = outputs.flatten(0, 1), y.flatten(0, 1)
+    losses, scores = task.losses(every, targets), task.kind.scores(every, targets)
+    return losses.view(y.shape[:2]), scores.view(*y.shape[:2], -1)
 
 
 def example_outcomes(
