@@ -322,6 +322,11 @@ def test_a_loss_of_the_users_own_is_given_one_example(loss):
     assert "one" in (clipping_note(model) or "")
 
 
+def test_a_loss_has_a_name():
+    with pytest.raises(InvalidInput, match="known by its name"):
+        Task("own", own_loss=own_losses.huber)
+
+
 def test_losses_apart_are_the_loop():
     outputs, y = torch.randn(5, 1), torch.randn(5)
     for loss in (own_losses.huber, own_losses.pinball, own_losses.centred):

@@ -183,6 +183,11 @@ class Task:
     own_loss: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
     """The user's own loss of one example's output and target."""
 
+    def __post_init__(self) -> None:
+        if (self.own_loss is None) != (self.loss_name is None):
+            law = "a loss of the user's own is known by its name, or nobody could be told whose code it is"
+            invalid("loss_name", self.loss_name, law, "give both")
+
     @property
     def kind(self) -> TaskKind:
         """What all models of the task have in common."""
