@@ -21,6 +21,7 @@ from sightline.ledger import Ledger
 from sightline.progress import RoundBar, wants_progress
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
 from sightline.runtimes.simulator import Simulator
+from sightline.shown import METRICS
 
 OnRound = Callable[[Mapping[str, Any]], None]
 RUNTIMES = ("simulator", "flower")
@@ -66,8 +67,13 @@ class Run:
 
     @property
     def test_accuracy(self) -> float:
-        """Accuracy of the last evaluated model on the test set; NaN before the first."""
+        """Accuracy of the last evaluated model on the test set; NaN before the first, and for tasks without it."""
         return _number_or(self.summary["test_accuracy"], math.nan)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
+        return {name: _number_or(value, math.nan) for name, value in self.summary["metrics"].items()}
 
     @property
     def epsilon(self) -> float:
@@ -80,12 +86,12 @@ class Run:
         facts = [
             ("status", summary["status"]),
             ("rounds", summary["rounds_done"]),
-            ("test accuracy", f"{_number_or(summary['test_accuracy'], math.nan):.1%}"),
+            *((f"test {METRICS[name].title}", METRICS[name].format_value(v)) for name, v in summary["metrics"].items()),
             *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
             ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
             ("trusted", ", ".join(summary["trusted"]) or "nobody"),
         ]
-        drawn = shown.svg_curve("test accuracy over the rounds", done.series("test_accuracy"))
+        drawn = shown.svg_curve(f"test {done.metric.title} over the rounds", done.series(done.metric.test_key))
         drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
         link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
         return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link

@@ -9,7 +9,7 @@ from html import escape
 from types import TracebackType
 from typing import Any
 
-from sightline.shown import rounded_up
+from sightline.shown import metric_words, rounded_up
 
 SINCE = " or more"
 """After a round whose epsilon was not worked out, the one before it is only a lower end."""
@@ -50,11 +50,11 @@ def open_console() -> Any:
 
 
 class RoundBar:
-    """Shows round, accuracy and epsilon so far."""
+    """Shows round, the task's main metric and epsilon so far."""
 
     def __init__(self, name: str, rounds: int) -> None:
         self._rounds = rounds
-        self._accuracy = self._epsilon = "-"
+        self._reached = self._epsilon = "-"
         self._face: Face = Notebook(name) if in_notebook() else Terminal(name, rounds) if on_terminal() else Log()
 
     def __enter__(self) -> "RoundBar":
@@ -68,12 +68,12 @@ class RoundBar:
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """Take in a finished round."""
-        if row.get("test_accuracy") is not None:
-            self._accuracy = f"{100 * row['test_accuracy']:.1f}%"
+        title, reached = metric_words(row)
+        self._reached = reached or self._reached
         spent = row.get("epsilon")
         known = self._epsilon.removesuffix(SINCE) + SINCE
         self._epsilon = known if spent is None else rounded_up(max(spent.values(), default=math.inf))
-        self._face.show(row["round"], self._rounds, f"accuracy {self._accuracy}  epsilon {self._epsilon}")
+        self._face.show(row["round"], self._rounds, f"{title} {self._reached}  epsilon {self._epsilon}")
 
 
 class Log:

@@ -1,11 +1,85 @@
-"""How values show themselves to a person: bounds rounded up; tables and curves for notebooks, words escaped."""
+"""How values show themselves to a person: bounds rounded up, metrics by name; tables and curves for notebooks."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from html import escape
+from typing import Any
 
 WIDTH, HEIGHT = 320, 80
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One way to judge a model: its name in files, its title for people, which way is better, and how it is written."""
+
+    name: str
+    title: str
+    higher: bool = True
+    percent: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title at the beginning of a line."""
+        return self.title[:1].upper() + self.title[1:]
+
+    @property
+    def test_key(self) -> str:
+        """Under which name a round's row has it, on the common test set."""
+        return f"test_{self.name}"
+
+    def client_key(self, which: str) -> str:
+        """The same over clients: their `mean`, the `decile` at the worse end, the `worst`."""
+        return f"client_{self.name}_{which}"
+
+    @property
+    def decile_title(self) -> str:
+        """What the decile at the worse end is called."""
+        return "10th percentile" if self.higher else "90th percentile"
+
+    def format_value(self, value: float | None) -> str:
+        """A value in a line of text.
+
+        >>> METRICS["accuracy"].format_value(0.912), METRICS["rmse"].format_value(0.91234)
+        ('91.2%', '0.9123')
+        """
+        if value is None or math.isnan(value):
+            return "-"
+        return f"{100 * value:.1f}%" if self.percent else f"{value:.4g}"
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy", percent=True),
+        Metric("f1", "F1"),
+        Metric("macro_f1", "macro F1"),
+        Metric("exact_match", "exact match", percent=True),
+        Metric("label_accuracy", "label accuracy", percent=True),
+        Metric("rmse", "RMSE", higher=False),
+        Metric("mae", "MAE", higher=False),
+        Metric("r2", "R²"),
+        Metric("perplexity", "perplexity", higher=False),
+        Metric("token_accuracy", "token accuracy", percent=True),
+        Metric("loss", "loss", higher=False),
+    )
+}
+"""Every metric that a run may be judged by, under its name in rows, facts and `--json`."""
+
+ACCURACY = METRICS["accuracy"]
+
+
+def metric_named(name: object) -> Metric:
+    """The metric of that name; accuracy for runs that name none, as all did once."""
+    return METRICS.get(str(name), ACCURACY)
+
+
+def metric_words(row: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The title of a round's main metric, and its value in words; None where the round was not evaluated."""
+    metric = metric_named(row.get("metric"))
+    value = row.get(metric.test_key)
+    return metric.title, None if value is None else metric.format_value(value)
 
 
 def rounded_up(bound: float) -> str:

@@ -98,7 +98,7 @@ def untested(clients, rng): return [(x, y, [], [])] * clients
 def ragged(clients, rng): return [([[1.0], [1.0, 2.0]], [0, 1], x, y)] * clients
 def uneven(clients, rng): return [(x, y, x, y), (x[:, :2], y, x[:, :2], y)]
 def mixed(clients, rng): return [(x, y, x, y), (np.ones((6, 3), int), y, np.ones((6, 3), int), y)]
-def cubes(clients, rng): return [(np.ones((6, 2, 2)), y, x, y)] * clients
+def cubes(clients, rng): return [(np.ones((6, 2, 2, 2, 2)), y, x, y)] * clients
 def words(clients, rng): return [(np.array([["a"]] * 6), y, x, y)] * clients
 def option(clients, rng, size): return two(clients, rng)
 constant = 3
@@ -153,7 +153,7 @@ def test_what_is_accepted(module: Path) -> None:
         ("mine:ragged", {}, "client 0, train: not arrays"),
         ("mine:uneven", {}, r"client 1 has inputs .*\(2,\), client 0 .*\(3,\)"),
         ("mine:mixed", {}, "client 1 has inputs int64"),
-        ("mine:cubes", {}, r"inputs are float64 \(6, 2, 2\); give float"),
+        ("mine:cubes", {}, r"inputs are float64 \(6, 2, 2, 2, 2\); give float"),
         ("mine:words", {}, "inputs are <U1"),
         ("mine:tokens", {}, "data.options.vocabulary=None: inputs are tokens"),
         ("mine:tokens", {"options": {"vocabulary": 8}}, "data.options.vocabulary=8: client 0 has tokens outside"),

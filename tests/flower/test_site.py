@@ -479,11 +479,47 @@ def frozen_head(input_shape, classes):
     return layers
 
 
+def doubled(output, target):
+    return 2 * torch.nn.functional.cross_entropy(output, target)
+
+
 def source_hash():
     import hashlib
     from pathlib import Path
 
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def test_a_loss_of_the_experiments_own_is_code_too(site_of):
+    name = "tests.flower.test_site:doubled"
+    own = LOCAL | {"model": {"name": "linear", "loss": name}}
+    with pytest.raises(Refused, match=r"model.loss=tests.flower.test_site:doubled: this site runs no code"):
+        site_of(own)
+    with pytest.raises(Refused, match=r"model.loss.*not the one that was allowed"):
+        site_of(own, models={name: "0" * 64})
+    site = site_of(own, models={name: source_hash()})
+    start = np.zeros((parse(own).data.features + 1) * 3, np.float32)
+    assert "value" in site.answer(question(own, start=start)).arrays
+
+
+def test_a_site_holds_labels_and_nothing_else(site_of):
+    numbers = LOCAL | {"model": {"name": "linear", "task": "regression"}}
+    with pytest.raises(InvalidInput, match="sites hold labels, one for each example"):
+        site_of(numbers)
+    with pytest.raises(InvalidInput, match="a regression predicts numbers"):
+        approve(site_of(LOCAL), numbers)
+
+
+def test_schedules_are_planned_before_they_are_approved(site_of):
+    """The learning rate of a round is the site's own number: no message can name another."""
+    own = LOCAL | {"local": LOCAL["local"] | {"schedule": "linear", "optimizer": "adam", "momentum": 0.0}}
+    site = site_of(own)
+    (approval,) = site.approvals.all()
+    rates = [call.terms["learning_rate"] for call in approval.calls if "learning_rate" in call.terms]
+    whole = LOCAL["local"].get("learning_rate", 0.1)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(whole / LOCAL["rounds"])
+    assert len(rates) == len(approval.calls) - 1  # the first round has the whole rate
 
 
 def test_a_model_of_ones_own_is_allowed_by_the_hash_of_its_source(site_of):

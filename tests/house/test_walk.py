@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = 40
+MOST_FILES = 41
+"""The task of the model is the one more: losses and metrics are its."""
 
 
 def test_a_round_of_the_quickstart_is_a_short_walk():

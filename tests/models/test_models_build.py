@@ -45,7 +45,7 @@ def test_resnet101_has_33_blocks():
 
 
 def small(name):
-    if name == "bilstm":
+    if name in ("bilstm", "lstm"):
         return build_model(
             name, input_shape=(6,), classes=3, kind=Kind.TEXT, vocabulary=9, settings={"embedding": 4, "hidden": 3}
         )

@@ -91,6 +91,9 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
         law = "pfedme's inner solver is not a sequence of private steps"
         refuse("privacy.unit", "sample", law, 'use unit = "client", or mechanism = "output"')
+    if experiment.local.optimizer not in (None, "sgd"):
+        law = "pfedme's inner solver takes plain gradient steps"
+        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
 
 
 SAYS = "Clients are judged by personal models that they keep to themselves; the global model is what epsilon is for."

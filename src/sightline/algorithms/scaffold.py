@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
+from sightline.config import Experiment
+from sightline.errors import refuse
 from sightline.mechanisms import LocalResult, Public, StateRule
 
 
@@ -69,6 +71,13 @@ def current_models(state: State, clients: range) -> Public:
 
 SAYS = "Clients keep control variates to themselves; the server's is computed from released means."
 
-ALGORITHM = Algorithm(
-    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=keeps_state("scaffold")
-)
+
+def check_experiment(experiment: Experiment) -> None:
+    """Refuse steps from which no mean gradient can be read off."""
+    keeps_state("scaffold")(experiment)
+    if experiment.local.adaptive:
+        law = "a control variate is a mean of gradients, and Adam's steps are none"
+        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd" or "momentum"')
+
+
+ALGORITHM = Algorithm("scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=check_experiment)

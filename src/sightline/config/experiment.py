@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sightline.config.local_rules import check_local, check_optimizer
 from sightline.config.mechanism_rules import Split, check_noise, check_perturbation, check_solution, check_split
 from sightline.config.section import (
     ClipNorm,
@@ -62,6 +63,21 @@ class Model(OpenSection):
 
     name: str = "mlp"
     init: str | None = None
+    task: Literal["classification", "binary", "multilabel", "regression", "language"] | None = None
+    loss: str | None = None
+    """A per-example loss of the user's own, `package.module:function`."""
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_is_named(cls, loss: str | None) -> str | None:
+        if loss is not None and not FACTORY.fullmatch(loss):
+            invalid("model.loss", loss, "a loss is named package.module:function", 'e.g. "mylosses:huber"')
+        return loss
+
+    @property
+    def target(self) -> str:
+        """What is predicted: the task as given, classes by default, and "own" for a loss without a task."""
+        return self.task or ("classification" if self.loss is None else "own")
 
 
 class Topology(OpenSection):
@@ -105,20 +121,40 @@ class Local(Section):
     learning_rate: Positive = 0.1
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] | None = None
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
+    """Of Adam: how much of the old means of gradients and of their squares is kept at a step."""
+    adam_eps: Positive | None = None
+    """Of Adam: what is added to the root of the mean square."""
+    schedule: Literal["constant", "cosine", "linear", "step"] | None = None
+    """How the learning rate falls over the rounds."""
+    warmup: Count | None = None
+    """Rounds over which the learning rate rises to its value."""
+    decay_every: Count | None = None
+    decay: Probability | None = None
+    """Of the schedule "step": after so many rounds the learning rate is multiplied by this."""
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     augment: Augment | None = None
     compiled: bool = False
     """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are scaled by moments of gradients: Adam's."""
+        return self.optimizer in ("adam", "adamw")
+
     @model_validator(mode="before")
     @classmethod
     def _epochs_by_default(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "epochs" not in given and "steps" not in given:
-            return given | {"epochs": 1}
-        return given
+        if not isinstance(given, dict):
+            return given
+        if given.get("optimizer") == "momentum" and "momentum" not in given:
+            given = given | {"momentum": 0.9}
+        return given if "epochs" in given or "steps" in given else given | {"epochs": 1}
 
     @model_validator(mode="after")
     def _one_kind_of_work(self) -> "Local":
+        check_optimizer(self)
         if self.epochs is not None and self.steps is not None:
             invalid("local.steps", self.steps, f"local.epochs={self.epochs} is given too", "keep one of the two")
         if self.stragglers > 0 and self.epochs is None:
@@ -287,6 +323,7 @@ class Experiment(Section):
         if self.local.compiled and (self.privacy.unit == "sample" or self.algorithm.split is not None):
             law = "compiled code takes plain steps on whole models"
             invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')
+        check_local(self)
         if self.privacy.mechanism != "gaussian":
             check_solution(self)
         elif self.privacy.unit == "sample":

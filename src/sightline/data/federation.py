@@ -16,15 +16,27 @@ class Kind(StrEnum):
     VECTOR = "vector"
     IMAGE = "image"
     TEXT = "text"
+    SEQUENCE = "sequence"
+
+
+Targets = NDArray[np.int64] | NDArray[np.float32]
+"""What is to be predicted, one row an example: whole numbers where it is labels or tokens."""
+
+
+def check_one_label(y: Targets) -> NDArray[np.int64]:
+    """The targets, when each is one label; what is proved or dealt by labels is for nothing else."""
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise InvalidInput(f"targets={y.dtype} {y.shape}: these are no labels; use task = classification")
+    return y.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Examples of one owner. x: float32 (n, ...) for vectors and (channels, height, width) images, int64 (n, tokens)
-    for text; y: int64 (n,)."""
+    """Examples of one owner. x: float32 (n, ...) for vectors, (channels, height, width) images and (steps, features)
+    sequences, int64 (n, tokens) for text; y: what is to be predicted, int64 (n,) labels unless the task is another."""
 
     x: NDArray[np.float32] | NDArray[np.int64]
-    y: NDArray[np.int64]
+    y: Targets
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -67,6 +79,11 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(int(size) for size in self.test.x.shape[1:])
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one target; () for a label or a number."""
+        return tuple(int(size) for size in self.test.y.shape[1:])
 
     @property
     def sizes(self) -> NDArray[np.int64]:

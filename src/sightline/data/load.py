@@ -14,6 +14,7 @@ from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
 from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source
+from sightline.data.targets import as_task
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 
@@ -88,22 +89,24 @@ TRAIN, TEST = 0, 1
 SHIFTS = {Partition.ROTATION: Shift.ROTATION, Partition.LABEL_SHIFT: Shift.LABELS}
 
 
-def load_federation(settings: Data, *, streams: Streams, root: Path | None = None) -> Federation:
-    """Read the source that `settings` name and deal it to clients.
+def load_federation(
+    settings: Data, *, streams: Streams, root: Path | None = None, task: str = "classification"
+) -> Federation:
+    """Read the source that `settings` name and deal it to clients, with the targets that `task` predicts.
 
     `root` is the folder of the data sets; without it the folder that SIGHTLINE_DATA names, else `data/` in the
     working folder. A source `package.module:function` is the user's own function (docs/data.md).
 
     Guarantees: equal settings and streams give equal shards; no client is without a training example; every shard has
-    finite inputs and labels 0 .. classes - 1.
+    finite inputs and finite targets, labels being 0 .. classes - 1.
     """
     if ":" in settings.source:
-        return load_own(settings, streams=streams)
+        return load_own(settings, streams=streams, task=task)
     source = find_source(settings.source)
     _check_partition(source, settings)
     options = source.checked_options(settings.options)
     folder = folder_of(source, data_root(root)) if source.files else Path()
-    table = source.read(Request(settings, streams, folder, options))
+    table = as_task(source.read(Request(settings, streams, folder, options, task)), settings, task)
     return _build_federation(table, settings, options.get("users", ""), streams)
 
 
@@ -130,10 +133,10 @@ def _deal_parts(table: Table, settings: Data, users: str, rng: np.random.Generat
         case Partition.IID:
             return ways.deal_iid(len(table), clients=clients, rng=rng)
         case Partition.DIRICHLET:
-            return ways.deal_dirichlet(table.y, clients=clients, concentration=settings.concentration, rng=rng)
+            return ways.deal_dirichlet(table.labels, clients=clients, concentration=settings.concentration, rng=rng)
         case Partition.LABEL_SHARDS:
             each = settings.labels_per_client
-            return ways.label_shards(table.y, clients=clients, labels_per_client=each, rng=rng)
+            return ways.label_shards(table.labels, clients=clients, labels_per_client=each, rng=rng)
         case Partition.ROTATION | Partition.LABEL_SHIFT:
             return ways.deal_clusters(len(table), clusters=settings.clusters or (), reuse=settings.reuse, rng=rng)
         case Partition.BY_USER if users == "grouped":

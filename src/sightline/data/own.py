@@ -14,25 +14,26 @@ from numpy.typing import NDArray
 from sightline.config import FACTORY, Data
 from sightline.data.federation import Client, Federation, Kind, Shard
 from sightline.data.partition import draw_subsample
+from sightline.data.targets import check_targets, next_tokens
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import Purpose, Streams
 
-KINDS = {("f", 2): Kind.VECTOR, ("f", 4): Kind.IMAGE, ("i", 2): Kind.TEXT}
+KINDS = {("f", 2): Kind.VECTOR, ("f", 3): Kind.SEQUENCE, ("f", 4): Kind.IMAGE, ("i", 2): Kind.TEXT}
 """What an array of inputs is, by the kind of its numbers and its number of axes."""
 
 
-def load_own(settings: Data, *, streams: Streams) -> Federation:
+def load_own(settings: Data, *, streams: Streams, task: str = "classification") -> Federation:
     """Call `package.module:function` with clients, rng and the options, and check every shard it yields.
 
-    Guarantees: `data.clients` clients, each with a training example; inputs of one shape and finite; labels whole
-    numbers from 0 to data.classes - 1. Every mistake is one line.
+    Guarantees: `data.clients` clients, each with a training example; inputs of one shape and finite; targets as the
+    task has them, labels being whole numbers from 0 to data.classes - 1. Every mistake is one line.
     """
     if settings.partition != "natural":
         law = "your own function deals the examples itself"
         invalid("data.partition", settings.partition, law, 'use partition = "natural"')
     function = import_function(settings.source)
     given = _collect_clients(function, settings, streams.rng(Purpose.SYNTHETIC))
-    clients = tuple(checked_client(f"client {number}", client, settings) for number, client in enumerate(given))
+    clients = tuple(checked_client(f"client {number}", client, settings, task) for number, client in enumerate(given))
     kind = _same_kind(settings, clients)
     clients, notes = _keep_fewer(clients, settings, streams)
     test = _union_test(clients, settings, streams)
@@ -87,7 +88,7 @@ def _tell_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
-def checked_client(who: str, given: Any, settings: Data) -> Client:
+def checked_client(who: str, given: Any, settings: Data, task: str = "classification") -> Client:
     """One client of the user's own making, its arrays checked; every mistake is one line."""
     if isinstance(given, Client):
         arrays: tuple[Any, ...] = (given.train.x, given.train.y, given.test.x, given.test.y)
@@ -96,41 +97,34 @@ def checked_client(who: str, given: Any, settings: Data) -> Client:
     else:
         law = f"{who} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
         invalid("data.source", settings.source, law)
-    train = _read_shard(f"{who}, train", arrays[0], arrays[1], settings)
+    train = _read_shard(f"{who}, train", arrays[0], arrays[1], settings, task)
     if not len(train):
         invalid("data.source", settings.source, f"{who} has no training example")
-    empty = np.size(arrays[3]) == 0 and np.size(arrays[2]) == 0
-    test = train.take(slice(0, 0)) if empty else _read_shard(f"{who}, test", arrays[2], arrays[3], settings)
+    empty = (arrays[3] is None or np.size(arrays[3]) == 0) and np.size(arrays[2]) == 0
+    test = train.take(slice(0, 0)) if empty else _read_shard(f"{who}, test", arrays[2], arrays[3], settings, task)
     return Client(train, test, given.cluster if isinstance(given, Client) else None)
 
 
-def _read_shard(who: str, x: Any, y: Any, settings: Data) -> Shard:
+def _read_shard(who: str, x: Any, y: Any, settings: Data, task: str) -> Shard:
     try:
-        inputs, labels = np.asarray(x), np.asarray(y)
+        inputs = np.asarray(x)
+        if y is None and task == "language" and inputs.ndim == 2 and inputs.shape[1] > 1:
+            inputs, y = next_tokens(inputs)
+        given = np.asarray(y)
     except Exception as error:
         invalid("data.source", settings.source, f"{who}: not arrays ({_tell_error(error)})")
-    _check_labels(who, labels, settings)
-    if inputs.ndim < 1 or len(inputs) != len(labels):
-        invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(labels)} labels")
-    return Shard(_read_inputs(who, inputs, settings), labels.astype(np.int64, copy=False))
-
-
-def _check_labels(who: str, labels: NDArray[Any], settings: Data) -> None:
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        law = f"{who}: labels are {labels.dtype} {labels.shape}, expected whole numbers (n,)"
-        invalid("data.source", settings.source, law)
-    if labels.size and labels.min() < 0:
-        invalid("data.source", settings.source, f"{who}: label {labels.min()}, labels count from 0")
-    if labels.size and labels.max() >= settings.classes:
-        law = f"{who}: label {labels.max()} with data.classes={settings.classes}"
-        invalid("data.source", settings.source, law, "set data.classes to the number of classes")
+    if given.ndim and (inputs.ndim < 1 or len(inputs) != len(given)):
+        invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(given)} labels")
+    targets = check_targets(who, given, inputs, settings, task)
+    return Shard(_read_inputs(who, inputs, settings), targets)
 
 
 def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float32] | NDArray[np.int64]:
     kind = KINDS.get((x.dtype.kind.replace("u", "i"), x.ndim))
     if kind is None:
         law = f"{who}: inputs are {x.dtype} {x.shape}"
-        way_out = "give float (n, features), float (n, channels, height, width) or whole-number (n, tokens)"
+        floats = "(n, features), (n, steps, features) or (n, channels, height, width)"
+        way_out = f"give float {floats}, or whole-number (n, tokens)"
         invalid("data.source", settings.source, law, way_out)
     if kind is Kind.TEXT:
         return x.astype(np.int64, copy=False)
@@ -142,16 +136,19 @@ def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float3
 
 
 def _same_kind(settings: Data, clients: tuple[Client, ...]) -> Kind:
-    first = clients[0].train.x
+    first, targets = clients[0].train.x, clients[0].train.y
     for number, client in enumerate(clients):
         for shard in (client.train, client.test):
             if shard.x.shape[1:] != first.shape[1:] or shard.x.dtype != first.dtype:
-                law = f"client {number} has inputs {_describe_inputs(shard.x)}, client 0 {_describe_inputs(first)}"
+                law = f"client {number} has inputs {_describe_array(shard.x)}, client 0 {_describe_array(first)}"
                 invalid("data.source", settings.source, law, "all inputs have one shape and type")
+            if shard.y.shape[1:] != targets.shape[1:] or shard.y.dtype != targets.dtype:
+                law = f"client {number} has targets {_describe_array(shard.y)}, client 0 {_describe_array(targets)}"
+                invalid("data.source", settings.source, law, "all targets have one shape and type")
     return KINDS[first.dtype.kind, first.ndim]
 
 
-def _describe_inputs(x: NDArray[Any]) -> str:
+def _describe_array(x: NDArray[Any]) -> str:
     return f"{x.dtype} {x.shape[1:]}"
 
 

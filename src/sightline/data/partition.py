@@ -277,7 +277,7 @@ def lay_out(
     """One shard per index, each seen as its cluster sees it, and one shard over all from number `tail_from` on."""
     ends = np.cumsum([0, *(len(index) for index in indices)])
     x = table.empty(int(ends[-1]))
-    y = np.empty(int(ends[-1]), dtype=np.int64)
+    y = np.empty((int(ends[-1]), *table.y.shape[1:]), dtype=table.y.dtype)
     for index, group, start, end in zip(indices, groups, ends[:-1], ends[1:], strict=True):
         table.encode(index, x[start:end], turns=group if shift is Shift.ROTATION else 0)
         y[start:end] = table.y[index]

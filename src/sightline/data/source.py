@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind, Shard
+from sightline.data.federation import Kind, Shard, Targets, check_one_label
 from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Streams
 
@@ -43,7 +43,7 @@ class Table:
     """The examples of a source. `x` stays raw (bytes for images) until it is dealt, so that it is copied once."""
 
     x: NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
-    y: NDArray[np.int64]
+    y: Targets
     classes: int
     kind: Kind
     scale: Scale | None = None
@@ -56,6 +56,11 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The targets, where each is one label."""
+        return check_one_label(self.y)
 
     def empty(self, examples: int) -> NDArray[np.float32] | NDArray[np.int64]:
         """Room for the inputs of `examples` examples."""
@@ -131,6 +136,7 @@ class Request:
     streams: Streams = field(repr=False)
     folder: Path
     options: Mapping[str, Any]
+    task: str = "classification"
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def build_experiment(
         law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
-    federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root)
+    target = experiment.model.target
+    federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root, task=target)
     if needs_unit_features(experiment):
         federation = unit_features(federation)
     place = topology.build_topology(
@@ -192,6 +193,9 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
     """The labels of which each client holds some, and more than `share` of its training examples."""
+    if federation.target_shape or federation.test.y.dtype.kind == "f":
+        law = f"{federation.source} has no labels that groups could be made by"
+        invalid("topology.structure", "labels", law, "choose another structure")
     found = []
     for client in federation.clients:
         labels, counts = np.unique(client.train.y, return_counts=True)
@@ -216,13 +220,17 @@ def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
 
 
 def _build_model(experiment: Experiment, federation: Federation) -> FlatModel:
+    loss = experiment.model.loss
+    own = None if loss is None else models.own_loss(loss)
+    task = models.build_task(experiment.model.target, federation, own, loss)
     model = models.build_model(
         experiment.model.name,
         input_shape=federation.input_shape,
-        classes=federation.classes,
+        classes=models.count_outputs(task, federation),
         kind=federation.kind,
         vocabulary=federation.vocabulary,
         settings=experiment.model.settings,
+        task=task,
     )
     if experiment.privacy.unit == "sample":
         refuse_mixing_layers(model.module())

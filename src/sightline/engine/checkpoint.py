@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -244,18 +244,23 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
 
 
 def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
-    """(module, hash of its file) of the user's own model: the file it is named in, and what that file imports.
+    """(module, hash of its file) of the user's own model and loss: the file it is named in, and what that imports.
 
     Followed are modules at the top of each file, as long as they are the user's: the standard library, installed
     packages and Sightline are known by their versions. Imports inside of functions are not seen.
     """
-    name = setting.experiment.model.name
-    if ":" not in name:
-        return
+    model = setting.experiment.model
+    if ":" in model.name:
+        yield from code_behind(model.name, [type(module).__module__ for module in setting.model.module().modules()])
+    if model.loss is not None:
+        yield from code_behind(model.loss)
+
+
+def code_behind(name: str, beside: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    """The same of one object `package.module:name`; `beside` are further modules that it is made of."""
     place, _, attribute = name.partition(":")
     factory = getattr(import_module(place), attribute)
-    waiting = [place, str(getattr(factory, "__module__", place))]
-    waiting += [type(module).__module__ for module in setting.model.module().modules()]
+    waiting = [place, str(getattr(factory, "__module__", place)), *beside]
     seen: set[str] = set()
     while waiting:
         module = sys.modules.get(waiting.pop())

@@ -14,6 +14,7 @@ from sightline.data import Federation
 from sightline.engine.build import BuiltExperiment
 from sightline.ledger import Release
 from sightline.mechanisms import Public
+from sightline.models import Task
 from sightline.topology import client_name
 from sightline.training import Evaluation, evaluate_many, evaluate_model
 
@@ -34,21 +35,19 @@ def smallest_cluster(truth: Sequence[int]) -> int:
     return min(sorted(set(truth)), key=truth.count)
 
 
-def cluster_metrics(setting: BuiltExperiment, own: Sequence[Evaluation]) -> dict[str, Any]:
-    """Mean accuracy of clients on their own test shards, by true cluster, the minority apart; nothing without truth."""
+def cluster_metrics(setting: BuiltExperiment, reached: Sequence[float | None]) -> dict[str, Any]:
+    """Mean metric of clients on their own test shards, by true cluster, the minority apart; nothing without truth."""
     truth = true_clusters(setting.federation)
     if truth is None:
         return {}
-    means = by_cluster(own, truth)
-    return {"true_cluster_accuracy": means, "minority_accuracy": means[smallest_cluster(truth)]}
+    means, name = by_cluster(reached, truth), setting.model.task.metric.name
+    return {f"true_cluster_{name}": means, f"minority_{name}": means[smallest_cluster(truth)]}
 
 
-def by_cluster(own: Sequence[Evaluation], clusters: Sequence[int]) -> list[float]:
-    """Mean accuracy over the members of each cluster 0, 1, ...; NaN for one without members."""
+def by_cluster(reached: Sequence[float | None], clusters: Sequence[int]) -> list[float]:
+    """Mean metric over the members of each cluster 0, 1, ...; NaN for one without members that were judged."""
     return [
-        _finite_mean(
-            [one.accuracy for one, cluster in zip(own, clusters, strict=True) if cluster == m and one.examples]
-        )
+        _finite_mean([one for one, cluster in zip(reached, clusters, strict=True) if cluster == m and one is not None])
         for m in range(max(clusters) + 1)
     ]
 
@@ -126,35 +125,63 @@ def _rounds_word(number: int) -> str:
 Metrics = dict[str, Any]
 
 
+def main_metric(task: Task, found: Evaluation) -> float | None:
+    """One evaluation by the task's main metric; None where there was nothing to test on."""
+    if not found.examples:
+        return None
+    name = task.metric.name
+    return found.loss if name == "loss" else task.rate_sums(found.sums, found.examples)[name]
+
+
+def task_row(setting: BuiltExperiment) -> Metrics:
+    """By what a round's row is judged, where it is not accuracy."""
+    name = setting.model.task.metric.name
+    return {} if name == "accuracy" else {"metric": name}
+
+
+def _test_metrics(task: Task, loss: float, sums: Sequence[float], examples: int) -> Metrics:
+    """Loss and metrics on the common test set under their names in a row."""
+    return {f"test_{name}": value for name, value in task.rate_sums(sums, examples).items()} | {"test_loss": loss}
+
+
 def evaluate_models(setting: BuiltExperiment, models: Public | Mapping[int, Public]) -> Metrics:
-    """Accuracy and loss of the global model, or of everybody's own; NaN where there is nothing to test on."""
-    shards = [client.test for client in setting.federation.clients]
+    """Metrics and loss of the global model, or of everybody's own; NaN where there is nothing to test on."""
+    shards, task = [client.test for client in setting.federation.clients], setting.model.task
     if isinstance(models, Public):
         whole = evaluate_model(setting.model, models.value, setting.federation.test)
-        return _of_clients(setting, evaluate_many(setting.model, models.value, shards)) | {
-            "test_accuracy": whole.accuracy,
-            "test_loss": whole.loss,
-        }
+        own = _of_clients(setting, evaluate_many(setting.model, models.value, shards))
+        return own | _test_metrics(task, whole.loss, whole.sums, whole.examples)
     rows = torch.stack([models[client].value for client in setting.clients])
     found = evaluate_many(setting.model, rows, shards)
-    own = _of_clients(setting, found)
-    own |= {"test_accuracy": own["client_accuracy_mean"], "test_loss": own["client_loss_mean"]}
+    own = _of_clients(setting, found) | _mean_metrics(task, found)
     return own | _of_groups(setting, rows, found) if setting.topology.compares_channels else own
+
+
+def _mean_metrics(task: Task, found: Sequence[Evaluation]) -> Metrics:
+    """The means over clients, each judged by its own model, in the place of one test."""
+    rated = [task.rate_sums(one.sums, one.examples) for one in found if one.examples]
+    names = [name for name in task.kind.metrics if name != "loss"]
+    means = {f"test_{name}": _mean_finite([one[name] for one in rated]) for name in names}
+    return means | {"test_loss": _mean_finite([one.loss for one in found if one.examples])}
 
 
 def _of_groups(setting: BuiltExperiment, rows: Tensor, found: list[Evaluation]) -> Metrics:
     """The workers' mean training loss, and how unequally groups are served: means over members, worst and best."""
     shards = [] if setting.federation.elsewhere else [client.train for client in setting.federation.clients]
     train = evaluate_many(setting.model, rows, shards) if shards else []
+    task = setting.model.task
+    reached = [main_metric(task, one) for one in found]
     means = [
-        _mean_finite([found[member].accuracy for member in channel.members if found[member].examples])
+        _mean_finite([one for member in channel.members if (one := reached[member]) is not None])
         for channel in setting.topology.channels
     ]
     means = [mean for mean in means if not math.isnan(mean)]
+    ends = min(means, default=math.nan), max(means, default=math.nan)
+    worst, best = ends if task.metric.higher else ends[::-1]
     return {
         "client_train_loss_mean": _mean_finite([e.loss for e in train if e.examples]),
-        "group_accuracy_worst": min(means, default=math.nan),
-        "group_accuracy_best": max(means, default=math.nan),
+        f"group_{task.metric.name}_worst": worst,
+        f"group_{task.metric.name}_best": best,
     }
 
 
@@ -165,35 +192,37 @@ def evaluated_kept(setting: BuiltExperiment, kept: Mapping[int, Tensor], otherwi
     """
     rows = torch.stack([kept.get(client, otherwise.value) for client in setting.clients])
     own = evaluate_many(setting.model, rows, [client.test for client in setting.federation.clients])
-    examples = sum(e.examples for e in own)
-    pooled = {"test_accuracy": math.nan, "test_loss": math.nan}
-    if examples:
-        pooled["test_accuracy"] = math.fsum(e.accuracy * e.examples for e in own if e.examples) / examples
-        pooled["test_loss"] = math.fsum(e.loss * e.examples for e in own if e.examples) / examples
-    return _of_clients(setting, own) | pooled
+    judged = [one for one in own if one.examples]
+    examples = sum(one.examples for one in judged)
+    loss = math.fsum(one.loss * one.examples for one in judged) / examples if examples else math.nan
+    sums = [math.fsum(column) for column in zip(*(one.sums for one in judged), strict=True)]
+    return _of_clients(setting, own) | _test_metrics(setting.model.task, loss, sums, examples)
 
 
 def _of_clients(setting: BuiltExperiment, found: list[Evaluation]) -> Metrics:
-    accuracies = [e.accuracy for e in found if e.examples]
-    losses = [e.loss for e in found if e.examples]
-    worst = min(accuracies, default=math.nan)
+    metric = setting.model.task.metric
+    every = [main_metric(setting.model.task, one) for one in found]
+    reached = [one for one in every if one is not None]
+    judged = [one for one in reached if not math.isnan(one)]
+    worst = min(judged, default=math.nan) if metric.higher else max(judged, default=math.nan)
+    examples = [one.examples for one, value in zip(found, every, strict=True) if value == worst]
     return {
-        "client_accuracy_mean": _mean_finite(accuracies),
-        "client_accuracy_decile": tenth_percentile(accuracies),
-        "client_accuracy_worst": worst,
-        "client_worst_examples": max((e.examples for e in found if e.examples and e.accuracy == worst), default=0),
-        "client_loss_mean": _mean_finite(losses),
-        **cluster_metrics(setting, found),
+        f"client_{metric.name}_mean": _mean_finite(reached),
+        f"client_{metric.name}_decile": tenth_percentile(judged, higher=metric.higher),
+        f"client_{metric.name}_worst": worst,
+        "client_worst_examples": max(examples, default=0),
+        "client_loss_mean": _mean_finite([e.loss for e in found if e.examples]),
+        **cluster_metrics(setting, every),
     }
 
 
-def tenth_percentile(values: list[float]) -> float:
-    """The 10th percentile: the largest value below which no more than a tenth lie.
+def tenth_percentile(values: list[float], *, higher: bool = True) -> float:
+    """The 10th percentile: the largest value below which no more than a tenth lie; from above where less is better.
 
-    >>> tenth_percentile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), tenth_percentile([0.5])
-    (0.5, 0.5)
+    >>> tenth_percentile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), tenth_percentile([0.5, 2.0], higher=False)
+    (0.5, 2.0)
     """
-    return sorted(values)[len(values) // 10] if values else math.nan
+    return sorted(values, reverse=not higher)[len(values) // 10] if values else math.nan
 
 
 def _mean_finite(values: list[float]) -> float:

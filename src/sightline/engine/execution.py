@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sightline.algorithms.contract import WorkStats
-from sightline.config import Local
+from sightline.config import Experiment, Local
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import Refused, invalid, refuse
 from sightline.mechanisms import (
@@ -28,7 +28,7 @@ from sightline.mechanisms import (
 from sightline.randomness import EVERYONE, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel
-from sightline.training import LocalTask
+from sightline.training import LocalTask, RateSchedule
 
 
 def effort_of(
@@ -72,9 +72,20 @@ def expected_steps(size: int, local: Local, *, full: bool) -> float:
     return (1 - local.stragglers) * whole + local.stragglers * math.fsum(some) / len(some)
 
 
-def planned_schedule(setting: BuiltExperiment) -> LocalSchedule:
-    """What the experiment file asks of every round."""
-    return LocalSchedule(setting.experiment.local.steps, setting.experiment.local.learning_rate)
+def planned_schedule(setting: BuiltExperiment, time: int | None = None) -> LocalSchedule:
+    """What the experiment file asks of a round; without its time, of rounds at the full learning rate."""
+    local = setting.experiment.local
+    if time is None:
+        return LocalSchedule(local.steps, local.learning_rate)
+    return LocalSchedule(local.steps, rate_schedule(setting.experiment).rate_at(time, local.learning_rate))
+
+
+def rate_schedule(experiment: Experiment) -> RateSchedule:
+    """How the experiment's learning rate goes over its rounds: public, and the same for everybody."""
+    local = experiment.local
+    return RateSchedule(
+        local.schedule or "constant", experiment.rounds, local.warmup or 0, local.decay_every or 1, local.decay or 1.0
+    )
 
 
 def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
@@ -90,7 +101,7 @@ def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: 
 
 
 def schedule_fields(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
-    """The pace as fields of a local task; nothing where the experiment's own holds."""
+    """The pace as fields of a local task; nothing where the experiment's own, at its full learning rate, holds."""
     found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
     return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
 

@@ -28,7 +28,14 @@ from sightline.engine.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from sightline.engine.evaluation import cluster_facts, cluster_notes, cluster_row, evaluate_models, evaluated_kept
+from sightline.engine.evaluation import (
+    cluster_facts,
+    cluster_notes,
+    cluster_row,
+    evaluate_models,
+    evaluated_kept,
+    task_row,
+)
 from sightline.engine.execution import LiveExecution
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.record import RunRecord
@@ -288,9 +295,9 @@ class TrainingLoop:
         experiment = self.setting.experiment
         last = number == experiment.rounds or self.setting.algorithm.finished(state)
         due = last or number % experiment.evaluate_every == 0
-        metrics: dict[str, Any] = {}
+        metrics: dict[str, Any] = task_row(self.setting)
         if due:
-            metrics = dict(self._evaluate_state(state))
+            metrics |= self._evaluate_state(state)
         metrics |= cluster_row(self.setting, state)
         if due or accounted_at(number):
             metrics |= {"epsilon": self._spent_epsilon()}

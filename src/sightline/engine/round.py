@@ -62,7 +62,7 @@ class TrainingRound:
         self.rehearsal = execution.rehearsal
         self.memories = dict(memories or {})
         self.clients = setting.clients
-        self.planned = planned_schedule(setting)
+        self.planned, self._unscheduled = planned_schedule(setting, time), planned_schedule(setting)
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._setting = setting
         self._ledger = ledger
@@ -164,7 +164,7 @@ class TrainingRound:
         starts = {member: starts[member] for member in cohort.members}
         at = CallId(self.time, self._uses)
         self._uses += 1
-        task = LocalTask(**schedule_fields(self.pace, self.planned) | asked)
+        task = LocalTask(**schedule_fields(self.pace, self._unscheduled) | asked)
         self._refuse_parts(memory)
         recall = None
         if memory is not None:

@@ -241,7 +241,8 @@ class SampleAtServer(PrivateStepsMechanism):
         )
         share = context.sampler.expected / context.sampler.population
         expected = share * sum(self.plans[member].expected_batch for member in context.channel.members)
-        return ReleaseValues({EVERYONE: noisy * (-self.learning_rate / expected)})
+        learning_rate = updates.task.learning_rate or self.learning_rate
+        return ReleaseValues({EVERYONE: noisy * (-learning_rate / expected)})
 
     def _noise_scale(self) -> float | Tensor:
         plan = self.plan

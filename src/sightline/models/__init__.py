@@ -2,9 +2,10 @@
 
 from sightline.models.flat import FlatModel, Slot, bind_parameters, probe_inputs
 from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
-from sightline.models.registry import MODELS, build_model
+from sightline.models.registry import MODELS, build_model, own_loss
 from sightline.models.splitting import split_model
 from sightline.models.submodel import Partitions, Splitting, Submodel, unsplit_mask
+from sightline.models.task import Task, build_task, count_outputs, probe_targets
 
 __all__ = [
     "MODELS",
@@ -13,10 +14,15 @@ __all__ = [
     "Slot",
     "Splitting",
     "Submodel",
+    "Task",
     "bind_parameters",
     "build_model",
+    "build_task",
+    "count_outputs",
     "mixing_layer",
+    "own_loss",
     "probe_inputs",
+    "probe_targets",
     "refuse_mixing_layers",
     "split_model",
     "unknown_part",

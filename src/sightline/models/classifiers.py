@@ -1,4 +1,4 @@
-"""The classifiers that an experiment can name: linear, MLP, convolutional and residual networks."""
+"""The networks that an experiment can name: linear, MLP, convolutional, residual and recurrent ones."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -233,7 +233,7 @@ def check_positive(name: str, value: int) -> int:
 def refuse_text(model: str, kind: Kind) -> None:
     """Token numbers are no measurements: a dense layer on them means nothing."""
     if kind is Kind.TEXT:
-        invalid("model.name", model, "takes vectors or images, and the data are text", 'use "bilstm"')
+        invalid("model.name", model, "takes vectors or images, and the data are text", 'use "bilstm" or "lstm"')
 
 
 def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
@@ -358,3 +358,44 @@ def bilstm(
     if vocabulary < 1:
         invalid("vocabulary", vocabulary, "the data state how many tokens there are")
     return BiLSTM(vocabulary, check_positive("embedding", embedding), check_positive("hidden", hidden), classes)
+
+
+@mark_own
+class LSTM(nn.Module):
+    """An LSTM that reads forwards; the output layer after every step, or after the last."""
+
+    def __init__(self, inputs: nn.Module, width: int, hidden: int, classes: int, every: bool) -> None:
+        super().__init__()
+        self.inputs, self.every = inputs, every
+        self.lstm = nn.LSTM(width, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of token sequences (n, tokens) or of sequences (n, steps, features)."""
+        states, _ = self.lstm(self.inputs(x))
+        logits: Tensor = self.output(states if self.every else states[:, -1])
+        return logits
+
+
+def lstm(
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    kind: Kind,
+    vocabulary: int = 0,
+    task: str = "classification",
+    embedding: int = 64,
+    hidden: int = 128,
+) -> nn.Module:
+    """One forward LSTM over tokens or over (steps, features): a language model, or one output for the sequence.
+
+    Guarantees: an output depends on its own and earlier positions only, so that no token is predicted from itself.
+    """
+    if kind not in (Kind.TEXT, Kind.SEQUENCE):
+        invalid("model.name", "lstm", f"takes sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
+    words = kind is Kind.TEXT
+    if words and vocabulary < 1:
+        invalid("vocabulary", vocabulary, "the data state how many tokens there are")
+    width = check_positive("embedding", embedding) if words else input_shape[-1]
+    inputs = nn.Embedding(vocabulary, width) if words else nn.Identity()
+    return LSTM(inputs, width, check_positive("hidden", hidden), classes, task == "language")

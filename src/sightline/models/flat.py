@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid
+from sightline.models.task import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class FlatModel:
-    """A classifier whose parameters are one float32 vector of length d.
+    """A model whose parameters are one float32 vector of length d, and the task that it is trained for.
 
-    The vector holds what is trained. Frozen parameters (`requires_grad=False`) and buffers are `constants`: they are in
-    every module, and never in what is clipped, noised or sent.
+    `classes` is how many numbers it gives for an example (or position): classes, labels, targets, tokens. The vector
+    holds what is trained. Frozen parameters (`requires_grad=False`) and buffers are `constants`: they are in every
+    module, and never in what is clipped, noised or sent.
 
     Guarantees: `split` and `join` are inverse to each other; `init` is a function of the generator alone; no method
     changes torch's global random state.
@@ -58,6 +60,7 @@ class FlatModel:
     vocabulary: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    task: Task = CLASSIFICATION
 
     @property
     def parameters(self) -> int:

@@ -21,6 +21,7 @@ from sightline.models.classifiers import (
     cnn_mcmahan,
     cnn_small,
     linear,
+    lstm,
     mlp,
     resnet,
     resnet18,
@@ -30,6 +31,7 @@ from sightline.models.classifiers import (
 from sightline.models.flat import FlatModel, constants_of, layout_of, make_module, probe_inputs, trained_parameters
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.state import refuse_memory, same_numbers
+from sightline.models.task import CLASSIFICATION, Task, probe_targets
 
 TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)
 """What torch says of a layer that nothing can hold."""
@@ -40,6 +42,7 @@ MODELS: dict[str, Factory] = {
     factory.__name__: factory
     for factory in (
         linear, mlp, cnn, cnn_mcmahan, cnn_small, cnn_3x3, resnet, resnet18, resnet101, wide_resnet_40_4, bilstm,
+        lstm,
     )
 }  # fmt: skip
 """Every model Sightline brings, by the name used in the experiment file."""
@@ -53,22 +56,25 @@ def build_model(
     kind: Kind,
     vocabulary: int = 0,
     settings: Mapping[str, Any],
+    task: Task = CLASSIFICATION,
 ) -> FlatModel:
-    """The model of that name for these data, as a flat vector and a module factory.
+    """The model of that name for these data and this task, as a flat vector and a module factory.
 
     Guarantees: an unknown model or setting, a factory that cannot be imported or called, and a module whose output is
-    not (batch, classes) raise `InvalidInput` in one line; torch's global random state is left alone.
+    not (batch, classes), or what else the task compares with targets, raise `InvalidInput` in one line; torch's global
+    random state is left alone.
 
     >>> build_model("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
     28938
     """
     factory = own_factory(name) if ":" in name else known_factory(name)
-    facts = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind, "vocabulary": vocabulary}
+    facts: dict[str, Any] = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind}
+    facts |= {"vocabulary": vocabulary, "task": task.name}
     ready = partial(factory, **arguments_for(name, factory, facts, settings))
     module = first_module(name, ready, own=":" in name)
     constants = same_constants(name, module, ready)
     model = FlatModel(
-        name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings), constants
+        name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings), constants, task
     )
     check_module(name, module, model)
     return model
@@ -84,19 +90,24 @@ def known_factory(name: str) -> Factory:
 
 def own_factory(name: str) -> Factory:
     """The user's factory behind "package.module:factory"."""
+    return import_object("model.name", name, "a function or class that returns a torch.nn.Module")
+
+
+def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
+    """What a user calls "package.module:name"; every mistake is one line."""
     place, _, attribute = name.partition(":")
     try:
         module = import_module(place)
     except Exception as error:
         cause = cause_of(error)
-        invalid("model.name", name, f"module {place!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
-    factory = getattr(module, attribute, None)
-    if factory is None:
+        invalid(key, name, f"module {place!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
+    found = getattr(module, attribute, None)
+    if found is None:
         known = [word for word in vars(module) if not word.startswith("_")]
-        invalid("model.name", name, f"module {place!r} has no {attribute!r}", did_you_mean(attribute, known))
-    if not callable(factory):
-        invalid("model.name", name, "is not callable", "name a function or class that returns a torch.nn.Module")
-    return factory  # type: ignore[no-any-return]
+        invalid(key, name, f"module {place!r} has no {attribute!r}", did_you_mean(attribute, known))
+    if not callable(found):
+        invalid(key, name, "is not callable", f"name {what}")
+    return found  # type: ignore[no-any-return]
 
 
 def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +164,7 @@ def cause_of(error: Exception) -> str:
 
 
 def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
-    """Raise unless the module has trainable float32 parameters and gives one logit per class and example."""
+    """Raise unless the module has trainable float32 parameters and gives what its task compares with targets."""
     if not model.layout:
         law = "all parameters are frozen" if model.constants else "the module has no parameters"
         invalid("model.name", name, law, "give it at least one layer to train")
@@ -162,12 +173,14 @@ def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
             invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
     for batch in (2, 3) if mixing_layer(module) is not None else (1, 2, 3):
         check_output(name, module, model, batch)
-    if unknown_part(module) is not None:
+    if model.task.own_loss is not None:
+        check_loss(model, module)
+    if unknown_part(module) is not None or model.task.own_loss is not None:
         refuse_memory(model)
 
 
 def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> None:
-    """Raise unless the module gives (batch, classes): a layer that took the batch for channels would not."""
+    """Raise unless the module gives (batch, ...) of the task: a layer that took the batch for channels would not."""
     try:
         with torch.no_grad():
             output = module.eval()(probe_inputs(model, batch))
@@ -175,6 +188,29 @@ def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> 
         cause, shape = cause_of(error), (batch, *model.input_shape)
         invalid("model.name", name, f"fails on a batch of shape {shape} ({cause})", "fix its forward")
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if found != (batch, model.classes):
+    if not isinstance(found, tuple) or not model.task.fits_output(found, batch, model.classes):
         law = f"gives {found} for {batch} example{'s' if batch > 1 else ''}"
-        invalid("model.name", name, law, f"return logits of shape (batch, {model.classes})")
+        invalid("model.name", name, law, model.task.describe_output(model.classes))
+
+
+def check_loss(model: FlatModel, module: nn.Module) -> None:
+    """Raise unless the user's own loss gives one number for the output and target of one example."""
+    loss, name = model.task.own_loss, model.task.loss_name
+    with torch.no_grad():
+        output = module.eval()(probe_inputs(model, 2))[0]
+    y = probe_targets(model.task, model.classes, 2)[0]
+    try:
+        found = None if loss is None else loss(output.requires_grad_(), y)
+    except Exception as error:
+        law = f"fails on an output of shape {tuple(output.shape)} and a target {tuple(y.shape)} ({cause_of(error)})"
+        invalid("model.loss", name, law, "it is called with one example's output and target, without a batch axis")
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+        looks = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        invalid("model.loss", name, f"gives {looks} for one example", "return one number, as a tensor")
+    if found.grad_fn is None:
+        invalid("model.loss", name, "gives a number that does not depend on the output", "compute it by torch")
+
+
+def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The user's per-example loss behind "package.module:function"."""
+    return import_object("model.loss", name, "a function of one output and one target")

@@ -167,7 +167,9 @@ def masked_model(model: FlatModel, nodes: int) -> FlatModel:
     factory = partial(masked_module, model.factory, model.input_shape, model)
     size = prod(model.input_shape) + nodes
     name, layout = f"{model.name} with masks", layout_of(factory())
-    return FlatModel(name, (size,), model.classes, Kind.VECTOR, layout, factory, constants=model.constants)
+    return FlatModel(
+        name, (size,), model.classes, Kind.VECTOR, layout, factory, constants=model.constants, task=model.task
+    )
 
 
 def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], model: FlatModel) -> nn.Module:

@@ -88,7 +88,7 @@ def dense_submodel(model: FlatModel, layers: Sequence[Dense], kept: Units) -> Su
     positions = torch.cat([unit_positions(model, layers, kept, slot.name) for slot in layout])
     small = FlatModel(
         f"part of {model.name}", model.input_shape, model.classes, model.kind, layout, factory, model.vocabulary,
-        model.settings,
+        model.settings, task=model.task,
     )  # fmt: skip
     return Submodel(small, positions)
 
@@ -154,7 +154,7 @@ def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
     positions = torch.cat([torch.arange(where[slot.name].start, where[slot.name].stop) for slot in layout])
     small = FlatModel(
         f"{model.name} without {len(left_out)} blocks", model.input_shape, model.classes, model.kind, layout, factory,
-        model.vocabulary, model.settings, {name: model.constants[name] for name in kept},
+        model.vocabulary, model.settings, {name: model.constants[name] for name in kept}, model.task,
     )  # fmt: skip
     return Submodel(small, positions)
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sightline.errors import invalid, refuse
 from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import OURS, mixing_layer
+from sightline.models.task import probe_targets
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
 WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
@@ -37,12 +37,14 @@ Leaf = tuple[str, Any]
 class ModuleState:
     """The state of a module as it was when this was made: buffers, frozen tensors, attributes, globals of its code.
 
+    So of a loss of the user's own that is trained with it.
+
     Guarantees: `changed` names a value that differs from what it was, wherever it hangs in attributes, containers,
     closures, classes and global names of the module's own code. It does not look into installed packages.
     """
 
-    def __init__(self, module: nn.Module, trained: Iterable[str]) -> None:
-        self.module, self.trained = module, frozenset(trained)
+    def __init__(self, module: nn.Module, trained: Iterable[str], loss: Any = None) -> None:
+        self.module, self.trained, self.loss = module, frozenset(trained), loss
         self.before = [(place, _copy_value(value)) for place, value in self._state_leaves()]
 
     def find_change(self) -> str | None:
@@ -57,6 +59,8 @@ class ModuleState:
         walk = _Walk(own)
         for name, layer in self.module.named_modules():
             yield from walk.of_layer(name, layer)
+        if self.loss is not None:
+            yield from walk.of_value("the loss", self.loss)
 
 
 class _Walk:
@@ -261,8 +265,9 @@ WAY_OUT = "let forward change nothing but its result (statistics: torch.nn.Group
 
 
 def refuse_change(model: FlatModel, place: str) -> None:
-    """Raise the one line for a module that changed something besides its result."""
-    refuse("model.name", model.name, f"forward changes {place}: {REMEMBERS}", WAY_OUT)
+    """Raise the one line for a module, or a loss, that changed something besides its result."""
+    name, value = ("model.name", model.name) if model.task.own_loss is None else ("model.loss", model.task.loss_name)
+    refuse(name, value, f"forward changes {place}: {REMEMBERS}", WAY_OUT)
 
 
 def warm_up(module: nn.Module, model: FlatModel) -> bool:
@@ -271,7 +276,9 @@ def warm_up(module: nn.Module, model: FlatModel) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         for training in (False, True):
-            module.train(training)(probe_inputs(model, count))
+            outputs = module.train(training)(probe_inputs(model, count))
+            if model.task.own_loss is not None:
+                model.task.losses(outputs, probe_targets(model.task, model.classes, count))
         return not torch.equal(before, torch.get_rng_state())
 
 
@@ -286,7 +293,7 @@ def refuse_memory(model: FlatModel) -> None:
     first, start = probe_inputs(model, count), flatten_module(module)
     _pass_outcome(module, model, first)
     warm_up(module, model)
-    state = ModuleState(module, [slot.name for slot in model.layout])
+    state = ModuleState(module, [slot.name for slot in model.layout], model.task.own_loss)
     before = _pass_outcome(module, model, first)
     for seed, many in enumerate((count, count + 2), start=1):
         for parameter in module.parameters():
@@ -308,13 +315,13 @@ def refuse_memory(model: FlatModel) -> None:
 
 def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor) -> Tensor:
     """Logits and gradient of a batch in training, as one vector, drawn from the same seed every time."""
-    y = torch.arange(len(x)) % model.classes
+    y = probe_targets(model.task, model.classes, len(x))
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             logits = module.train()(x.clone())
-            loss = functional.cross_entropy(logits, y)
+            loss = model.task.losses(logits, y, "mean")
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]

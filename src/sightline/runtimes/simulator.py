@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import mkl
+from sightline.config import Local
+from sightline.data.federation import check_one_label
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import (
@@ -25,7 +27,7 @@ from sightline.mechanisms import (
 from sightline.mechanisms.convex_solver import Regression, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.local_trainer import TrainingJob, trainer_for
-from sightline.training import LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
+from sightline.training import Adam, LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
 from sightline.training.augmentation import ViewKind, Views
 from sightline.training.local_work import client_rows, steps_of
 from sightline.training.submodels import parted_gradient_sum
@@ -55,6 +57,7 @@ class Simulator:
             steps=local.steps,
             weight_decay=local.weight_decay,
             compiled=local.compiled,
+            adam=_adam_of(local),
         )
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
@@ -159,7 +162,7 @@ class Simulator:
                 shard = self._shards[client]
                 problem = Regression(
                     unit_examples(np.asarray(shard.x, dtype=np.float32)),
-                    shard.y,
+                    check_one_label(shard.y),
                     classes,
                     to_unit(client_rows(starts, place).double().numpy(), classes),
                     task.proximal,
@@ -255,7 +258,7 @@ class Simulator:
         for client in cohort:
             shard = self._shards[client]
             found = [evaluate_model(self._model, model, shard, apart=self._apart) for model in models]
-            yield client, [round(one.accuracy * one.examples) for one in found]
+            yield client, [round(one.sums[0]) for one in found]  # of tasks that count right answers
 
     def _client_rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: CallId
@@ -269,6 +272,14 @@ class Simulator:
             return None
         rngs = self._client_rngs(self._public, Purpose.STRAGGLERS, cohort, at)
         return [float(rng.integers(1, epochs)) if rng.random() < self._stragglers else float(epochs) for rng in rngs]
+
+
+def _adam_of(local: Local) -> Adam | None:
+    """The settings of Adam, where the experiment asks for it."""
+    if not local.adaptive:
+        return None
+    plain = Adam(decoupled=local.optimizer == "adamw")
+    return replace(plain, betas=local.betas or plain.betas, eps=local.adam_eps or plain.eps)
 
 
 def _repeat_work(work: LocalWork, times: int) -> LocalWork:

@@ -4,13 +4,15 @@ from sightline.training.dispatch import clipping_note
 from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd
 from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model
 from sightline.training.local_sgd import train_local
-from sightline.training.local_work import LocalTask, LocalTerms, LocalWork
+from sightline.training.local_work import Adam, LocalTask, LocalTerms, LocalWork, RateSchedule
 
 __all__ = [
+    "Adam",
     "Evaluation",
     "LocalTask",
     "LocalTerms",
     "LocalWork",
+    "RateSchedule",
     "clipped_gradient_sum",
     "clipping_note",
     "dp_sgd",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
+from sightline.models.task import probe_targets
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
 from sightline.training.fast.dense_stack import ChainWorker, DenseSlots, DenseStack, chain_of, dense_slots
@@ -89,7 +90,7 @@ def stacking_for(model: FlatModel) -> Stacking | None:
     """How to stack clients of this model for plain steps; None: always in a loop."""
     layers = dense_layers(model)
     if layers is not None:
-        return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient), 0)
+        return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient, model.task), 0)
     small = small_convolutional(model)
     if small is None:
         return None
@@ -99,7 +100,8 @@ def stacking_for(model: FlatModel) -> Stacking | None:
 def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
     """The parts of a convolutional chain, when its worker has passed the probe as one."""
     if model not in BENCH.small:
-        parts = conv_parts(model) if isinstance(worker_for(model), ChainWorker) else None
+        chained = isinstance(worker_for(model), ChainWorker) and model.task.classic  # its stack has cross entropy's
+        parts = conv_parts(model) if chained else None
         found = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
         BENCH.small[model] = found
     return BENCH.small[model]
@@ -113,7 +115,7 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     """
     module = model.module()
     nothing = torch.empty(model.parameters)
-    if mixing_layer(module) is None and unknown_part(module) is None:
+    if mixing_layer(module) is None and unknown_part(module) is None and model.task.own_loss is None:
         chained = chain_of(module, model.layout, nothing, nothing) is not None
         for worker in (ChainWorker(model) if chained else None, None if chained else autograd_worker(model)):
             if worker is not None and agrees_with_definition(worker):
@@ -132,7 +134,7 @@ def autograd_worker(model: FlatModel) -> AutogradWorker | None:
 def agrees_with_definition(worker: GradientWorker) -> bool:
     """Whether gradient and clipped sum of a probe equal the definition, tensor by tensor: every example alone."""
     model, worker.probing = worker.model, True
-    x, y = probe_inputs(model, 2), torch.arange(2) % model.classes
+    x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     worker.weights.copy_(flatten_module(model.module()))
     rows = one_by_one(model.module().eval(), model, worker.weights, x, y)
     clip_norm = float(rows.norm(dim=1).median())

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.data.federation import Shard
+from sightline.data.federation import Shard, Targets
 from sightline.models.flat import FlatModel
 from sightline.training.augmentation import Views, clipped_sum_of_views
 from sightline.training.dispatch import dense_layers, worker_for
@@ -94,13 +94,13 @@ def clipped_gradient_sum(
     model: FlatModel,
     vector: Tensor,
     shard_x: NDArray[np.float32] | NDArray[np.int64],
-    shard_y: NDArray[np.int64],
+    shard_y: Targets,
     *,
     clip_norm: float,
     rng: np.random.Generator | None = None,
     views: tuple[Views, np.random.Generator] | None = None,
 ) -> Tensor:
-    r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the cross entropy of example j at `vector`.
+    r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the loss of example j at `vector`.
 
     Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
     `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.

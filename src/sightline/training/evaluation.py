@@ -1,4 +1,4 @@
-"""Loss and accuracy of models on shards."""
+"""Loss and metrics of models on shards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch.nn import functional
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
+from sightline.models.task import Task
 from sightline.training.dispatch import dense_layers, worker_for
 from sightline.training.fast.dense_stack import DenseSlots, DenseStack
 from sightline.training.fast.stacked import ExamplePile, group_clients, whole_shards
@@ -19,23 +20,30 @@ from sightline.training.local_work import client_rows
 
 BATCH = 512
 """Examples in one forward pass of an evaluation."""
+OUTPUT_FLOATS = 1 << 25
+"""The most numbers that one pass gives: a language model has a vocabulary at every position."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean cross entropy and share of right answers over `examples` examples (both NaN when there are none)."""
+    """Mean loss over `examples` examples and the share of right answers, both NaN when there are none.
+
+    `sums` are those of the task's scores: `task.rate_sums(sums, examples)` makes metrics of them, and those of several
+    shards may be added. A task that knows no right answers has an accuracy of NaN.
+    """
 
     loss: float
     accuracy: float
     examples: int
+    sums: tuple[float, ...] = ()
 
 
 def evaluate_model(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False
 ) -> Evaluation:
-    """Loss and accuracy of one model on one shard; `apart`: whatever the model is, no example changes another's."""
-    losses, right = example_outcomes(model, vector, shard, batch=batch, apart=apart)
-    return summarise_outcomes(losses, right)
+    """Loss and scores of one model on one shard; `apart`: whatever the model is, no example changes another's."""
+    losses, scores = example_outcomes(model, vector, shard, batch=batch, apart=apart)
+    return summarise_outcomes(model.task, losses, scores)
 
 
 def evaluate_many(
@@ -54,10 +62,10 @@ def evaluate_many(
     if vectors.dim() == 2 or not shards:
         return [evaluate_model(model, client_rows(vectors, i), shard, batch=batch) for i, shard in enumerate(shards)]
     together = Shard(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
-    losses, right = example_outcomes(model, vectors, together, batch=batch)
+    losses, scores = example_outcomes(model, vectors, together, batch=batch)
     sizes = [len(shard) for shard in shards]
-    parts = zip(torch.split(losses, sizes), torch.split(right, sizes), strict=True)
-    return [summarise_outcomes(*part) for part in parts]
+    parts = zip(torch.split(losses, sizes), torch.split(scores, sizes), strict=True)
+    return [summarise_outcomes(model.task, *part) for part in parts]
 
 
 def evaluate_stacked(
@@ -71,37 +79,50 @@ def evaluate_stacked(
         weights = vectors[group]
         pile = ExamplePile([shards[client] for client in group])
         x, y = pile.take(whole_shards(pile, widths[group[0]])[0])
-        logits = DenseStack(layers, weights, weights).logits(x)
-        losses = functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-        right = (logits.argmax(2) == y).float()
+        outputs = DenseStack(layers, weights, weights, model.task).logits(x)
+        losses, scores = _stacked_outcomes(model.task, outputs, y)
         for member, client in enumerate(group):
-            found[client] = summarise_outcomes(
-                losses[member, : len(shards[client])], right[member, : len(shards[client])]
-            )
+            own = slice(0, len(shards[client]))
+            found[client] = summarise_outcomes(model.task, losses[member, own], scores[member, own])
     return [found[client] for client in range(len(shards))]
+
+
+def _stacked_outcomes(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, b) losses and (n, b, k) scores of (n, b, ...) outputs."""
+    if task.classic:
+        losses = functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none")
+        return losses, (outputs.argmax(2) == y).double().unsqueeze(2)
+    every, targets = outputs.flatten(0, 1), y.flatten(0, 1)
+    losses, scores = task.losses(every, targets), task.kind.scores(every, targets)
+    return losses.view(y.shape[:2]), scores.view(*y.shape[:2], -1)
 
 
 def example_outcomes(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Every example's cross entropy, and whether the largest logit is the label's."""
+    """Every example's loss, and its scores by the model's task."""
     model.check_vector(vector)
     if batch < 1:
         invalid("batch", batch, "is a whole number >= 1")
     worker = worker_for(model)
     worker.weights.copy_(vector)
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
-    losses, right = torch.empty(len(shard)), torch.empty(len(shard))
-    for some in equal_chunks(len(shard), batch):
-        logits = worker.logits(x[some], apart=apart)
-        losses[some] = functional.cross_entropy(logits, y[some], reduction="none")
-        right[some] = (logits.argmax(1) == y[some]).float()
-    return losses, right
+    losses, scores = torch.empty(len(shard)), []
+    positions = max(1, int(np.prod(model.task.target_shape))) if model.task.name == "language" else 1
+    fewer = min(batch, max(1, OUTPUT_FLOATS // (positions * model.classes)))
+    for some in equal_chunks(len(shard), fewer):
+        outputs = worker.logits(x[some], apart=apart)
+        with torch.no_grad():
+            losses[some] = model.task.losses(outputs, y[some])
+            scores.append(model.task.kind.scores(outputs, y[some]))
+    return losses, torch.cat(scores) if scores else torch.empty(0, 0, dtype=torch.float64)
 
 
-def summarise_outcomes(losses: Tensor, right: Tensor) -> Evaluation:
+def summarise_outcomes(task: Task, losses: Tensor, scores: Tensor) -> Evaluation:
     """The means of the outcomes, summed in float64."""
     examples = losses.numel()
     if not examples:
         return Evaluation(float("nan"), float("nan"), 0)
-    return Evaluation(float(losses.double().mean()), float(right.double().mean()), examples)
+    sums = tuple(scores.sum(0).tolist())
+    right = task.rate_sums(sums, examples).get("accuracy", float("nan"))
+    return Evaluation(float(losses.double().mean()), right, examples, sums)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.models.flat import FlatModel, Slot, bind_parameters, flatten_module, probe_inputs
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
+from sightline.models.task import probe_targets
 
 SLACK = 1.0 - 2.0**-18
 """Rows are scaled onto SLACK * C: float32 rounding of a norm must not let a row through that is longer than C."""
@@ -113,7 +113,7 @@ def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, 
     rows = torch.zeros(len(y), model.parameters)
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     for index in range(len(y)):
-        loss = functional.cross_entropy(module(x[index : index + 1].clone()), y[index : index + 1])
+        loss = model.task.losses(module(x[index : index + 1].clone()), y[index : index + 1], "mean")
         for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
             if part is not None:
                 rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
@@ -124,7 +124,7 @@ def vectorised_gradients(module: nn.Module, model: FlatModel, weights: Tensor, x
     """The same by torch.func: vmap(grad). The module is still given one example: a batch of size one."""
 
     def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        return functional.cross_entropy(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0))
+        return model.task.losses(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0), "mean")
 
     per_example = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
     with sdpa_kernel(SDPBackend.MATH):  # torch.func has no rule for the other kernels of attention
@@ -173,7 +173,7 @@ def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
         return one_by_one  # torch.func falls back to a slow loop of its own there
     probe = model.module()
     weights = flatten_module(probe)
-    x, y = probe_inputs(model, 3), torch.arange(3) % model.classes
+    x, y = probe_inputs(model, 3), probe_targets(model.task, model.classes, 3)
 
     def drawn(rows: Rows, seed: int = 0) -> Tensor:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
@@ -217,12 +217,12 @@ class GradientWorker:
         self.module = model.module()
         self.weights = torch.zeros(model.parameters)
         self.gradient = torch.zeros(model.parameters)
-        self.strange = unknown_part(self.module)
+        self.strange = unknown_part(self.module) or model.task.loss_name
         self.state: ModuleState | None = None
         self.dropout = any(isinstance(layer, DROPOUT) and layer.p > 0 for layer in self.module.modules())
         if self.strange is not None:
             self.dropout |= warm_up(self.module, model)
-            self.state = ModuleState(self.module, [slot.name for slot in model.layout])
+            self.state = ModuleState(self.module, [slot.name for slot in model.layout], model.task.own_loss)
         bind_parameters(self.module, model.layout, self.weights, self.gradient)
         self.rows: Rows | None = None
         self.probing = False  # a probe wants no dropout and no way round a failure
@@ -253,11 +253,11 @@ class GradientWorker:
         return output
 
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
-        """Write the gradient of the batch's mean cross entropy to `gradient`."""
+        """Write the gradient of the batch's mean loss to `gradient`."""
         self.module.train(not self.probing)
         self.gradient.zero_()
         with self.watched():
-            functional.cross_entropy(self.module(x.clone()), y).backward()  # type: ignore[no-untyped-call]
+            self.model.task.losses(self.module(x.clone()), y, "mean").backward()  # type: ignore[no-untyped-call]
 
     def own_rows(self) -> Rows:
         """How gradients of single examples are computed, chosen once."""
@@ -280,7 +280,7 @@ class GradientWorker:
         self.gradient.zero_()
         with self.watched():
             for some in equal_chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
-                labels = y[some].repeat_interleave(views)
+                labels = y[some].repeat_interleave(views, 0)
                 gradients = self.gradients_apart(x[stretch_views(some, views)], labels, views)
                 if isinstance(clip, Balls):
                     self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)

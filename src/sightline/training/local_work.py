@@ -1,9 +1,9 @@
-"""What a client is asked to do: steps and terms, the batches of each step, and one step of SGD on flat vectors."""
+"""What a client is asked to do: steps and terms, the batches of each step, and an optimiser's step on flat vectors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
-from math import inf, isfinite
+from math import cos, inf, isfinite, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,55 @@ from sightline.errors import invalid
 
 
 @dataclass(frozen=True)
+class Adam:
+    """Settings of Adam: m <- b1 m + (1 - b1) g, s <- b2 s + (1 - b2) g^2, and a step along m / (sqrt s + eps).
+
+    Both means are divided by 1 - b^k at step k. `decoupled`: weight decay shrinks the weights by themselves (AdamW) and
+    does not enter the gradient. References: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            invalid("betas", self.betas, "lie in [0, 1)")
+        if not (isfinite(self.eps) and self.eps > 0):
+            invalid("adam_eps", self.eps, "is a positive number")
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """The learning rate over the rounds: a rise to its value, then constant, a cosine's half, a line, or steps down."""
+
+    kind: str = "constant"
+    rounds: int = 1
+    warmup: int = 0
+    decay_every: int = 1
+    decay: float = 1.0
+
+    def rate_at(self, time: int, learning_rate: float) -> float:
+        """The learning rate of a round 1, 2, ..., `rounds`; positive in every one of them.
+
+        >>> [RateSchedule("linear", rounds=4, warmup=2).rate_at(time, 1.0) for time in (1, 2, 3, 4)]
+        [0.5, 1.0, 1.0, 0.5]
+        """
+        if time <= self.warmup:
+            return learning_rate * (time / self.warmup)
+        since, whole = time - 1 - self.warmup, max(1, self.rounds - self.warmup)
+        if self.kind == "cosine":
+            return learning_rate * ((1 + cos(pi * since / whole)) / 2)
+        if self.kind == "linear":
+            return learning_rate * (1 - since / whole)
+        if self.kind == "step":
+            return float(learning_rate * self.decay ** (since // self.decay_every))
+        return learning_rate
+
+
+@dataclass(frozen=True)
 class LocalWork:
-    """Local SGD: `epochs` passes over the shard or `steps` mini-batches, with momentum and weight decay.
+    """Local SGD: `epochs` passes over the shard or `steps` mini-batches, with momentum and weight decay; or Adam.
 
     v <- momentum v + g + weight_decay w;  w <- w - learning_rate v.  `batch_size` None: the whole shard every step.
     With `step_norm` the gradient of every step, its terms included, is scaled onto the ball of that radius.
@@ -31,8 +78,13 @@ class LocalWork:
     step_norm: float | None = None
     compiled: bool = False
     """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
+    adam: Adam | None = None
+    """Adam or AdamW in the place of momentum."""
 
     def __post_init__(self) -> None:
+        if self.adam is not None and (self.momentum or self.compiled):
+            name = "momentum" if self.momentum else "compiled"
+            invalid(name, getattr(self, name), "Adam has moments of its own, and no compiled code", "give one of both")
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
             invalid("learning_rate", self.learning_rate, "is a positive number")
         if not 0 <= self.momentum < 1:
@@ -222,7 +274,11 @@ def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Gener
 
 @dataclass(eq=False)
 class Descent:
-    """The update w <- w - learning_rate v with momentum, weight decay and the terms of the local objective."""
+    """The update w <- w - learning_rate v with momentum, weight decay and the terms of the local objective; or Adam's.
+
+    Guarantees: its state begins at zero with a client's training and ends with it; it is a function of the gradients
+    that it was given, so that where those were noised already a step reveals nothing more.
+    """
 
     work: LocalWork
     proximal: float
@@ -230,6 +286,9 @@ class Descent:
     linear: Tensor | None
     mask: Tensor | None
     velocity: Tensor | None
+    square: Tensor | None = None
+    """Of Adam: the running mean of squared gradients; `velocity` is then that of gradients."""
+    steps: int = 0
 
     @classmethod
     def begin(cls, work: LocalWork, terms: LocalTerms, start: Tensor, clients: list[int] | int) -> "Descent":
@@ -239,8 +298,9 @@ class Descent:
             anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients)
         linear = None if terms.linear is None else client_rows(terms.linear, clients)
         mask = None if terms.mask is None else client_rows(terms.mask, clients)
-        velocity = torch.zeros_like(start) if work.momentum else None
-        return cls(work, terms.proximal, anchor, linear, mask, velocity)
+        velocity = torch.zeros_like(start) if work.momentum or work.adam else None
+        square = torch.zeros_like(start) if work.adam else None
+        return cls(work, terms.proximal, anchor, linear, mask, velocity, square)
 
     def step(self, weights: Tensor, gradient: Tensor) -> None:
         """Move `weights` in place; `gradient` is used up."""
@@ -248,14 +308,29 @@ class Descent:
         if self.work.step_norm is not None:
             norms = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0))
+        if self.work.adam is not None and self.velocity is not None and self.square is not None:
+            self.step_adam(self.work.adam, weights, gradient, self.velocity, self.square)
+            return
         direction = gradient
         if self.velocity is not None:
             direction = self.velocity.mul_(self.work.momentum).add_(gradient)
         weights.add_(direction, alpha=-self.work.learning_rate)
 
+    def step_adam(self, adam: Adam, weights: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
+        """w <- w - learning_rate mean / (sqrt square + eps), both moments corrected for their start at zero."""
+        self.steps += 1
+        rate, (keep, keep_square) = self.work.learning_rate, adam.betas
+        if adam.decoupled and self.work.weight_decay:
+            shrink = rate * self.work.weight_decay
+            weights.mul_(1 - shrink if self.mask is None else 1 - shrink * self.mask)
+        mean.mul_(keep).add_(gradient, alpha=1 - keep)
+        square.mul_(keep_square).addcmul_(gradient, gradient, value=1 - keep_square)
+        root = square.sqrt().div_(sqrt(1 - keep_square**self.steps)).add_(adam.eps)
+        weights.addcdiv_(mean, root, value=-rate / (1 - keep**self.steps))
+
     def add_terms(self, weights: Tensor, gradient: Tensor) -> None:
         """Add the gradient of weight decay, proximal and linear terms; then hold what the mask holds."""
-        if self.work.weight_decay:
+        if self.work.weight_decay and not (self.work.adam is not None and self.work.adam.decoupled):
             gradient.add_(weights, alpha=self.work.weight_decay)
         if self.anchor is not None:
             gradient.add_(weights - self.anchor, alpha=self.proximal)
@@ -270,5 +345,5 @@ class Descent:
         def head(value: Tensor | None) -> Tensor | None:
             return value if value is None or value.dim() == 1 else value[:count]
 
-        parts = (head(self.anchor), head(self.linear), head(self.mask), head(self.velocity))
-        return Descent(self.work, self.proximal, *parts)
+        parts = (head(self.anchor), head(self.linear), head(self.mask), head(self.velocity), head(self.square))
+        return Descent(self.work, self.proximal, *parts, self.steps)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.data.federation import Shard
+from sightline.data.federation import Shard, Targets
 from sightline.models.submodel import Splitting, Submodel
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
@@ -94,7 +94,7 @@ def balls_of(splitting: Splitting, sub: Submodel, apart: SubmodelClipping) -> Cl
 
 
 def parted_gradient_sum(
-    splitting: Splitting, weights: Tensor, x: NDArray[Any], y: NDArray[np.int64], apart: SubmodelClipping, *,
+    splitting: Splitting, weights: Tensor, x: NDArray[Any], y: Targets, apart: SubmodelClipping, *,
     rng: np.random.Generator,
 ) -> Tensor:  # fmt: skip
     r"""Sum over examples of their clipped gradients, each of the submodel that the example is sent to by `rng`.

@@ -68,6 +68,13 @@ def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
         refuse("privacy.where", privacy.place, law, 'use where = "client"')
 
 
+def refuse_no_answers(algorithm: str, experiment: Experiment) -> None:
+    """Clients choose by how many of their own examples a model gets right; a regression gets none right or wrong."""
+    if experiment.model.target not in ("classification", "binary", "multilabel"):
+        law = f"{algorithm}'s clients choose by right answers, which this task does not have"
+        refuse("model.task", experiment.model.target, law, "use fedavg, or task = classification, binary or multilabel")
+
+
 START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
 HOWS = ("known", "drawn", "chosen", "kept")
 """Known beforehand; drawn at random by the server; chosen by the clients in private; kept from before."""

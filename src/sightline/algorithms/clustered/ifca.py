@@ -16,6 +16,7 @@ from sightline.algorithms.clustered.cluster_training import (
     complete_settings,
     draw_clusters,
     moved_to,
+    refuse_no_answers,
     refuse_trusted_server,
     train_clusters,
 )
@@ -74,6 +75,7 @@ def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
 def check_experiment(experiment: Experiment) -> None:
     """Refuse a server that hides who sent what."""
     refuse_trusted_server("ifca", experiment)
+    refuse_no_answers("ifca", experiment)
 
 
 SAYS = (

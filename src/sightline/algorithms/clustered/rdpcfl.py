@@ -20,6 +20,7 @@ from sightline.algorithms.clustered.cluster_training import (
     draw_clusters,
     members_of,
     moved_to,
+    refuse_no_answers,
     refuse_trusted_server,
     show_models,
     train_clusters,
@@ -208,6 +209,7 @@ def mixture_state(state: State) -> ClusterState | None:
 def check_experiment(experiment: Experiment) -> None:
     """Refuse what has no full batch, or no release of each client's own."""
     refuse_trusted_server("rdpcfl", experiment)
+    refuse_no_answers("rdpcfl", experiment)
     if experiment.local.steps is not None:
         law = "rdpcfl's first round is made of whole epochs, one step each"
         invalid("local.steps", experiment.local.steps, law, "give local.epochs")

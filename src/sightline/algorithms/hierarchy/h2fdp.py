@@ -116,6 +116,9 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.sampling.clients.scheduled and every != local.steps:
         law = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
         refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, law, 'use scheme = "poisson" or "full"')
+    if local.schedule not in (None, "constant") or local.warmup is not None:
+        law = f"{name} has a schedule of its own"
+        invalid("local.schedule", local.schedule or "warmup", law, "use algorithm.schedule, and remove it here")
     if experiment.privacy.unit != "none":
         check_private(experiment)
 
@@ -126,6 +129,9 @@ def check_private(experiment: Experiment) -> None:
     if experiment.local.momentum:
         law = "momentum carries a gradient into steps after its segment, beyond eta m G"
         refuse("local.momentum", experiment.local.momentum, law, "use momentum = 0")
+    if experiment.local.adaptive:
+        law = "its steps are not gradients of at most the clip norm, and a segment's sum of them not at most eta m G"
+        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
     if privacy.place == "server":
         law = "edges publish to their devices between global rounds, before the cloud could add noise"
         refuse("privacy.where", "server", law, 'use where = "edge" with trusted edges')

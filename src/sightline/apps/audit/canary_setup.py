@@ -261,6 +261,13 @@ def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, al
     return CanarySetup(still, sight, rounds, holders, probes, net=net)
 
 
+PLAIN_STEPS: dict[str, Any] = dict.fromkeys(
+    ("optimizer", "betas", "adam_eps", "schedule", "warmup", "decay_every", "decay")
+)
+"""An audit reads gradients and updates off the steps that were made of them: those of SGD at one learning rate. What
+another optimiser makes of the same noised gradients tells no more."""
+
+
 def _enlarge_star(setting: BuiltExperiment, clients: int) -> BuiltExperiment:
     """The same star with so many clients, the same samplers' rates and the same noise."""
     experiment = setting.experiment
@@ -280,7 +287,7 @@ def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperim
     Softmax regression where no gradients are released.
     """
     experiment, splitter = setting.experiment, setting.splitter
-    change: dict[str, Any] = {"augment": None}
+    change: dict[str, Any] = {"augment": None} | PLAIN_STEPS
     steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
     if steps:
         change["learning_rate"] = STILL / experiment.privacy.clip_norm

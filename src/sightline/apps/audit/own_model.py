@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import engine
-from sightline.apps.audit.canary_setup import STILL, AskedPair, CanarySetup, worst_sight
+from sightline.apps.audit.canary_setup import PLAIN_STEPS, STILL, AskedPair, CanarySetup, worst_sight
 from sightline.apps.audit.observer import Observer, Reading, watched_run
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.mechanisms import CallId, NoisedValue, PrivateSteps
 from sightline.mechanisms.updates import RemoteNodes
-from sightline.models import FlatModel, probe_inputs
+from sightline.models import FlatModel, probe_inputs, probe_targets
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
 from sightline.training import clipped_gradient_sum
@@ -39,9 +39,10 @@ ROUNDING = 1e-3
 
 
 def attacks_own_model(setting: BuiltExperiment) -> bool:
-    """Whether the file names a module of the user's own whose examples are clipped apart."""
-    steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
-    return ":" in setting.experiment.model.name and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
+    """Whether the file names a module, or a loss, of the user's own whose examples are clipped apart."""
+    steps, model = setting.mechanism.noised_value is NoisedValue.GRADIENT, setting.experiment.model
+    own = ":" in model.name or model.loss is not None
+    return own and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ def for_own_model(setting: BuiltExperiment, *, rounds: int, delta: float, pair: 
     """The stage on which the file's own model meets a canary."""
     rounds = min(rounds, ROUNDS)
     sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
-    local = {"learning_rate": STILL / setting.experiment.privacy.clip_norm, "augment": None}
+    local = PLAIN_STEPS | {"learning_rate": STILL / setting.experiment.privacy.clip_norm, "augment": None}
     still = setting.experiment.model_copy(update={"local": setting.experiment.local.model_copy(update=local)})
     built = engine.build_experiment(still, federation=ordinary_examples(setting))
     if setting.multipliers:
@@ -154,12 +155,12 @@ def _make_outliers(model: FlatModel) -> Iterator[Shard]:
     for seed, scale in enumerate(SCALES):
         x = probe_inputs(model, 1, seed=1000 + seed)
         x = x if model.kind is Kind.TEXT else scale * x
-        for label in range(min(model.classes, LABELS)):
-            yield Shard(x.numpy(), np.array([label], dtype=np.int64))
+        for y in probe_targets(model.task, model.classes, min(max(model.classes, 2), LABELS)).numpy():
+            yield Shard(x.numpy(), y[None] if np.ndim(y) else np.array([y]))
 
 
 def _draw_examples(model: FlatModel, count: int, *, seed: int) -> Shard:
-    return Shard(probe_inputs(model, count, seed=seed).numpy(), np.arange(count, dtype=np.int64) % model.classes)
+    return Shard(probe_inputs(model, count, seed=seed).numpy(), probe_targets(model.task, model.classes, count).numpy())
 
 
 def _first_examples(shard: Shard, count: int) -> Shard:

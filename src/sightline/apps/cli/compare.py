@@ -30,7 +30,7 @@ A folder of runs stands for every run in it. Runs that differ in nothing but the
 @click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
-    """Set runs side by side: the settings that differ, accuracy, epsilon, time, traffic and energy."""
+    """Set runs side by side: the settings that differ, metrics, epsilon, time, traffic and energy."""
     from sightline.apps.report.comparison import compare_runs
     from sightline.apps.report.comparison_page import draw_comparison
     from sightline.apps.report.run_view import checked_records

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sightline.errors import printable
+from sightline.shown import METRICS
 
 EXAMPLES = """
 \b
@@ -81,7 +82,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("rounds", str(summary["rounds_done"])),
         *([("ended early", summary["stopped"])] if summary["stopped"] else []),
-        ("test accuracy", _percent_words(summary["test_accuracy"])),
+        *_metric_lines(summary),
         ("clients' own test sets", _clients_words(summary)),
     ]
     if summary["unit"] == "none":
@@ -105,13 +106,23 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def _metric_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The task's metrics on the test set, the main one by itself."""
+    (main, reached), *others = ((METRICS[name], value) for name, value in summary["metrics"].items())
+    lines = [(f"test {main.title}", main.format_value(reached))]
+    beside = ", ".join(f"{metric.title} {metric.format_value(value)}" for metric, value in others)
+    return [*lines, *([("also", beside)] if beside else [])]
+
+
 def _clients_words(summary: dict[str, Any]) -> str:
-    """Mean, 10th percentile, and the worst with the number of examples that say so."""
-    words = [f"mean {_percent_words(summary['client_accuracy_mean'])}"]
-    if summary["client_accuracy_decile"] is not None:
-        words.append(f"10th percentile {_percent_words(summary['client_accuracy_decile'])}")
+    """Mean, the decile at the worse end, and the worst with the number of examples that say so."""
+    metric = METRICS[summary["metric"]]
+    mean, decile, worst = (summary.get(metric.client_key(which)) for which in ("mean", "decile", "worst"))
+    words = [f"mean {metric.format_value(mean)}"]
+    if decile is not None:
+        words.append(f"{metric.decile_title} {metric.format_value(decile)}")
     of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
-    return ", ".join([*words, f"worst {_percent_words(summary['client_accuracy_worst'])}{of}"])
+    return ", ".join([*words, f"worst {metric.format_value(worst)}{of}"])
 
 
 def _clusters_words(found: dict[str, Any]) -> str:
@@ -121,8 +132,9 @@ def _clusters_words(found: dict[str, Any]) -> str:
         words.append(f"MSS {found['mss']:.2f}")
     if found["purity"] is not None:
         words.append(f"purity {_percent_words(found['purity'])}")
-    if found["minority_accuracy"] is not None:
-        words.append(f"minority's accuracy {_percent_words(found['minority_accuracy'])}")
+    for metric in METRICS.values():
+        if found.get(f"minority_{metric.name}") is not None:
+            words.append(f"minority's {metric.title} {metric.format_value(found[f'minority_{metric.name}'])}")
     return ", ".join(words)
 
 

@@ -7,8 +7,15 @@ from itertools import groupby
 from typing import Any
 
 from sightline.apps.report.chart import Bars, Chart, ChartLine, Tick, bar_chart, line_chart
-from sightline.apps.report.curves import ACCURACY, ROUNDS
-from sightline.apps.report.numbers import NONE, format_count, format_number, format_percent, format_plural
+from sightline.apps.report.curves import ROUNDS, metric_axis
+from sightline.apps.report.numbers import (
+    NONE,
+    format_count,
+    format_metric,
+    format_number,
+    format_percent,
+    format_plural,
+)
 from sightline.apps.report.run_view import RunView
 from sightline.apps.report.section import Content, Section
 
@@ -203,7 +210,8 @@ def clusters_content(run: RunView) -> Content | None:
         "places_data": {"words": [block.words for block in stays.blocks], "across": 1} if stays else {},
         "colours": [(colour_of(m), f"cluster {m}") for m in range(int(facts.get("count") or 0))],
         "tried": tried_chart(facts),
-        "accuracy": accuracy_by_cluster(run, facts),
+        "metric": run.metric.title,
+        "by_cluster": metric_by_cluster(run, facts),
         "table": clusters_table(run, facts),
     }
 
@@ -256,8 +264,9 @@ def clusters_figures(run: RunView, facts: Mapping[str, Any]) -> list[tuple[str, 
         found.append(("Soft until round", format_count(facts.get("switch_round"))))
     if last.get("purity") is not None:
         found.append(("Clients among their own kind", format_percent(last["purity"])))
-    if run.last("minority_accuracy") is not None:
-        found.append(("Accuracy of the smallest cluster", format_percent(run.last("minority_accuracy"))))
+    reached = run.last(f"minority_{run.metric.name}")
+    if reached is not None:
+        found.append((f"{run.metric.heading} of the smallest cluster", format_metric(run.metric, reached)))
     return found
 
 
@@ -281,31 +290,34 @@ def tried_chart(facts: Mapping[str, Any]) -> Bars | None:
     )
 
 
-def accuracy_by_cluster(run: RunView, facts: Mapping[str, Any]) -> Chart | None:
-    """Mean accuracy of clients on their own test data, by true cluster, the smallest first and named."""
+def metric_by_cluster(run: RunView, facts: Mapping[str, Any]) -> Chart | None:
+    """Mean metric of clients on their own test data, by true cluster, the smallest first and named."""
     truth = facts.get("truth")
     if truth is None:
         return None
     apart = facts.get("minority")
     order = sorted(set(truth), key=lambda m: (m != apart, m))
-    lines = [ChartLine(_cluster_label(m, apart, truth), [_value_at(row, m) for row in run.rounds]) for m in order]
-    title, xs = "Accuracy by true cluster", [float(row["round"]) for row in run.rounds]
-    return line_chart("cluster-accuracy", title, xs, lines, x_axis=ROUNDS, y_axis=ACCURACY)
+    key = f"true_cluster_{run.metric.name}"
+    lines = [ChartLine(_cluster_label(m, apart, truth), [_value_at(row, key, m) for row in run.rounds]) for m in order]
+    title, xs = f"{run.metric.heading} by true cluster", [float(row["round"]) for row in run.rounds]
+    name, axis = f"cluster-{run.metric.name}", metric_axis(run.metric)
+    return line_chart(name, title, xs, lines, x_axis=ROUNDS, y_axis=axis)
 
 
 def clusters_table(run: RunView, facts: Mapping[str, Any]) -> list[list[str]]:
-    """True cluster, its clients, where they ended, mean accuracy; empty without the truth."""
+    """True cluster, its clients, where they ended, mean metric; empty without the truth."""
     truth = facts.get("truth")
     if truth is None:
         return []
     last = next((row["clusters"]["assignment"] for row in reversed(run.rounds) if row.get("clusters")), None)
-    judged: Mapping[str, Any] = next((row for row in reversed(run.rounds) if row.get("true_cluster_accuracy")), {})
+    key = f"true_cluster_{run.metric.name}"
+    judged: Mapping[str, Any] = next((row for row in reversed(run.rounds) if row.get(key)), {})
     rows = []
     for m in sorted(set(truth)):
         members = [n for n, cluster in enumerate(truth) if cluster == m]
         where = "" if last is None else _where_words([last[n] for n in members])
         name = f"{m}, the smallest" if m == facts.get("minority") else str(m)
-        rows.append([name, format_count(len(members)), where, format_percent(_value_at(judged, m))])
+        rows.append([name, format_count(len(members)), where, format_metric(run.metric, _value_at(judged, key, m))])
     return rows
 
 
@@ -318,6 +330,6 @@ def _cluster_label(cluster: int, apart: int | None, truth: list[int]) -> str:
     return f"{kind} {cluster} ({format_plural(truth.count(cluster), 'client')})"
 
 
-def _value_at(row: Mapping[str, Any], cluster: int) -> float | None:
-    values = row.get("true_cluster_accuracy") or []
+def _value_at(row: Mapping[str, Any], key: str, cluster: int) -> float | None:
+    values = row.get(key) or []
     return values[cluster] if cluster < len(values) else None

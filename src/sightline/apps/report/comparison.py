@@ -16,8 +16,8 @@ from sightline.apps.report.numbers import (
     floats_as_bytes,
     format_count,
     format_duration,
+    format_metric,
     format_number,
-    format_percent,
     format_plural,
     format_upper,
 )
@@ -25,9 +25,14 @@ from sightline.apps.report.run_view import RunView, runs_of
 from sightline.apps.report.settings import setting_text
 from sightline.engine.record import replace_nonfinite
 from sightline.events import Unit
+from sightline.shown import METRICS, Metric
 
 IGNORED = ("name", "seed")
 """Settings by which runs of one group may differ."""
+
+
+MAIN_METRICS = tuple(METRICS[name] for name in ("accuracy", "macro_f1", "rmse", "perplexity", "loss"))
+"""By which runs of some task are judged first."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,8 @@ class Spread:
 
 
 MEASURES = (
-    "test_accuracy",
-    "client_accuracy_mean",
-    "client_accuracy_worst",
+    *(metric.test_key for metric in METRICS.values() if metric.name != "loss"),
+    *(metric.client_key(which) for metric in MAIN_METRICS for which in ("mean", "worst")),
     "test_loss",
     "epsilon",
     "seconds",
@@ -67,6 +71,11 @@ MEASURES = (
     "delay_seconds",
 )
 """What a group is measured by, under the names of `sightline run --json`."""
+ALWAYS = frozenset(
+    ("test_accuracy", "client_accuracy_mean", "client_accuracy_worst", "test_loss", "epsilon", "seconds",
+     "uplink_floats", "energy_joule", "delay_seconds")
+)  # fmt: skip
+"""Named in `--json` also where no run has them."""
 
 
 def measure_run(run: RunView, name: str) -> float | None:
@@ -113,6 +122,11 @@ class Comparison:
     def runs(self) -> Iterator[RunView]:
         """Every run."""
         return (run for group in self.groups for run in group.runs)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """What the runs are judged by first: one, unless their tasks differ."""
+        return list({run.metric.name: run.metric for run in self.runs}.values())
 
 
 def compare_runs(places: Sequence[Path]) -> Comparison:
@@ -229,7 +243,8 @@ def plain_comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
-    measures = {name: None if some is None else asdict(some) for name, some in group.measures.items()}
+    named = {name: some for name, some in group.measures.items() if some is not None or name in ALWAYS}
+    measures = {name: None if some is None else asdict(some) for name, some in named.items()}
     seeds = [run.fact("seed") for run in group.runs]
     runs = [str(run.directory) for run in group.runs]
     return {"settings": dict(group.settings), "runs": runs, "seeds": seeds} | measures
@@ -238,12 +253,23 @@ def _plain_group(group: Group) -> dict[str, Any]:
 def _plain_run(run: RunView) -> dict[str, Any]:
     about = {"run_dir": str(run.directory), "name": run.name, "status": run.fact("status")}
     about |= {"seed": run.fact("seed"), "rounds_done": run.rounds_done, "delta": run.delta, "unit": str(run.unit)}
-    return about | {name: measure_run(run, name) for name in MEASURES} | {"settings": flat_settings(run)}
+    found = {name: measure_run(run, name) for name in MEASURES}
+    known = {name: value for name, value in found.items() if value is not None or name in ALWAYS}
+    return about | {"metric": run.metric.name} | known | {"settings": flat_settings(run)}
+
+
+def _metric_text(metric: Metric) -> Callable[[float], str]:
+    return lambda value: format_metric(metric, value)
+
+
+def _metric_column(metric: Metric) -> Callable[[Spread], str]:
+    return lambda some: mean_and_spread(some, _metric_text(metric))
 
 
 COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
-    "test_accuracy": ("Test accuracy", lambda some: mean_and_spread(some, format_percent)),
-    "client_accuracy_worst": ("Worst client", lambda some: mean_and_spread(some, format_percent)),
+    **{m.test_key: (f"Test {m.title}", _metric_column(m)) for m in METRICS.values() if m.name != "loss"},
+    "test_loss": ("Test loss", _metric_column(METRICS["loss"])),
+    **{m.client_key("worst"): ("Worst client", _metric_column(m)) for m in MAIN_METRICS},
     "epsilon": ("Epsilon", lambda some: format_upper(some.greatest)),
     "seconds": ("Time", lambda some: mean_and_spread(some, format_duration)),
     "uplink_floats": ("Sent by clients", lambda some: mean_and_spread(some, floats_as_bytes)),
@@ -256,7 +282,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
 def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     """Mean and spread, in one unit where they have one.
 
-    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), format_percent)
+    >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), _metric_text(METRICS["accuracy"]))
     '90.0 ± 1.2 %'
     >>> mean_and_spread(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
     '8.00 MB ± 0'
@@ -272,11 +298,19 @@ def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
 
 def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Header and rows: the settings that differ, how many runs, and every measure that some group has."""
-    there = [name for name in COLUMNS if any(group.measures[name] for group in comparison.groups)]
+    there = [name for name in _columns_of(comparison) if any(group.measures[name] for group in comparison.groups)]
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
     header = [*settings, *(COLUMNS[name][0] for name in there)]
     return header, [_table_row(group, () if named else comparison.differs, there) for group in comparison.groups]
+
+
+def _columns_of(comparison: Comparison) -> list[str]:
+    """The columns for the tasks of these runs: their metrics, the loss alone where it is one."""
+    metrics = {metric.name: metric for run in comparison.runs for metric in run.metrics}
+    wanted = {metric.test_key for metric in metrics.values()} | {m.client_key("worst") for m in comparison.metrics}
+    own = {metric.test_key for metric in METRICS.values()} | {metric.client_key("worst") for metric in MAIN_METRICS}
+    return [name for name in COLUMNS if name in wanted or name not in own]
 
 
 def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[str]:

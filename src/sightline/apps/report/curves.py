@@ -1,4 +1,4 @@
-"""The report's curves: accuracy, loss and epsilon over rounds, accuracy against epsilon, costs and decisions."""
+"""The report's curves: metric, loss and epsilon over rounds, the metric against epsilon, costs and decisions."""
 
 import math
 from itertools import accumulate
@@ -10,6 +10,7 @@ from sightline.apps.report.numbers import (
     floats_as_bytes,
     format_count,
     format_duration,
+    format_metric,
     format_number,
     format_percent,
     format_short,
@@ -18,9 +19,9 @@ from sightline.apps.report.numbers import (
 from sightline.apps.report.run_view import RunView
 from sightline.apps.report.section import Content, Section
 from sightline.events import Unit
+from sightline.shown import Metric
 
 ROUNDS = Axis("round", tick=lambda value: f"{value:,g}", value=lambda value: f"round {value:,g}", whole=True)
-ACCURACY = Axis("accuracy", tick=lambda value: f"{100 * value:.4g} %", value=format_percent, floor=0.0, ceiling=1.0)
 LOSS = Axis("loss", tick=format_short, value=format_number)
 EPSILON = Axis("epsilon", tick=format_short, value=format_upper, floor=0.0, from_zero=True)
 SPENT = Axis("epsilon spent", tick=format_short, value=lambda value: f"epsilon {format_upper(value)}", floor=0.0)
@@ -29,32 +30,50 @@ ROWS = 60
 """At most so many rounds are printed as a table."""
 
 
+def metric_axis(metric: Metric) -> Axis:
+    """An axis for a metric: shares in percent from none to all, anything else as it comes."""
+    if metric.percent:
+        return Axis(
+            metric.title, tick=lambda value: f"{100 * value:.4g} %", value=format_percent, floor=0.0, ceiling=1.0
+        )
+    return Axis(metric.title, tick=format_short, value=format_number)
+
+
 def curves_content(run: RunView) -> Content | None:
     """The charts that the run has numbers for, and the numbers themselves."""
     if not run.rounds:
         return None
-    charts = [accuracy_chart(run), loss_chart(run), epsilon_chart(run), accuracy_for_epsilon(run)]
+    charts = [metric_chart(run), loss_chart(run), epsilon_chart(run), metric_for_epsilon(run)]
     return {"charts": [chart for chart in charts if chart], "silence": explain_silence(run), "table": rounds_table(run)}
 
 
 CURVES_SECTION = Section("curves", "Over the rounds", curves_content)
 
 
-def accuracy_chart(run: RunView) -> Chart | None:
-    """Test set, mean client, 10th percentile of the clients, and the worst."""
+def metric_chart(run: RunView) -> Chart | None:
+    """Test set, mean client, the clients' decile at the worse end, and the worst."""
+    metric = run.metric
     names = {
-        "test set": "test_accuracy",
-        "mean client": "client_accuracy_mean",
-        "10th percentile": "client_accuracy_decile",
-        "worst client": "client_accuracy_worst",
+        "test set": metric.test_key,
+        "mean client": metric.client_key("mean"),
+        metric.decile_title: metric.client_key("decile"),
+        "worst client": metric.client_key("worst"),
     }
     found = {name: run.series(key) for name, key in names.items()}
     lines = [ChartLine(name, values) for name, values in found.items() if any(value is not None for value in values)]
-    return line_chart("accuracy", "Accuracy", _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=ACCURACY)
+    axis = metric_axis(metric)
+    return line_chart(metric.name, better_title(metric), _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=axis)
+
+
+def better_title(metric: Metric) -> str:
+    """A chart's title, with the direction where it is not plain."""
+    return metric.heading if metric.higher else f"{metric.heading} (less is better)"
 
 
 def loss_chart(run: RunView) -> Chart | None:
-    """Test set and mean client."""
+    """Test set and mean client; nothing where the loss is the metric already."""
+    if run.metric.name == "loss":
+        return None
     lines = [ChartLine("test set", run.series("test_loss")), ChartLine("mean client", run.series("client_loss_mean"))]
     return line_chart("loss", "Loss", _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=LOSS)
 
@@ -70,17 +89,18 @@ def epsilon_chart(run: RunView) -> Chart | None:
     return line_chart("epsilon", title, _evaluated_rows(run), lines, x_axis=ROUNDS, y_axis=EPSILON, mark=mark)
 
 
-def accuracy_for_epsilon(run: RunView) -> Chart | None:
-    """What the privacy bought: test accuracy against the worst epsilon so far."""
+def metric_for_epsilon(run: RunView) -> Chart | None:
+    """What the privacy bought: the metric on the test set against the worst epsilon so far."""
     if run.unit is Unit.NONE:
         return None
-    pairs = [(spent, reached) for spent, reached in zip(worst_epsilons(run), run.series("test_accuracy"), strict=True)]
+    values = run.series(run.metric.test_key)
+    pairs = [(spent, reached) for spent, reached in zip(worst_epsilons(run), values, strict=True)]
     pairs = [(spent, reached) for spent, reached in pairs if spent is not None and reached is not None]
     if len(pairs) < 2:
         return None
     xs, ys = [float(spent or 0.0) for spent, _ in pairs], [reached for _, reached in pairs]
-    title = "Accuracy for the epsilon spent"
-    return line_chart("price", title, xs, [ChartLine("test set", ys)], x_axis=SPENT, y_axis=ACCURACY)
+    title, axis = f"{run.metric.heading} for the epsilon spent", metric_axis(run.metric)
+    return line_chart("price", title, xs, [ChartLine("test set", ys)], x_axis=SPENT, y_axis=axis)
 
 
 def epsilons_by_observer(run: RunView) -> dict[str, Values]:
@@ -108,19 +128,20 @@ def explain_silence(run: RunView) -> str:
 
 def rounds_table(run: RunView) -> dict[str, Any]:
     """The evaluated rounds as rows, evenly thinned when there are many."""
-    rows, spent = run.rounds, worst_epsilons(run)
-    shown = [place for place, row in enumerate(rows) if row.get("test_accuracy") is not None] or list(range(len(rows)))
+    rows, spent, metric = run.rounds, worst_epsilons(run), run.metric
+    shown = [place for place, row in enumerate(rows) if row.get(metric.test_key) is not None] or list(range(len(rows)))
     places = [*shown[: -1 : -(-len(shown) // ROWS)], shown[-1]]
     private = run.unit is not Unit.NONE
-    header = ["Round", "Test accuracy", "Test loss", "Mean client", "Worst client", *(["Epsilon"] if private else [])]
-    body = [_row_cells(rows[place], spent[place], private) for place in places]
+    header = ["Round", f"Test {metric.title}", "Test loss", "Mean client", "Worst client"]
+    header += ["Epsilon"] if private else []
+    body = [_row_cells(metric, rows[place], spent[place], private) for place in places]
     return {"header": header, "rows": body, "all": len(body) == len(rows), "count": format_count(len(rows))}
 
 
-def _row_cells(row: dict[str, Any], spent: float | None, private: bool) -> list[str]:
-    known = bool(row.get("epsilon"))
-    cells = [format_count(row["round"]), format_percent(row.get("test_accuracy")), format_number(row.get("test_loss"))]
-    cells += [format_percent(row.get("client_accuracy_mean")), format_percent(row.get("client_accuracy_worst"))]
+def _row_cells(metric: Metric, row: dict[str, Any], spent: float | None, private: bool) -> list[str]:
+    known, keys = bool(row.get("epsilon")), [metric.client_key("mean"), metric.client_key("worst")]
+    cells = [format_count(row["round"]), format_metric(metric, row.get(metric.test_key))]
+    cells += [format_number(row.get("test_loss")), *(format_metric(metric, row.get(key)) for key in keys)]
     return cells + ([format_upper(spent) if known else NONE] if private else [])
 
 
@@ -150,7 +171,7 @@ def costs_content(run: RunView) -> Content | None:
         (name, f"{format_number(run.total(key))} {unit}", f"{format_number(run.total(key) / len(run.rounds))} {unit}")
         for key, (name, unit, _) in KINDS.items()
     ]
-    charts = [_each_round(run, key) for key in KINDS] + [_accuracy_bought(run, key) for key in KINDS]
+    charts = [_each_round(run, key) for key in KINDS] + [_metric_bought(run, key) for key in KINDS]
     return {"model": run.fact("resources")["model"], "rows": rows, "charts": [chart for chart in charts if chart]}
 
 
@@ -165,19 +186,18 @@ def _each_round(run: RunView, key: str) -> Chart | None:
     )
 
 
-def _accuracy_bought(run: RunView, key: str) -> Chart | None:
-    """Accuracy against all that was spent until then."""
+def _metric_bought(run: RunView, key: str) -> Chart | None:
+    """The metric against all that was spent until then."""
     name, unit, _ = KINDS[key]
     spent = list(accumulate(value or 0.0 for value in run.series(key)))
-    pairs = [
-        (cost, reached) for cost, reached in zip(spent, run.series("test_accuracy"), strict=True) if reached is not None
-    ]
+    values = run.series(run.metric.test_key)
+    pairs = [(cost, reached) for cost, reached in zip(spent, values, strict=True) if reached is not None]
     if len(pairs) < 2:
         return None
     across = Axis(f"{unit} so far", tick=format_short, value=lambda v: f"{format_number(v)} {unit}", floor=0.0)
     line = ChartLine("test set", [reached for _, reached in pairs])
-    title = f"Accuracy for the {name.lower()} spent"
-    return line_chart(f"{key}-bought", title, [cost for cost, _ in pairs], [line], x_axis=across, y_axis=ACCURACY)
+    title, axis = f"{run.metric.heading} for the {name.lower()} spent", metric_axis(run.metric)
+    return line_chart(f"{key}-bought", title, [cost for cost, _ in pairs], [line], x_axis=across, y_axis=axis)
 
 
 def traffic_content(run: RunView) -> Content | None:

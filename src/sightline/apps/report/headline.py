@@ -7,8 +7,7 @@ from sightline.apps.report.numbers import (
     NONE,
     format_count,
     format_duration,
-    format_number,
-    format_percent,
+    format_metric,
     format_plural,
     format_short,
     format_upper,
@@ -16,6 +15,7 @@ from sightline.apps.report.numbers import (
 from sightline.apps.report.run_view import RunView
 from sightline.apps.report.section import Content, Section
 from sightline.events import Adjacency, Unit
+from sightline.shown import METRICS
 
 FALSE_ALARMS = 0.05
 """The share of false alarms at which the guarantee is put into words."""
@@ -49,8 +49,14 @@ def about_run(run: RunView) -> list[str]:
     model = run.fact("model", "") and f"{run.fact('model')}" + (
         f", {format_count(parameters)} parameters" if parameters else ""
     )
-    source = run.fact("source")
-    words = [run.fact("algorithm", ""), f"{source} data" if source else "", model, run.fact("topology", "")]
+    source, task = run.fact("source"), run.fact("task", "classification")
+    words = [
+        run.fact("algorithm", ""),
+        "" if task == "classification" else run.fact("loss") or task,
+        f"{source} data" if source else "",
+        model,
+        run.fact("topology", ""),
+    ]
     words += [_created_words(run.fact("created")), format_duration(run.fact("seconds")) if run.fact("seconds") else ""]
     return [str(word) for word in words if word]
 
@@ -66,13 +72,8 @@ def _created_words(created: str | None) -> str:
 def headline_figures(run: RunView) -> list[dict[str, str]]:
     """The numbers that a reader looks for first, each with its name and what it is of."""
     planned = run.fact("rounds_planned")
-    loss = run.last("test_loss")
     found = [
-        (
-            "Test accuracy",
-            format_percent(run.last("test_accuracy")),
-            f"loss {format_number(loss)}" if loss is not None else "",
-        ),
+        (f"Test {run.metric.title}", format_metric(run.metric, run.last(run.metric.test_key)), metrics_note(run)),
         ("Epsilon", epsilon_words(run), _epsilon_note(run)),
         ("Protected", protected_subjects(run), _adjacency_words(run)),
         ("Clients", format_count(run.fact("clients")), clients_note(run)),
@@ -82,16 +83,25 @@ def headline_figures(run: RunView) -> list[dict[str, str]]:
     return [{"name": name, "value": value, "note": note} for name, value, note in found]
 
 
+def metrics_note(run: RunView) -> str:
+    """The task's other metrics, and the loss where it is none of them."""
+    others = [(metric, run.last(metric.test_key)) for metric in run.metrics[1:]]
+    if run.metric.name != "loss":
+        others.append((METRICS["loss"], run.last("test_loss")))
+    return ", ".join(f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None)
+
+
 def clients_note(run: RunView) -> str:
-    """The 10th percentile of the clients, and the worst with the number of examples that say so."""
-    worst, most = run.last("client_accuracy_worst"), run.last("client_accuracy_decile")
+    """The decile of the clients at the worse end, and the worst with the number of examples that say so."""
+    metric = run.metric
+    worst, most = run.last(metric.client_key("worst")), run.last(metric.client_key("decile"))
     examples = run.last("client_worst_examples")
     if worst is None:
         return ""
     of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
     return (
-        f"10th percentile {format_percent(most)}, " if most is not None else ""
-    ) + f"worst {format_percent(worst)}{of}"
+        f"{metric.decile_title} {format_metric(metric, most)}, " if most is not None else ""
+    ) + f"worst {format_metric(metric, worst)}{of}"
 
 
 def epsilon_words(run: RunView) -> str:

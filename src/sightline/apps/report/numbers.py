@@ -3,6 +3,8 @@
 import math
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 
+from sightline.shown import Metric
+
 NONE = "–"
 """What stands where there is no number."""
 
@@ -62,6 +64,16 @@ def format_percent(share: float | None) -> str:
     ('91.2 %', '100.0 %', '–')
     """
     return NONE if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def format_metric(metric: Metric, value: float | None) -> str:
+    """A metric's value: a share in percent, anything else to a few digits.
+
+    >>> from sightline.shown import METRICS
+    >>> format_metric(METRICS["accuracy"], 0.912), format_metric(METRICS["rmse"], 0.91234)
+    ('91.2 %', '0.912')
+    """
+    return format_percent(value) if metric.percent else format_number(value)
 
 
 def format_count(value: float | None) -> str:

@@ -18,6 +18,7 @@ from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger, read_parties
+from sightline.shown import METRICS, Metric, metric_named
 from sightline.topology import Line
 
 DEPTH = 4
@@ -140,6 +141,17 @@ class RunView:
     def name(self) -> str:
         """What the run is called."""
         return str(self.fact("name", self.directory.resolve().name))
+
+    @property
+    def metric(self) -> Metric:
+        """What the run's models are judged by first: accuracy, unless its task has another."""
+        return metric_named(self.fact("metric"))
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All that they are judged by."""
+        names = self.fact("metrics", [])
+        return [METRICS[name] for name in names if name in METRICS] or [self.metric]
 
     @property
     def unit(self) -> Unit:

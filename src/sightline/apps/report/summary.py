@@ -25,6 +25,7 @@ def summarise_run(run: RunView) -> dict[str, Any]:
             "report": str(run.directory / REPORT),
             "rounds_done": run.rounds_done,
             **{name: run.last(name) for name in metrics},
+            **_summarise_metrics(run),
             "epsilon": run.epsilon,
             "observers": run.spent,
             "trusted": run.trusted,
@@ -42,6 +43,18 @@ def summarise_run(run: RunView) -> dict[str, Any]:
     return summary
 
 
+def _summarise_metrics(run: RunView) -> dict[str, Any]:
+    """Task, main metric, all metrics on the test set, and the clients' where the others say nothing of them."""
+    main = run.metric
+    own = {} if main.name == "accuracy" else {main.client_key(which): None for which in ("mean", "decile", "worst")}
+    return {
+        "task": run.fact("task", "classification"),
+        "metric": main.name,
+        "metrics": {metric.name: run.last(metric.test_key) for metric in run.metrics},
+        **{name: run.last(name) for name in own},
+    }
+
+
 def _summarise_clusters(run: RunView) -> dict[str, Any]:
     """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
     facts = run.fact("clusters")
@@ -49,4 +62,6 @@ def _summarise_clusters(run: RunView) -> dict[str, Any]:
         return {}
     last = (run.rounds[-1].get("clusters") if run.rounds else None) or {}
     own = {"purity": last.get("purity"), "minority_accuracy": run.last("minority_accuracy")}
+    if run.metric.name != "accuracy":
+        own[f"minority_{run.metric.name}"] = run.last(f"minority_{run.metric.name}")
     return {"clusters": {"count": facts["count"], "mss": facts["mss"]} | own}

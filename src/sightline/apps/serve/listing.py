@@ -6,7 +6,7 @@ from typing import Any
 from sightline.apps.report.numbers import (
     NONE,
     format_duration,
-    format_percent,
+    format_metric,
     format_plural,
     format_short,
     format_upper,
@@ -14,6 +14,7 @@ from sightline.apps.report.numbers import (
 from sightline.apps.serve.guard import Request, Response, json_response
 from sightline.apps.serve.pages import PageServer
 from sightline.apps.serve.run_folder import Glance
+from sightline.shown import metric_named
 
 STATUSES = ("running", "finished", "stopped")
 NAMED = 12
@@ -30,6 +31,7 @@ def listing_page(site: PageServer, request: Request) -> Response:
         "Runs",
         folder=str(site.runs_folder.folder),
         rows=[run_row(one) for one in chosen],
+        metric=_common_metric(chosen),
         shown=f"{len(chosen)} of {format_plural(len(found), 'run')}"
         if len(chosen) < len(found)
         else format_plural(len(found), "run"),
@@ -78,12 +80,19 @@ def run_row(one: Glance) -> dict[str, Any]:
         "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
         "left": progress_words(one),
         "about": [word for word in (one.algorithm, one.source, one.topology) if word],
-        "accuracy": format_percent(one.accuracy),
+        "metric": metric_named(one.metric).heading,
+        "reached": format_metric(metric_named(one.metric), one.reached),
         "epsilon": epsilon_words(one),
         "note": epsilon_note(one),
         "time": format_duration(one.seconds) if one.seconds else NONE,
         "created": one.created[:16].replace("T", " "),
     }
+
+
+def _common_metric(found: Iterable[Glance]) -> str:
+    """The heading of the column: the metric of all runs, or the word for one where they differ."""
+    names = {one.metric for one in found}
+    return metric_named(names.pop() if names else None).heading if len(names) < 2 else "Metric"
 
 
 def progress_words(one: Glance) -> str:

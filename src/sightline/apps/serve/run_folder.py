@@ -18,6 +18,7 @@ from sightline.engine import CONFIG
 from sightline.engine.record import DATABASE, RunRecord, replace_nonfinite
 from sightline.errors import SightlineError, invalid
 from sightline.ledger import GENESIS, Ledger
+from sightline.shown import metric_named
 
 READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
 """The files of a run that pages are made of."""
@@ -79,6 +80,9 @@ class Glance:
     round: int
     planned: int
     accuracy: float | None
+    metric: str
+    reached: float | None
+    """What the run is judged by, and how far it got."""
     epsilon: float | None
     since: int
     releases: int
@@ -162,7 +166,7 @@ def read_glance(id: str, directory: Path) -> Glance:
 def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
     facts, last, known = record.facts, record.last_round() or {}, record.last_with("epsilon") or {}
     spent = [math.inf if value is None else float(value) for value in (known.get("epsilon") or {}).values()]
-    number = int(last.get("round") or 0)
+    number, metric = int(last.get("round") or 0), metric_named(facts.get("metric"))
     private = facts.get("unit") not in (None, "none")
     return Glance(
         run=id,
@@ -171,6 +175,8 @@ def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
         round=number,
         planned=int(facts.get("rounds_planned") or 0),
         accuracy=record.latest_metric("test_accuracy"),
+        metric=metric.name,
+        reached=record.latest_metric(metric.test_key),
         epsilon=(max(spent) if spent else None) if private else math.inf,
         since=record.pages.count_since(int(known.get("round") or 0)),
         releases=record.pages.count_releases(),

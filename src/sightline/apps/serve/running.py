@@ -202,6 +202,8 @@ def run_api(site: PageServer, request: Request) -> Response:
             "rounds_done": run.rounds_done,
             "rounds_planned": run.fact("rounds_planned"),
             "test_accuracy": run.last("test_accuracy"),
+            "metric": run.metric.name,
+            "metrics": {metric.name: run.last(metric.test_key) for metric in run.metrics},
             "test_loss": run.last("test_loss"),
             "epsilon": run.epsilon,
             "observers": run.spent,

@@ -1,6 +1,6 @@
 """The process behind one worker: `python -m sightline.apps.sweep.worker` reads jobs as JSON lines and runs them.
 
-In: {"experiment": TOML, "directory", "resume"}. Out, one line each: {"round", "accuracy"} after a round, then
+In: {"experiment": TOML, "directory", "resume"}. Out, one line each: {"round", "metric", "reached"} after a round, then
 {"ended": status} or {"failed": reason}. Whatever else is printed meanwhile goes to stderr.
 """
 
@@ -16,6 +16,7 @@ from typing import IO, Any
 from sightline import api
 from sightline.config import parse
 from sightline.errors import SightlineError
+from sightline.shown import metric_words
 
 
 def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
@@ -26,7 +27,8 @@ def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
         told.flush()
 
     def on_round(row: Mapping[str, Any]) -> None:
-        tell({"round": row["round"], "accuracy": row.get("test_accuracy")})
+        title, reached = metric_words(row)
+        tell({"round": row["round"], "metric": title, "reached": reached})
 
     for line in jobs:
         job = json.loads(line)

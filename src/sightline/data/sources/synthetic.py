@@ -1,4 +1,8 @@
-"""Generated clients of known heterogeneity: Syn(alpha, beta) and Syn(iid) of Li et al. 2020."""
+"""Generated clients of known heterogeneity: Syn(alpha, beta) and Syn(iid) of Li et al. 2020, for every task.
+
+Labels are the paper's. A regression predicts the first score W x + b with some noise, a multi-label task which of the
+scores are positive, and a language model the next state of a Markov chain whose rows are W's.
+"""
 
 from dataclasses import dataclass
 
@@ -6,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind
+from sightline.data.federation import Kind, Targets
 from sightline.data.source import Partition, Request, Source, Table
+from sightline.data.targets import as_task
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 
 MOST_VALUES = 2**29
 """Most input values that are generated (2 GiB of float32)."""
+SPREAD = 0.1
+"""Standard deviation of the noise on a regression's targets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +38,22 @@ def read_synthetic(request: Request) -> Table:
     sizes = [client_size(settings, rng) for rng in rngs]
     _check_total(settings, sum(sizes))
     shared = draw_shared_truth(settings, streams.rng(Purpose.SYNTHETIC)) if settings.iid else None
+    if request.task == "language":
+        return _read_chains(settings, rngs, sizes, shared)
     x = np.empty((sum(sizes), settings.features), dtype=np.float32)
-    y = np.empty(sum(sizes), dtype=np.int64)
+    labels = (settings.classes,) if request.task == "multilabel" else ()
+    whole = request.task not in ("multilabel", "regression")
+    y = np.empty((sum(sizes), *labels), dtype=np.int64 if whole else np.float32)
     start = 0
     for size, rng in zip(sizes, rngs, strict=True):
         stop = start + size
-        x[start:stop], y[start:stop] = draw_examples(shared or draw_truth(settings, rng), size, rng)
+        truth = shared or draw_truth(settings, rng)
+        x[start:stop], y[start:stop] = draw_examples(truth, size, rng, request.task)
         start = stop
     if not np.isfinite(x).all():
         invalid("data.beta", settings.beta, "the inputs do not fit float32", "use a smaller beta, e.g. 1.0")
     owner = np.repeat(np.arange(settings.clients), sizes)
-    name = "Syn(iid)" if settings.iid else f"Syn({settings.alpha:g}, {settings.beta:g})"
-    note = f"synthetic: {name} after Li et al. 2020, {settings.features} features, alpha and beta are variances"
+    note = f"synthetic: {_name_of(settings)}, {settings.features} features, alpha and beta are variances"
     return Table(x=x, y=y, classes=settings.classes, kind=Kind.VECTOR, owner=owner, notes=(note,))
 
 
@@ -75,13 +86,50 @@ def draw_shared_truth(settings: Data, rng: np.random.Generator) -> Truth:
 
 
 def draw_examples(
-    truth: Truth, examples: int, rng: np.random.Generator
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    truth: Truth, examples: int, rng: np.random.Generator, task: str = "classification"
+) -> tuple[NDArray[np.float32], Targets]:
     """x ~ N(centre, Sigma) with Sigma diagonal, Sigma_jj = j^-1.2; y = argmax(softmax(W x + b)) = argmax(W x + b)."""
     std = np.arange(1, len(truth.center) + 1) ** -0.6
     x = truth.center + std * rng.standard_normal((examples, len(std)))
     with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(np.float32), np.argmax(x @ truth.weight.T + truth.bias, axis=1)
+        scores = x @ truth.weight.T + truth.bias
+        if task == "multilabel":
+            return x.astype(np.float32), (scores > 0).astype(np.float32)
+        if task == "regression":
+            noisy = scores[:, 0] / np.sqrt(len(std)) + SPREAD * rng.standard_normal(examples)
+            return x.astype(np.float32), noisy.astype(np.float32)
+        return x.astype(np.float32), np.argmax(scores, axis=1)
+
+
+def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[int], shared: Truth | None) -> Table:
+    """Sequences of `features` + 1 tokens below `classes`: token after token by the client's own Markov chain."""
+    if settings.features < settings.classes:
+        law = f"the chain of {settings.classes} tokens is drawn from that many features"
+        invalid("data.features", settings.features, law, "use data.features >= data.classes")
+    owner = np.repeat(np.arange(settings.clients), sizes)
+    truths = [shared or draw_truth(settings, rng) for rng in rngs]
+    parts = [draw_chains(truth, size, rng) for truth, size, rng in zip(truths, sizes, rngs, strict=True)]
+    note = f"synthetic: {_name_of(settings)}, Markov chains of {settings.features} steps over {settings.classes} tokens"
+    x, labels = np.concatenate(parts), np.zeros(sum(sizes), np.int64)
+    table = Table(x, labels, settings.classes, Kind.TEXT, owner=owner, vocabulary=settings.classes, notes=(note,))
+    return as_task(table, settings, "language", padding=None)
+
+
+def draw_chains(truth: Truth, examples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(examples, features + 1) states of the chain P(j -> k) ~ exp(2 W_kj), begun anywhere."""
+    classes, steps = truth.weight.shape
+    odds = np.exp(2 * (truth.weight[:, :classes].T - truth.weight[:, :classes].T.max(axis=1, keepdims=True)))
+    below = np.cumsum(odds / odds.sum(axis=1, keepdims=True), axis=1)
+    states = np.empty((examples, steps + 1), np.int64)
+    states[:, 0] = rng.integers(classes, size=examples)
+    for step in range(steps):
+        drawn = rng.random((examples, 1)) < below[states[:, step]]
+        states[:, step + 1] = np.where(drawn.any(axis=1), drawn.argmax(axis=1), classes - 1)
+    return states
+
+
+def _name_of(settings: Data) -> str:
+    return f"Syn({'iid' if settings.iid else f'{settings.alpha:g}, {settings.beta:g}'}) after Li et al. 2020"
 
 
 def _client_rngs(settings: Data, streams: Streams) -> list[np.random.Generator]:

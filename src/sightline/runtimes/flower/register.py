@@ -164,7 +164,7 @@ def _wrong_facts(facts: Mapping[str, Any]) -> str:
     if "refused" in facts:
         return f"refused: {facts['refused']}"
     shape = facts.get("shape")
-    if not isinstance(shape, list) or len(shape) not in (1, 3) or facts.get("kind") not in list(Kind):
+    if not isinstance(shape, list) or len(shape) not in (1, 2, 3) or facts.get("kind") not in list(Kind):
         return "does not say who it is"
     counts = [(facts.get(name), most) for name, most in MOST.items()] + [(size, MOST_NUMBERS) for size in shape]
     if not all(_is_count(*count) for count in counts) or not facts["examples"]:

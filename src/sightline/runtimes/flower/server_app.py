@@ -26,6 +26,7 @@ from sightline.runtimes.flower.register import NodeRegistry, Register, read_regi
 from sightline.runtimes.flower.transport import GridTransport, wait_for_nodes
 from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed
 from sightline.runtimes.site.policy import blank_shard
+from sightline.shown import metric_words
 from sightline.topology import client_name
 
 SIMULATED_TIMEOUT = 3600.0
@@ -56,7 +57,7 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
     `config`: sites (real sites with data of their own), register (the operator's file that says whose key is whose),
     timeout (seconds that a round waits), wait (seconds for the sites to connect), out (the run directory), resume,
     accept-changes (resume although code or packages are not what they were), test (an .npz of test_x and test_y to
-    measure accuracy on).
+    judge the model on).
     """
     out = Path(str(config["out"])) if config.get("out") else None
     resume = bool(config.get("resume", False))
@@ -156,9 +157,8 @@ def tell_left_out(log: Path, say: Say, round: int, client: int, why: str) -> Non
 
 def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
     """One line a round."""
-    accuracy = row.get("test_accuracy")
-    shown = "-" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f}%"
-    say(f"round {row['round']}/{rounds}  accuracy {shown}  epsilon {_spent_epsilon(row)}")
+    title, reached = metric_words(row)
+    say(f"round {row['round']}/{rounds}  {title} {reached or '-'}  epsilon {_spent_epsilon(row)}")
 
 
 def _spent_epsilon(row: Mapping[str, Any]) -> str:

@@ -234,6 +234,8 @@ def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int)
             refuse(f"{section}.file", settings["file"], law, "describe it in the experiment itself")
     if FACTORY.fullmatch(experiment.model.name):
         check_model(experiment.model.name, policy.models)
+    if experiment.model.loss is not None:
+        check_model(experiment.model.loss, policy.models, key="model.loss")
 
 
 def _settings(experiment: Experiment) -> Mapping[str, Any]:
@@ -250,16 +252,16 @@ def _refuse_unplanned(experiment: Experiment) -> None:
         refuse("topology.kind", "clusters", law, "use a star, groups or a tree for real sites")
 
 
-def check_model(name: str, allowed: Mapping[str, str]) -> None:
-    """Refuse a model of the experiment's own that the owner has not allowed, before anything of it is imported."""
+def check_model(name: str, allowed: Mapping[str, str], *, key: str = "model.name") -> None:
+    """Refuse a model or loss of the experiment's own that the owner has not allowed, before it is imported."""
     if name not in allowed:
         law = "this site runs no code that its owner has not allowed"
-        refuse("model.name", name, law, f'add "{name}" = "SHA-256 of its source file" under [models] of {POLICY}')
+        refuse(key, name, law, f'add "{name}" = "SHA-256 of its source file" under [models] of {POLICY}')
     path = _source_of(name.partition(":")[0])
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != allowed[name].lower():
         law = f"its source has SHA-256 {found[:16]}..., which is not the one that was allowed"
-        refuse("model.name", name, law, f"read the file again, then write its hash under [models] of {POLICY}")
+        refuse(key, name, law, f"read the file again, then write its hash under [models] of {POLICY}")
 
 
 def _source_of(module: str) -> Path:
@@ -290,6 +292,8 @@ def describe_approval(approval: Approval, policy: SitePolicy) -> list[str]:
     lines = [f"experiment {experiment.name}, digest {approval.digest}"]
     lines += [f"signed by {approval.signed_by}" if approval.signed_by else "not signed"]
     algorithm, model = experiment.algorithm.name, experiment.model.name
+    if experiment.model.loss is not None:
+        model += f" with the loss {experiment.model.loss}"
     lines += [f"{algorithm} on {experiment.topology.kind}, model {model}, {experiment.rounds} rounds, one run"]
     for kind, times in kinds.items():
         steps = max(call.steps for call in calls if call.kind == kind)

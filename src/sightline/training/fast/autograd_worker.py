@@ -332,7 +332,7 @@ class AutogradWorker(GradientWorker):
         lstms = {name: layer for name, layer in self.twin.named_modules() if isinstance(layer, UnrolledLSTM)}
         for layer in lstms.values():
             layer.runs.clear()
-        loss = functional.cross_entropy(self.twin(x), y, reduction="sum")
+        loss = self.model.task.losses(self.twin(x), y, "sum")
         if any(a._version != version for a, _, version in self.seen.values()):
             raise NoClippingRule("a layer's input was overwritten")
         self.runs = {(name, run.suffix): run for name, layer in lstms.items() for run in layer.runs}

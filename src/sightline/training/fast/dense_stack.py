@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
+from sightline.models.task import CLASSIFICATION, Task
 from sightline.training.fast.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
 from sightline.training.fast.per_example_norms import SMALLEST
 from sightline.training.gradients import Clip, GradientWorker, clip_factors, equal_chunks, factors_of, stretch_views
@@ -49,7 +50,7 @@ class ChainWorker(GradientWorker):
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Forward, backward, every layer writing its share of `gradient`."""
         self.record(False)
-        g: Tensor | None = loss_gradient(self.logits(x), y).div_(len(y))
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -64,7 +65,8 @@ class ChainWorker(GradientWorker):
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
         self.record(True)
-        g: Tensor | None = loss_gradient(self.logits(x), y.repeat_interleave(views)).div_(views)
+        labels = y.repeat_interleave(views, 0)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
         for layer in reversed(self.layers):
             if g is None:
                 break
@@ -79,11 +81,6 @@ class ChainWorker(GradientWorker):
             return
         for layer in recording:
             layer.add_clipped(factors)
-
-
-def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
-    """Gradient of every example's cross entropy: softmax(logits) - onehot(y)."""
-    return torch.softmax(logits, 1).scatter_add_(1, y[:, None], logits.new_full((len(y), 1), -1.0))
 
 
 def as_channels_last(x: Tensor) -> Tensor:
@@ -230,15 +227,17 @@ class Floor:
 class DenseStack:
     """The networks of n clients over (n, d) weights; gradients are written to (n, d)."""
 
-    def __init__(self, layers: tuple[DenseSlots, ...], weights: Tensor, gradient: Tensor) -> None:
-        self.layers, self.weights, self.gradient = layers, weights, gradient
+    def __init__(
+        self, layers: tuple[DenseSlots, ...], weights: Tensor, gradient: Tensor, task: Task = CLASSIFICATION
+    ) -> None:
+        self.layers, self.weights, self.gradient, self.task = layers, weights, gradient, task
         self.floors = [Floor(slots, weights, gradient) for slots in layers]
 
     def first(self, count: int) -> "DenseStack":
         """The stack of the first `count` clients, sharing memory with this one."""
         if count == len(self.weights):
             return self
-        return DenseStack(self.layers, self.weights[:count], self.gradient[:count])
+        return DenseStack(self.layers, self.weights[:count], self.gradient[:count], self.task)
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits of every client's batch, (n, b, classes)."""
@@ -251,13 +250,24 @@ class DenseStack:
         return torch.softmax(self.logits(x), 2)
 
     def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
-        """Write the gradients of sum_j share_j loss_j; share (n, b, 1) is 0 for padding, target = -share onehot(y)."""
-        g = torch.addcmul(target, self.probabilities(x), share)
+        """Write the gradients of sum_j share_j loss_j; share (n, b, 1) is 0 for padding.
+
+        `target` is -share onehot(y) for classes, and the targets themselves for any other task.
+        """
+        if self.task.classic:
+            g = torch.addcmul(target, self.probabilities(x), share)
+        else:
+            g = self.loss_gradients(x, target) * share
         for index in range(len(self.floors) - 1, -1, -1):
             floor = self.floors[index]
             floor.write(g, floor.x)
             if index:
                 g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
+
+    def loss_gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """(n, b, outputs): the gradient of every example's own loss with respect to its output, for any task."""
+        outputs = self.logits(x)
+        return self.task.output_gradient(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(outputs)
 
     def clipped_sums(self, x: Tensor, y: Tensor, present: Tensor, clip_norm: float) -> None:
         """Write each client's sum of clipped per-example gradients; `present` (n, b) is 0 for padding.
@@ -276,9 +286,12 @@ class DenseStack:
 
     def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
         """Every layer's output gradient for each example's own loss, and |gradient|^2 of each example."""
-        p = self.probabilities(x)
-        g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
-        errors, squared = [g], torch.zeros(y.shape)
+        if self.task.classic:
+            p = self.probabilities(x)
+            g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+        else:
+            g = self.loss_gradients(x, y)
+        errors, squared = [g], torch.zeros(y.shape[:2])
         for index in range(len(self.floors) - 1, -1, -1):
             floor = self.floors[index]
             inputs = torch.linalg.vecdot(floor.x, floor.x) + SMALLEST * floor.x.shape[2]

@@ -69,6 +69,9 @@ class Work(ctypes.Structure):
 
 def check_kernel(model: FlatModel) -> None:
     """Raise unless the kernel is for this model and can be compiled here."""
+    if not model.task.classic:
+        law = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
+        invalid("local.compiled", True, law, "leave it out")
     layers = dense_layers(model)
     if layers is None or len(layers) != 1:
         invalid("local.compiled", True, f"compiled code trains linear models, not {model.name}", "leave it out")

@@ -30,7 +30,7 @@ class Stack(Protocol):
         ...
 
     def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
-        """Write the gradients of sum_j share_j loss_j."""
+        """Write the gradients of sum_j share_j loss_j; `target` as `Batch` has it."""
         ...
 
 
@@ -100,7 +100,8 @@ class ExamplePile:
         self.offsets = np.concatenate([[0], np.cumsum(sizes)])
         features = int(np.prod(shards[0].x.shape[1:]))
         x = np.empty((int(self.offsets[-1]) + 1, features), np.float32)
-        y = np.zeros(int(self.offsets[-1]) + 1, np.int64)
+        like = shards[0].y
+        y = np.zeros((int(self.offsets[-1]) + 1, *like.shape[1:]), like.dtype)
         for shard, start in zip(shards, self.offsets[:-1], strict=True):
             x[start : start + len(shard)] = shard.x.reshape(len(shard), features)
             y[start : start + len(shard)] = shard.y
@@ -133,7 +134,7 @@ def train_stacked(
             rows = whole_shards(pile, widths[group[0]])
         else:
             rows = tabulate_batches(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
-        for x, target, share in gather_batches(pile, rows, walks, walk.model.classes):
+        for x, target, share in gather_batches(pile, rows, walks, walk.model):
             if len(x) < len(stack.weights):
                 stack, descent = stack.first(len(x)), descent.first(len(x))
             stack.mean_gradients(x, target, share)
@@ -168,31 +169,34 @@ def whole_shards(pile: ExamplePile, width: int) -> Tensor:
 
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Inputs (n, b, features); -share onehot(y) (n, b, classes); each row's share of the mean (n, b, 1), 0 for padding."""
+"""Inputs (n, b, features); -share onehot(y) (n, b, classes), or the targets of another task as they are; each row's
+share of the mean (n, b, 1), 0 for padding."""
 
 
-def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], classes: int) -> Iterator[Batch]:
+def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], model: FlatModel) -> Iterator[Batch]:
     """The batches of every step for the clients still walking, several small steps gathered at once.
 
     A table of one step serves all steps.
     """
     active = [sum(walk > step for walk in walks) for step in range(max(walks))]
-    width = table.shape[1] * table.shape[2] * (pile.x.shape[1] + 2 * classes)
+    width = table.shape[1] * table.shape[2] * (pile.x.shape[1] + 2 * model.classes)
     window = max(1, GATHER_FLOATS // width)
     ahead: Batch | None = None
     for step, count in enumerate(active):
         at = step % window if len(table) > 1 else 0
         if ahead is None or (at == 0 and len(table) > 1):
-            ahead = gather_rows(pile, table[step : step + window, :count], classes)
+            ahead = gather_rows(pile, table[step : step + window, :count], model)
         x, target, share = ahead
         yield x[at, :count], target[at, :count], share[at, :count]
 
 
-def gather_rows(pile: ExamplePile, index: Tensor, classes: int) -> Batch:
+def gather_rows(pile: ExamplePile, index: Tensor, model: FlatModel) -> Batch:
     """Inputs, targets and shares of (steps, n, b) rows."""
     there = (index != pile.nothing).float()
     share = (there / there.sum(2, keepdim=True).clamp_min(1.0)).unsqueeze(3)
-    target = torch.zeros(*index.shape, classes).scatter_(3, pile.y[index].unsqueeze(3), -share)
+    if not model.task.classic:
+        return pile.x[index], pile.y[index], share
+    target = torch.zeros(*index.shape, model.classes).scatter_(3, pile.y[index].unsqueeze(3), -share)
     return pile.x[index], target, share
 
 
@@ -211,7 +215,8 @@ class ScatteredExamples(ExamplePile):
         """The examples at (n, b) rows; row i is client i's."""
         places = index.numpy()
         x = np.zeros((*places.shape, self.features), np.float32)
-        y = np.zeros(places.shape, np.int64)
+        like = self.shards[0].y
+        y = np.zeros((*places.shape, *like.shape[1:]), like.dtype)
         for member, own in enumerate(places):
             there = own != self.nothing
             rows, shard = own[there] - self.offsets[member], self.shards[member]
@@ -244,7 +249,7 @@ def private_stacked(
     for group in group_clients(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
         weights = own_copy(starts, group)
         stack, descent = (
-            DenseStack(layers, weights, torch.empty_like(weights)),
+            DenseStack(layers, weights, torch.empty_like(weights), model.task),
             Descent.begin(work, terms, weights, group),
         )
         looked_at = sum(how.steps[client] * how.sample_rates[client] * len(shards[client]) for client in group)
