@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from torch import Tensor, fx
 
 if TYPE_CHECKING:
@@ -114,7 +113,3 @@ class Certificate(CertifiedGraph):
         """The output of the training graph (dropout draws from torch's generator) or of the evaluation graph."""
         return (self if training else self.evaluation).run(tensors, x)
 
-
-def dtype_of_index(value: Tensor) -> bool:
-    """Whether a tensor holds positions: boolean masks have shapes that depend on data."""
-    return value.dtype in (torch.int64, torch.int32)
