@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -119,7 +120,8 @@ def export_module(module: nn.Module, inputs: Tensor) -> "ExportedProgram":
     for graph_module in raw.graph_module.modules():
         if isinstance(graph_module, fx.GraphModule):
             refuse_regions(graph_module.graph)
-    return raw.run_decompositions({})
+    functional: ExportedProgram = raw.run_decompositions({})
+    return functional
 
 
 def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[str, Any]:
@@ -164,29 +166,35 @@ def plain_constant(value: Any, module: nn.Module) -> Tensor:
 # -- objections ------------------------------------------------------------------------------------------------------
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-INSTALLED = ("/torch/", "/sightline/models/")
+INSTALLED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Where lines are not the user's own."""
 
 
 def objection_at(found: Located) -> Objection:
     """The objection at a node, with the user's own line that made it."""
     node = found.node
-    name = "forward" if node is None else "the result" if node.op == "output" else operation_name(node)
-    source = "" if node is None else source_line(str(node.meta.get("stack_trace") or ""))
-    return Objection(name, source, found.law, found.way_out or f"write it otherwise; {SLOWER}")
+    name = "the result" if node is not None and node.op == "output" else operation_name(node) if node else "forward"
+    source = "" if node is None else source_line(str(node.meta.get("stack_trace") or "")) or layer_name(node)
+    return Objection(found.operation or name, source, found.law, found.way_out or f"write it otherwise; {SLOWER}")
 
 
 def source_line(trace: str) -> str:
-    """ "file.py:12: code" of the last line of a trace that is not torch's.
+    """ "file.py:12: code" of the last line of forward in a trace that is not torch's, or nothing.
 
     >>> source_line('File "/home/me/net.py", line 12, in forward\\n    return x + x.mean(0)')
     'net.py:12: return x + x.mean(0)'
     """
-    frames = FRAME.findall(trace)
-    own = [frame for frame in frames if not any(part in frame[0] for part in INSTALLED)]
-    if not frames:
+    own = [frame for frame in FRAME.findall(trace) if not frame[0].startswith(INSTALLED)]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}: {own[-1][2].strip()}" if own else ""
+
+
+def layer_name(node: fx.Node) -> str:
+    """Name and type of the layer in which an operation stands, for chains of torch's own layers."""
+    layers = list((node.meta.get("nn_module_stack") or {}).values())
+    if not layers:
         return ""
-    file, line, code = (own or frames)[-1]
-    return f"{Path(file).name}:{line}: {code.strip()}"
+    name, kind = layers[-1]
+    return f"layer {name or 'model'} ({str(getattr(kind, '__name__', kind)).rpartition('.')[2]})"
 
 
 def objection_from(error: Exception) -> Objection:
@@ -204,7 +212,7 @@ def objection_from(error: Exception) -> Objection:
 def error_line(error: BaseException) -> str:
     """The user's own line in which an error arose."""
     trace: TracebackType | None = error.__traceback__
-    own = [frame for frame in traceback.extract_tb(trace) if not any(part in frame.filename for part in INSTALLED)]
+    own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(INSTALLED)]
     if own and own[-1].line:
         return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}"
     return ""
@@ -220,8 +228,8 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
         for training in (True, False):
             own.train(training)
             tensors = {**dict(own.named_parameters()), **dict(own.named_buffers())}
-            expected = outcome(own, lambda x: own(x), rows)
-            got = outcome(own, lambda x: certificate.run_graph(tensors, x, training=training), rows)
+            graph = certificate if training else certificate.evaluation
+            expected, got = outcome(own, own, rows), outcome(own, partial(graph.run, tensors), rows)
             if not all(close_enough(*pair) for pair in zip(got, expected, strict=True)):
                 mode = "training" if training else "evaluation"
                 law = f"the exported graph gives other results or gradients than the module on {len(rows)} in {mode}"
@@ -244,7 +252,7 @@ def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:
 
 def close_enough(got: Tensor, expected: Tensor) -> bool:
     """Whether two tensors agree to rounding, measured by the largest number among them; none is zero everywhere."""
-    if got.shape != expected.shape:
-        got, expected = torch.broadcast_tensors(got, expected)
+    if got.dim() and expected.dim() and got.shape != expected.shape:
+        return False
     slack = 1e-5 + 1e-4 * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
     return torch.allclose(got, expected, rtol=1e-3, atol=slack, equal_nan=True)

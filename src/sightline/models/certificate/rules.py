@@ -189,7 +189,8 @@ bernoulli.default bernoulli.p exponential.default uniform.default normal_functio
 """Each number of the result comes from the numbers at its place alone, or is drawn at random."""
 
 FILLING = frozenset(
-    "bernoulli.p exponential.default uniform.default normal_functional.default fill.Scalar fill.Tensor zero.default".split()
+    """bernoulli.p exponential.default uniform.default normal_functional.default fill.Scalar fill.Tensor
+    zero.default""".split()
 )
 """Operations that write over their first argument without reading it."""
 
@@ -260,8 +261,8 @@ OWN_AXES = "let it work over the axes of one example"
 
 @add_rule(
     "sum.dim_IntList mean.dim amax.default amin.default var.dim std.dim std.correction var_mean.correction "
-    "std_mean.correction max.dim min.dim argmax.default argmin.default logsumexp.default any.dim any.dims all.dim all.dims "
-    "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype median.dim nansum.default count_nonzero.dim_IntList",
+    "std_mean.correction max.dim min.dim argmax.default argmin.default logsumexp.default any.dim any.dims "
+    "all.dim all.dims norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype median.dim nansum.default count_nonzero.dim_IntList",
     rows="self",
 )
 def reduce_tag(call: Call) -> Tags:

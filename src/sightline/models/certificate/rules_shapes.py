@@ -374,4 +374,3 @@ def gather_tag(call: Call) -> Tags:
 def embedding_tag(call: Call) -> Tags:
     """Rows of a fixed table."""
     return call.axis_of(call["indices"])
-

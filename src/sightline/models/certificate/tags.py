@@ -29,7 +29,7 @@ class BatchAxis:
 
 @dataclass(frozen=True)
 class BatchPositions:
-    """The numbers 0, 1, ..., batch - 1 along this dimension, all others of length one: they may only index the batch."""
+    """0, 1, ..., batch - 1 along this dimension, all others of length one: they may only index the batch."""
 
     dim: int
 
@@ -112,4 +112,3 @@ class Certificate(CertifiedGraph):
     def run_graph(self, tensors: Mapping[str, Tensor], x: Tensor, *, training: bool) -> Tensor:
         """The output of the training graph (dropout draws from torch's generator) or of the evaluation graph."""
         return (self if training else self.evaluation).run(tensors, x)
-

@@ -54,9 +54,9 @@ def refuse_regions(graph: fx.Graph) -> None:
 class Located(Exception):
     """An objection with the node at which it was made."""
 
-    def __init__(self, node: fx.Node | None, law: str, way_out: str) -> None:
+    def __init__(self, node: fx.Node | None, law: str, way_out: str, *, operation: str = "") -> None:
         super().__init__(law)
-        self.node, self.law, self.way_out = node, law, way_out
+        self.node, self.law, self.way_out, self.operation = node, law, way_out, operation
 
 
 def raise_at(node: fx.Node | None, law: str, way_out: str) -> NoReturn:
@@ -116,7 +116,9 @@ def refuse_effects(exported: "ExportedProgram") -> None:
     signature = exported.graph_signature
     if signature.buffers_to_mutate:
         changed = ", ".join(sorted(signature.buffers_to_mutate.values()))
-        raise_at(None, f"forward changes buffers ({changed})", "keep statistics out of forward (torch.nn.GroupNorm)")
+        nodes = [node for node in exported.graph.nodes if node.name in signature.buffers_to_mutate]
+        law, way_out = f"forward changes buffers ({changed})", "keep statistics out of forward (torch.nn.GroupNorm)"
+        raise Located(nodes[-1] if nodes else None, law, way_out, operation="forward")
     if signature.user_inputs_to_mutate:
         raise_at(None, "forward writes into its input", "work on a copy")
     kinds = {spec.kind.name for spec in signature.output_specs}
@@ -129,8 +131,9 @@ def refuse_effects(exported: "ExportedProgram") -> None:
 def check_output(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> None:
     """Object unless the result is (batch, ...)."""
     (result,) = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-    if not isinstance(result, fx.Node) or tags[result] != BatchAxis(0):
-        where = names_of(tags[result]) if isinstance(result, fx.Node) and not isinstance(tags[result], tuple) else "none"  # type: ignore[arg-type]
+    found = tags[result] if isinstance(result, fx.Node) else None
+    if found != BatchAxis(0):
+        where = "several values" if isinstance(found, tuple) else names_of(found)
         object_to(f"the result does not have one row for each example ({where})", "return (batch, ...)")
 
 
@@ -203,12 +206,17 @@ def expects_tag(tag: Tags, name: str, rule: Rule | None) -> bool:
     match tag:
         case None:
             return False
-        case BatchSize() if rule is None or name not in rule.sizes:
-            object_to("computes with the batch size", "use the batch size in shapes only")
-        case BatchPositions() if rule is None or name not in rule.positions:
-            object_to("computes with the positions of examples in the batch", "let them only index the batch")
-        case BatchAxis() if rule is None or (rule.rows is not None and name not in rule.rows):
-            object_to(f"has no rule for a batch in {name!r}", "let it depend on weights only, or write it otherwise")
+        case BatchSize():
+            if rule is None or name not in rule.sizes:
+                object_to("computes with the batch size", "use the batch size in shapes only")
+        case BatchPositions():
+            if rule is None or name not in rule.positions:
+                object_to("computes with the positions of examples in the batch", "let them only index the batch")
+        case BatchAxis():
+            if rule is None:
+                object_to("works across the batch or has no rule for it", "name the axes of one example, e.g. dim=-1")
+            if rule.rows is not None and name not in rule.rows:
+                object_to(f"has no rule for a batch in {name!r}", "let it depend on weights only")
         case tuple():
             object_to("takes several values as one")
     return True
@@ -263,7 +271,8 @@ def check_shapes(node: fx.Node, found: Tags, size: Any) -> None:
 
 def check_shape(value: Tensor, tag: Tag, size: Any) -> None:
     """As `check_shapes`, for one tensor."""
-    symbolic = {dim: one.node.expr for dim, one in enumerate(value.shape) if isinstance(one, torch.SymInt)}
+    sizes: list[Any] = list(value.shape)
+    symbolic = {dim: one.node.expr for dim, one in enumerate(sizes) if isinstance(one, torch.SymInt)}
     match tag:
         case None:
             expected = {}
