@@ -8,8 +8,8 @@ A use of a tensor leaves one of three records for a chunk of B examples:
 
 A tensor that is used several times has the sum of its records as its gradient, so they are joined *before* the norm is
 taken: positions one after the other, rows added, and for a table that is the output matrix too (tied weights) with the
-inner product of both, 2 sum_{u,s} g_s[token_u] (e_u . a_s). Norms are upper bounds whatever float32 loses: Gram sums carry
-`gram_rounding`, instantiated rows are the very rows that are added up.
+inner product of both, 2 sum_{u,s} g_s[token_u] (e_u . a_s). Norms are upper bounds whatever float32 loses: Gram sums
+carry `gram_rounding`, instantiated rows are the very rows that are added up.
 """
 
 from abc import ABC, abstractmethod
@@ -52,7 +52,9 @@ def join_views(record: Record, views: int) -> Record:
     if isinstance(record, OuterProducts):
         return OuterProducts(join_positions(record.a, views), join_positions(record.g, views) / views)
     if isinstance(record, TableRows):
-        return TableRows(record.tokens.reshape(-1, views * record.tokens.shape[1]), join_positions(record.g, views) / views)
+        return TableRows(
+            record.tokens.reshape(-1, views * record.tokens.shape[1]), join_positions(record.g, views) / views
+        )
     return record.view(-1, views, *record.shape[1:]).mean(1)
 
 
@@ -178,7 +180,7 @@ class TiedGradients(TensorGradients):
         sizes = torch.cat([lengths[0] * lengths[1], lengths[2]], 1)
         terms = sizes.shape[1] + a.shape[2] + g.shape[2]
         total = self.output.square_norms() + self.table.square_norms() + cross
-        return total.clamp_min(0) + 2 * gram_rounding(sizes, terms)
+        return total.clamp_min(0) + gram_rounding(sizes, terms)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """Both parts."""

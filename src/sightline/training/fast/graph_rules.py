@@ -1,7 +1,7 @@
 """The rules of sites: what an operation records for the trained values that it takes.
 
-Each rule is given a `Site` and returns what runs in its place: the operation on detached trained values, its output kept
-on the tape with a reader that makes the records. Convolutions and recurrent layers are in `graph_recurrent` and below.
+Each rule is given a `Site` and returns what runs in its place: the operation on detached trained values, its output
+kept on the tape with a reader that makes the records. Recurrent layers are in `graph_recurrent`.
 """
 
 from collections.abc import Callable, Iterable

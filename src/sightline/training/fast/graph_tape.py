@@ -1,6 +1,6 @@
-"""A certified graph rewritten for ghost clipping: one forward, one backward pass, every use of a trained tensor recorded.
+"""A certified graph rewritten for ghost clipping: one backward pass, and every use of a trained tensor recorded.
 
-Every value of a certified graph holds the batch on a known axis or is batch-free. A trained tensor is batch-free, and so
+Every value of a certified graph holds the batch on a known axis or is batch-free. A trained tensor is batch-free, so
 is what is made of trained tensors alone (a weight-normed matrix, merged LoRA factors): call these *trained values*. A
 gradient can only reach them where a node takes one of them and gives a value with the batch: a *site*. The rewritten
 graph runs each site with its trained values detached and keeps the site's output; autograd then gives the gradients of
@@ -256,7 +256,10 @@ class RecordingGraph:
         """The tensor of the model that a trained value is, up to a transposition or a lookup of fixed rows."""
         if node in self.tensors:
             return Origin(self.tensors[node])
-        name, arguments = operation_name(node), arguments_of(node) if node.op == "call_function" and operation_name(node) else {}
+        name, arguments = (
+            operation_name(node),
+            arguments_of(node) if node.op == "call_function" and operation_name(node) else {},
+        )
         before = self.find_origin(arguments["self"]) if name in ("t", "transpose", "permute", "alias") else None
         if before is not None and not before.lookup and node.meta["val"].dim() == 2:
             return Origin(before.name, before.flipped != swaps_axes(name, arguments))
@@ -374,7 +377,9 @@ def numbers_of(node: fx.Node, tags: Any) -> int:
 Placement = Callable[[fx.Node], tuple[Callable[..., Any], Given] | None]
 
 
-def copy_graph(certified: CertifiedGraph, place: Placement = lambda node: None, *, dropout: bool = True) -> fx.GraphModule:
+def copy_graph(
+    certified: CertifiedGraph, place: Placement = lambda node: None, *, dropout: bool = True
+) -> fx.GraphModule:
     """The certified graph as a module of its own, with some nodes replaced, and without dropout if asked."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 

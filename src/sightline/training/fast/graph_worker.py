@@ -3,21 +3,27 @@
 The certificate is a proof about the graph, so the graph is what runs, and never the module's own Python code.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.training.fast import graph_recurrent, graph_rules
-from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_records import TensorGradients, join_records
-from sightline.training.fast.graph_tape import SITES, RecordingGraph, copy_graph, feed_graph
+from sightline.training.fast.graph_tape import (
+    WITHOUT_DROPOUT,
+    RecordingGraph,
+    arguments_of,
+    copy_graph,
+    feed_graph,
+    operation_name,
+)
 from sightline.training.gradients import (
-    Balls,
     Clip,
     GradientWorker,
     clipped_rows,
@@ -57,7 +63,7 @@ class GraphWorker(GradientWorker):
         self.plain = copy_graph(certificate)
         self.evaluation = copy_graph(certificate.evaluation)
         self.recording = RecordingGraph(certificate, [slot.name for slot in model.layout])
-        self.dropout = self.dropout or draws_at_random(certificate)
+        self.dropout = self.dropout or draws_at_random(certificate.exported.graph)
         self.tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         self.slots = model.split(self.gradient)
         self.example_bytes = 0
@@ -116,11 +122,98 @@ class GraphWorker(GradientWorker):
             del gradients
             self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
 
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Let both graphs run without dropout, so that a batch can be compared with its examples alone."""
+        kept = self.plain, self.recording
+        self.plain = copy_graph(self.certificate, dropout=False)
+        self.recording = RecordingGraph(self.certificate, [slot.name for slot in self.model.layout], dropout=False)
+        try:
+            yield
+        finally:
+            self.plain, self.recording = kept
 
-RANDOM = ("rand", "bernoulli", "dropout", "normal", "uniform", "exponential", "multinomial", "rrelu", "geometric")
+
+RANDOM = "rand bernoulli dropout normal uniform exponential multinomial rrelu geometric cauchy".split()
+OFF = (False, 0.0)
 
 
-def draws_at_random(graph: CertifiedGraph) -> bool:
-    """Whether a graph may draw random numbers: then they come from the client's own generator."""
-    named = (str(node.target) for node in graph.exported.graph.nodes if node.op == "call_function")
-    return any(word in name for name in named for word in (*RANDOM, "scaled_dot_product_attention", "lstm", "gru"))
+def draws_at_random(graph: fx.Graph) -> bool:
+    """Whether a graph draws random numbers: then they come from the client's own generator."""
+    return any(node_draws(node) for node in graph.nodes if node.op == "call_function")
+
+
+def node_draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    name = operation_name(node)
+    if name in WITHOUT_DROPOUT:
+        given = arguments_of(node)
+        return given[WITHOUT_DROPOUT[name][0]] not in OFF and given.get("p", 1.0) != 0.0
+    return any(word in name for word in RANDOM)
+
+
+def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
+    """Whether clipped sum and mean gradient of a batch equal those of its examples alone, tensor by tensor.
+
+    The examples are differentiated by the module itself, or where it draws at random by the graph, of which the
+    certificate has compared the output with the module's. Weights lie beside the start, where LoRA's factors are zero.
+    """
+    model, generator = worker.model, torch.Generator().manual_seed(1)
+    x, y = probe_inputs(model, examples), torch.arange(examples) % model.classes
+    start = flatten_module(model.module())
+    worker.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
+    with torch.random.fork_rng(devices=[]), worker.without_dropout():
+        torch.manual_seed(0)
+        random = draws_at_random(worker.plain.graph)
+        rows = (
+            graph_rows(worker, x, y)
+            if draws_at_random(worker.certificate.exported.graph)
+            else module_rows(worker, x, y)
+        )
+        clip_norm = float(rows.norm(dim=1).median())
+        if not 0 < clip_norm < float("inf"):
+            return False
+        batches = [slice(one, one + 1) for one in range(examples)] if random else [slice(0, examples)]
+        for some in batches:
+            torch.manual_seed(some.start)
+            worker.clipped_sum(x[some], y[some], clip_norm)
+            if not close_by_tensor(model, worker.gradient, clipped_rows(rows[some], clip_norm), 1e-5 * clip_norm):
+                return False
+            torch.manual_seed(some.start)
+            worker.mean_gradient(x[some], y[some])
+            if not close_by_tensor(model, worker.gradient, rows[some].mean(0), 1e-5 * clip_norm):
+                return False
+    return True
+
+
+def graph_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
+    """Every example's gradient by the graph and plain autograd, example i drawn from seed i."""
+    rows = torch.empty(len(y), worker.model.parameters)
+    for index in range(len(y)):
+        torch.manual_seed(index)
+        worker.mean_gradient(x[index : index + 1], y[index : index + 1])
+        rows[index] = worker.gradient
+    return rows
+
+
+def module_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
+    """Every example's gradient by the module in training and plain autograd."""
+    module = worker.model.module().train()
+    bind_parameters(module, worker.model.layout, worker.weights.clone())
+    rows = torch.zeros(len(y), worker.model.parameters)
+    parameters = [module.get_parameter(slot.name) for slot in worker.model.layout]
+    for index in range(len(y)):
+        some = slice(index, index + 1)
+        loss = worker.losses(module(x[some].clone()), y[some]).sum()
+        for slot, part in zip(
+            worker.model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            if part is not None:
+                rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
+    return rows
+
+
+def close_by_tensor(model: FlatModel, got: Tensor, expected: Tensor, least: float) -> bool:
+    """Whether every named tensor agrees to a thousandth of its own norm."""
+    wrong, right = model.split(got - expected), model.split(expected)
+    return all(float(wrong[name].norm()) <= 1e-3 * float(right[name].norm()) + least for name in right)
