@@ -182,7 +182,7 @@ remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar floor_divide.default f
 lerp.Scalar addcmul.default addcdiv.default isnan.default isinf.default isfinite.default nan_to_num.default
 logaddexp.default logaddexp2.default hypot.default xlogy.Tensor copysign.Tensor heaviside.default sinc.default
 fill.Scalar fill.Tensor copy.default zero.default clone.default contiguous.default alias.default detach.default
-lift_fresh_copy.default expand_as.default _to_copy.default to.dtype to.dtype_layout to.device
+lift_fresh_copy.default expand_as.default _to_copy.default to.dtype to.dtype_layout
 dropout.default native_dropout.default alpha_dropout.default feature_dropout.default feature_alpha_dropout.default
 bernoulli.default bernoulli.p exponential.default uniform.default normal_functional.default
 """
@@ -262,7 +262,7 @@ OWN_AXES = "let it work over the axes of one example"
 @add_rule(
     "sum.dim_IntList mean.dim amax.default amin.default var.dim std.dim std.correction var_mean.correction "
     "std_mean.correction max.dim min.dim argmax.default argmin.default logsumexp.default any.dim any.dims "
-    "all.dim all.dims norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype median.dim nansum.default count_nonzero.dim_IntList",
+    "all.dim all.dims norm.ScalarOpt_dim median.dim nansum.default count_nonzero.dim_IntList",
     rows="self",
 )
 def reduce_tag(call: Call) -> Tags:

@@ -157,12 +157,14 @@ def add_places(names: str, count: int, rows: str = "self") -> None:
 for count in (1, 2, 3):
     add_places(
         f"max_pool{count}d.default max_pool{count}d_with_indices.default avg_pool{count}d.default "
-        f"adaptive_avg_pool{count}d.default _adaptive_avg_pool{count}d.default adaptive_max_pool{count}d.default "
+        f"adaptive_avg_pool{count}d.default adaptive_max_pool{count}d.default "
         f"upsample_nearest{count}d.default _upsample_nearest_exact{count}d.default "
         f"reflection_pad{count}d.default replication_pad{count}d.default",
         count,
     )
     add_places(f"upsample_nearest{count}d.vec _upsample_nearest_exact{count}d.vec", count, "input")
+add_places("_adaptive_avg_pool2d.default", 2)
+add_places("_adaptive_avg_pool3d.default", 3)
 add_places("upsample_linear1d.default", 1)
 add_places("upsample_linear1d.vec", 1, "input")
 add_places("upsample_bilinear2d.default upsample_bicubic2d.default", 2)
@@ -190,15 +192,6 @@ def patches_tag(call: Call) -> Tags:
     return tag
 
 
-@add_rule("col2im.default", rows="self")
-def from_patches_tag(call: Call) -> Tags:
-    """(batch, patches' numbers, patches) to images; two axes would be one example."""
-    tag = call.axis_of(call["self"])
-    if tag.dim != 0 or call.rank(call["self"]) != 3:
-        object_to("takes the batch for patches", "give it (batch, numbers, patches)")
-    return tag
-
-
 @add_rule("channel_shuffle.default", rows="self")
 def channel_shuffle_tag(call: Call) -> Tags:
     """Reorders dimension 1."""
@@ -208,7 +201,7 @@ def channel_shuffle_tag(call: Call) -> Tags:
     return tag
 
 
-@add_rule("grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default", rows="input grid")
+@add_rule("grid_sampler.default grid_sampler_2d.default", rows="input grid")
 def grid_tag(call: Call) -> Tags:
     """Each example at places of its own."""
     tag = call.axis_of(call["input"])

@@ -5,8 +5,8 @@ from math import prod
 import torch
 from torch import fx
 
-from sightline.models.certificate.rules import OWN_AXES, Call, add_rule, broadcast_axis
-from sightline.models.certificate.tags import BatchAxis, BatchPositions, Tags, object_to
+from sightline.models.certificate.rules import OWN_AXES, Call, add_rule, argument_nodes, broadcast_axis
+from sightline.models.certificate.tags import BatchAxis, BatchPositions, BatchSize, Tags, object_to
 
 ENDLESS = 1 << 62
 """From here on the end of a slice means "to the end"."""
@@ -48,10 +48,8 @@ def view_tag(call: Call) -> Tags:
     return BatchAxis(dim, left // ahead, right // behind)
 
 
-@add_rule("flatten.using_ints unflatten.int", rows="self", sizes="sizes")
-def flatten_tag(call: Call) -> Tags:
-    """Views by other names."""
-    return view_tag(call)
+add_rule("flatten.using_ints", rows="self")(view_tag)
+add_rule("unflatten.int", rows="self", sizes="sizes")(view_tag)
 
 
 @add_rule("permute.default", rows="self")
@@ -120,9 +118,9 @@ def expand_tag(call: Call) -> Tags:
 def new_axis(call: Call) -> BatchAxis | None:
     """The batch axis of a tensor that is the same, or drawn afresh, for every example."""
     dim = symbolic_dim(call)
-    if dim is None:
+    if dim is None and not any(isinstance(call.tags[one], BatchSize) for one in argument_nodes(call["size"])):
         return None
-    if not call.is_batch(call.output.shape[dim]):
+    if dim is None or not call.is_batch(call.output.shape[dim]):
         object_to("makes an axis of a multiple of the batch size", "make an axis of the batch size")
     return BatchAxis(dim)
 
