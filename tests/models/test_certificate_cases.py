@@ -4,6 +4,7 @@ import copy
 import logging
 import re
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -15,14 +16,20 @@ from sightline.models.certificate import BatchAxis, Certificate, Objection, cert
 from tests.models.certificate_cases import CASES, Net, rows_of
 from tests.models.certificate_table import PAGE, table_lines
 
-FAST = ("mlp", "centred", "python-cache", "frequency", "filled-size", "unwritten", "no-grad-region")
+FAST = ("mlp", "centred", "frequency", "unwritten")
 CERTIFIED = [name for name, case in CASES.items() if case.objects is None]
 MIXING = nn.Sequential(nn.Linear(8, 3), nn.Softmax(0))
 
 
+@cache
+def certified(name: str) -> tuple[nn.Module, Certificate | Objection]:
+    """A module and what the certificate says of it, found once."""
+    module = CASES[name].build()
+    return module, certify_module(module, rows_of(CASES[name].kind))
+
+
 def verdict(name: str) -> str | None:
-    case = CASES[name]
-    found = certify_module(case.build(), rows_of(case.kind))
+    found = certified(name)[1]
     return None if isinstance(found, Certificate) else found.operation
 
 
@@ -69,16 +76,15 @@ def other_rows_stay(certificate: Certificate, module: nn.Module, kind: str, trai
 
 @pytest.mark.parametrize("name", ["mlp"])
 def test_one_example_does_not_reach_the_others(name):
-    module = CASES[name].build()
+    module, certificate = certified(name)
     for training in (True, False):
-        other_rows_stay(certify_module(module, rows_of(CASES[name].kind)), module, CASES[name].kind, training)
+        other_rows_stay(certificate, module, CASES[name].kind, training)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CERTIFIED if name not in ("mlp", "positions")])
 def test_one_example_does_not_reach_the_others_in_any_certified_module(name):
-    module = CASES[name].build()
-    certificate = certify_module(module, rows_of(CASES[name].kind))
+    module, certificate = certified(name)
     for training in (True, False):
         other_rows_stay(certificate, module, CASES[name].kind, training)
 
@@ -92,6 +98,7 @@ def test_a_certificate_names_parameters_and_says_where_the_batch_is():
     assert tags["aten.mean.dim"] == BatchAxis(0)
 
 
+@pytest.mark.slow
 def test_tied_weights_have_one_name():
     module = CASES["tied"].build()
     module.again = module.emb
@@ -100,8 +107,7 @@ def test_tied_weights_have_one_name():
 
 
 def test_training_draws_dropout_and_evaluation_does_not():
-    module, x = CASES["mlp"].build(), rows_of("vector")
-    found = certify_module(module, x)
+    (module, found), x = certified("mlp"), rows_of("vector")
     tensors = dict(module.named_parameters())
     drawn = []
     for seed in (0, 1):
@@ -114,18 +120,15 @@ def test_training_draws_dropout_and_evaluation_does_not():
 
 
 def test_an_objection_has_the_users_line_and_a_way_out():
-    found = certify_module(CASES["forward-hook"].build(), rows_of("vector"))
-    assert isinstance(found, Objection)
+    found = certified("centred")[1]
     assert found.operation == "mean.dim"
+    assert re.fullmatch(r"certificate_cases\.py:\d+: return self\.written\(self, x\)", found.source)
     assert "\n" not in str(found)
     assert found.way_out
-    found = certify_module(Net(lambda s, x: s.out(x) - x.mean(), out=nn.Linear(8, 3)), rows_of("vector"))
-    assert re.fullmatch(r"certificate_cases\.py:\d+: return self\.written\(self, x\)", found.source)
 
 
 def test_a_layer_of_torch_is_named():
-    found = certify_module(MIXING, rows_of("vector"))
-    assert found.source == "layer 1 (Softmax)"
+    assert certify_module(MIXING, rows_of("vector")).source == "layer 1 (Softmax)"
 
 
 def test_nothing_is_certified_for_another_torch(monkeypatch):
@@ -162,7 +165,7 @@ def test_the_world_is_left_as_it_was(capfd):
 
 
 def test_a_model_is_certified_once():
-    model = build_model("mlp", input_shape=(8,), classes=3, kind=Kind.VECTOR, settings={})
+    model = build_model("linear", input_shape=(8,), classes=3, kind=Kind.VECTOR, settings={})
     found = certificate_of(model)
     assert isinstance(found, Certificate)
     assert certificate_of(model) is found
