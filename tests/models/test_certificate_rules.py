@@ -132,8 +132,33 @@ def test_a_batch_of_positions_only_indexes_the_batch():
     positions = drawer.program.add(aten.arange.default, drawer.size)
     assert drawer.program.add(aten.neg.default, positions) is None
     assert drawer.program.add(aten.index.Tensor, drawer.fixed(9, 2), [positions]) is None
+    assert drawer.program.add(aten.index.Tensor, Ref(0), [drawer.program.add(aten.zeros_like.default, Ref(6))]) is None
     picked = drawer.program.add(aten.index.Tensor, Ref(0), [positions])
     assert drawer.program.tags[drawer.program.nodes[picked]] == BatchAxis(0)
+
+
+def test_views_that_cut_across_examples_have_no_tag():
+    drawer = Drawer(0)
+    program = drawer.program
+    wide = program.add(aten.zeros.default, [6, drawer.size, 4])
+    doubled = program.add(operator.mul, drawer.size, 2)
+    kept = program.add(aten.view.default, wide, [3, doubled, 4])
+    assert program.tags[program.nodes[kept]] == BatchAxis(1, 2, 1)
+    assert program.add(aten.view.default, wide, [4, drawer.size, 6]) is None
+    assert program.add(aten.view.default, wide, [drawer.size, 24]) is None
+    assert program.add(aten.view.default, wide, [12, drawer.size, 2]) is None
+
+
+def test_the_batch_size_stands_in_shapes_only():
+    drawer = Drawer(0)
+    assert drawer.program.add(aten.full.default, [drawer.size, 2], 0.5) is not None
+    for target, arguments in (
+        (aten.full.default, ([drawer.size, 2], drawer.size)),
+        (aten.mul.Scalar, (Ref(0), drawer.size)),
+        (aten.randint.default, (drawer.size, [3])),
+        (aten.randperm.default, (drawer.size,)),
+    ):
+        assert drawer.program.add(target, *arguments) is None
 
 
 def test_a_call_that_fixes_the_batch_size_ends_a_program():
