@@ -377,9 +377,55 @@ Build = Callable[""",
     "own-module-in-batches": bug(
         "a module of the user's own is given whole batches when two examples in evaluation agree",
         "training/dispatch.py",
-        "if mixing_layer(module) is None and unknown_part(module) is None:",
-        "if mixing_layer(module) is None:",
+        "    if unknown_part(module) is None:\n        chained",
+        "    if True:\n        chained",
         "tests/training/test_own_modules.py::test_one_example_moves_the_clipped_sum_by_the_clip_norm_or_the_module_is_refused",
+    ),
+    "batch-axis-after-a-sum": bug(
+        "the rule of sums lets a sum over the batch pass",
+        "models/certificate/rules.py",
+        """    dims = call.dims("dim", rank)
+    if tag.dim in dims:
+        object_to(OVER_BATCH, OWN_AXES)
+    kept""",
+        """    dims = call.dims("dim", rank)
+    kept""",
+        "tests/models/test_certificate_cases.py::test_the_verdict_is_right",
+    ),
+    "views-cut-anywhere": bug(
+        "the rule of views does not ask whether examples stay whole",
+        "models/certificate/rules_shapes.py",
+        "if not ahead or not behind or left % ahead or right % behind:",
+        "if not ahead or not behind:",
+        "tests/models/test_certificate_rules.py::test_views_that_cut_across_examples_have_no_tag",
+    ),
+    "own-place-by-any-index": bug(
+        "any index of the batch's axis counts as each example's own place",
+        "models/certificate/rules_shapes.py",
+        "    if isinstance(call.tags[nodes[0]], BatchPositions):\n        return own_place_tag(call, found, dims, nodes)\n    if any(call.tags[one] is not None for one in nodes) or found.dim in dims:",
+        "    if isinstance(call.tags[nodes[0]], BatchPositions):\n        return own_place_tag(call, found, dims, nodes)\n    if any(call.tags[one] is not None for one in nodes):",
+        "tests/models/test_certificate_rules.py::test_a_batch_of_positions_only_indexes_the_batch",
+    ),
+    "counts-in-the-backward-pass": bug(
+        "an embedding that counts tokens of the batch in its backward pass is certified",
+        "models/certificate/rules_shapes.py",
+        'never={"scale_grad_by_freq": False, "sparse": False}',
+        'never={"sparse": False}',
+        "tests/models/test_certificate_rules.py::test_flags_of_the_backward_pass_are_refused_also_on_fixed_places",
+    ),
+    "batch-size-anywhere": bug(
+        "the batch size may stand in any argument, not in shapes only",
+        "models/certificate/walk.py",
+        "            if rule is None or name not in rule.sizes:",
+        "            if rule is None:",
+        "tests/models/test_certificate_rules.py::test_the_batch_size_stands_in_shapes_only",
+    ),
+    "unwritten-memory-is-read": bug(
+        "memory that was not written may be read",
+        "models/certificate/walk.py",
+        "    if call.name in UNWRITTEN:\n        refuse_unwritten(node)\n",
+        "",
+        "tests/models/test_certificate_cases.py::test_the_verdict_is_right",
     ),
     "subclasses-are-known": bug(
         "a subclass of a known layer is taken for the layer",

@@ -75,7 +75,7 @@ class FlatModel:
         """The named tensors of a vector, as views into it; a leading axis of clients is kept."""
         self.check_vector(vector)
         lead = vector.shape[:-1]
-        return {slot.name: vector[..., slot.start : slot.stop].view(*lead, *slot.shape) for slot in self.layout}
+        return {slot.name: vector[..., slot.start : slot.stop].view((*lead, *slot.shape)) for slot in self.layout}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The vector of named tensors: the inverse of `split` for one model."""

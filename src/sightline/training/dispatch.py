@@ -7,12 +7,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from sightline.models.certificate import Objection, certificate_of
 from sightline.models.flat import FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.task import probe_targets
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
 from sightline.training.fast.dense_stack import ChainWorker, DenseSlots, DenseStack, chain_of, dense_slots
+from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples, close_by_tensor
 from sightline.training.fast.stacked import Builder
 from sightline.training.gradients import GradientWorker, clipped_rows, one_by_one, vectorised_gradients
 
@@ -31,6 +33,8 @@ class WorkerCache(threading.local):
     def __init__(self) -> None:
         self.workers: WeakKeyDictionary[FlatModel, GradientWorker] = WeakKeyDictionary()
         self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
+        self.reasons: WeakKeyDictionary[FlatModel, str] = WeakKeyDictionary()
+        """Why a model is not run as its graph."""
         self.stacks: WeakKeyDictionary[FlatModel, tuple[DenseSlots, ...] | None] = WeakKeyDictionary()
 
 
@@ -49,16 +53,9 @@ def clipping_note(model: FlatModel) -> str | None:
     worker = worker_for(model)
     if type(worker) is not GradientWorker:
         return None
-    if worker.strange is not None:
-        how = "side by side" if worker.own_rows() is vectorised_gradients else "one after the other, which is slow"
-        return (
-            f"{model.name}: what {worker.strange} does with a batch is not known, so every example is differentiated "
-            f"alone, {how}; a torch.nn.Sequential of torch's own layers is clipped faster"
-        )
-    return (
-        f"{model.name}: per-example gradients are computed without ghost clipping, which is several times slower; "
-        "it knows Linear, Conv2d, GroupNorm, LayerNorm, Embedding and LSTM layers that are each used once"
-    )
+    how = "side by side" if worker.own_rows() is vectorised_gradients else "one after the other, which is slow"
+    reason = BENCH.reasons.get(model, "a layer mixes examples")
+    return f"{model.name}: every example is differentiated alone, {how}, and not by ghost clipping ({reason})"
 
 
 def dense_layers(model: FlatModel) -> tuple[DenseSlots, ...] | None:
@@ -108,19 +105,37 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
 
 
 def choose_worker(model: FlatModel) -> GradientWorker:
-    """Hand-written layers, else ghost clipping on autograd, else autograd alone: the first that passes the probe.
+    """Hand-written layers, ghost clipping on autograd, the certified graph, autograd alone: the first that agrees.
 
-    A module of the user's own is never given a batch where a clip must bound its examples: no probe can show that it
-    treats them apart in training and at every size.
+    A module of the user's own is given a batch where a clip must bound its examples only as the graph of its
+    certificate: no probe can show that it treats them apart in training and at every size.
     """
     module = model.module()
     nothing = torch.empty(model.parameters)
-    if mixing_layer(module) is None and unknown_part(module) is None and model.task.own_loss is None:
+    if mixing_layer(module) is not None or model.task.own_loss is not None:
+        return GradientWorker(model)
+    if unknown_part(module) is None:
         chained = chain_of(module, model.layout, nothing, nothing) is not None
         for worker in (ChainWorker(model) if chained else None, None if chained else autograd_worker(model)):
             if worker is not None and agrees_with_definition(worker):
                 return worker
-    return GradientWorker(model)
+    return graph_worker(model) or GradientWorker(model)
+
+
+def graph_worker(model: FlatModel) -> GraphWorker | None:
+    """The worker that runs the certified graph, when there is one with a rule for every use and it passes the probe."""
+    certificate = certificate_of(model)
+    if isinstance(certificate, Objection):
+        BENCH.reasons[model] = str(certificate)
+        return None
+    try:
+        worker = GraphWorker(model, certificate)
+        if agrees_with_examples(worker):
+            return worker
+        BENCH.reasons[model] = "ghost clipping over its graph did not agree with its examples one by one"
+    except (NoClippingRule, RuntimeError) as error:
+        BENCH.reasons[model] = " ".join(str(error).split())[:200]
+    return None
 
 
 def autograd_worker(model: FlatModel) -> AutogradWorker | None:
@@ -147,12 +162,6 @@ def agrees_with_definition(worker: GradientWorker) -> bool:
     worker.probing = False
     pairs = ((clipped, clipped_rows(rows, clip_norm)), (mean, rows.mean(0)))
     return all(close_by_tensor(model, got, expected, 1e-5 * clip_norm) for got, expected in pairs)
-
-
-def close_by_tensor(model: FlatModel, got: Tensor, expected: Tensor, least: float) -> bool:
-    """Whether every named tensor agrees to a thousandth of its own norm."""
-    wrong, right = model.split(got - expected), model.split(expected)
-    return all(float(wrong[name].norm()) <= 1e-3 * float(right[name].norm()) + least for name in right)
 
 
 def probe_worker(worker: GradientWorker, x: Tensor, y: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

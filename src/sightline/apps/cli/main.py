@@ -26,6 +26,7 @@ COMMANDS = {
     "account": "epsilon of a scheme, or of an exported ledger",
     "calibrate": "the least noise that meets an epsilon",
     "audit": "attack what a file runs: a lower bound on epsilon beside the claimed one",
+    "check-model": "whether a model treats examples apart, where the proof ends, what private steps cost",
     "convergence": "what the theory of an algorithm promises for given constants",
     "groups": "epsilon of every pair of workers in overlapping groups",
     "sweep": "every combination of some settings and seeds, side by side",
@@ -62,7 +63,7 @@ class Lazy(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"sightline.apps.cli.{cmd_name}").command
+        command: click.Command = import_module(f"sightline.apps.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(

@@ -1,7 +1,7 @@
 """Per-example gradients of modules by autograd and hooks on their layers; an LSTM written out for them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,25 +52,47 @@ class UnrolledLSTM(nn.Module):
         """One direction of one layer: states in the order of the tokens, last hidden state, last cell."""
         back = suffix.endswith("reverse")
         x = x.flip(1) if back else x
-        gates = self.input_gates(x, suffix)
-        recurrent = getattr(self.lstm, "weight_hh" + suffix).t()
-        h = c = x.new_zeros(len(x), len(recurrent))
-        states = [h]
-        for part in gates.unbind(1):
-            i, f, new, o = torch.addmm(part, h, recurrent).chunk(4, 1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
-            h = torch.sigmoid(o) * torch.tanh(c)
-            states.append(h)
-        self.runs.append(DirectionRun(suffix, x.detach(), torch.stack(states[:-1], 1).detach(), gates))
-        together = torch.stack(states[1:], 1)
-        return (together.flip(1) if back else together), h, c
-
-    def input_gates(self, x: Tensor, suffix: str) -> Tensor:
-        """W_ih x + b for all tokens at once, always with a gradient to be read."""
-        gates: Tensor = x @ getattr(self.lstm, "weight_ih" + suffix).t()
+        bias = None
         if self.lstm.bias:
-            gates = gates + (getattr(self.lstm, "bias_ih" + suffix) + getattr(self.lstm, "bias_hh" + suffix))
-        return gates if gates.requires_grad else gates.requires_grad_()
+            bias = getattr(self.lstm, "bias_ih" + suffix) + getattr(self.lstm, "bias_hh" + suffix)
+        ran = run_lstm(x, getattr(self.lstm, "weight_ih" + suffix), getattr(self.lstm, "weight_hh" + suffix), bias)
+        self.runs.append(DirectionRun(suffix, x.detach(), ran.before, ran.gates))
+        return (ran.states.flip(1) if back else ran.states), ran.hidden, ran.cell
+
+
+@dataclass(frozen=True, eq=False)
+class LSTMStates:
+    """What one direction of an LSTM layer went through: gates before recurrence, states before and after each token."""
+
+    gates: Tensor
+    before: Tensor
+    states: Tensor
+    hidden: Tensor
+    cell: Tensor
+
+
+def run_lstm(
+    x: Tensor, inputs: Tensor, recurrent: Tensor, bias: Tensor | None, begin: Sequence[Tensor] | None = None
+) -> LSTMStates:
+    """One direction of one layer over x (B, T, K) from the states `begin` (zero without).
+
+    W_ih x + b is computed for all tokens at once, always with a gradient to be read.
+    """
+    gates: Tensor = x @ inputs.t()
+    if bias is not None:
+        gates = gates + bias
+    gates = gates if gates.requires_grad else gates.requires_grad_()
+    turned = recurrent.t()
+    h = c = x.new_zeros(len(x), len(turned))
+    if begin is not None:
+        h, c = begin
+    states = [h]
+    for part in gates.unbind(1):
+        i, f, new, o = torch.addmm(part, h, turned).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return LSTMStates(gates, torch.stack(states[:-1], 1).detach(), torch.stack(states[1:], 1), h, c)
 
 
 def can_unroll(layer: nn.Module) -> bool:

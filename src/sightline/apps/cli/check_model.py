@@ -1,0 +1,206 @@
+"""`sightline check-model`: does a module treat examples apart, where does the proof end, what does privacy cost it."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sightline.errors import invalid, printable
+
+if TYPE_CHECKING:
+    from sightline.models import FlatModel
+
+EXAMPLES = """
+\b
+Examples:
+  sightline check-model mynet:Net
+  sightline check-model mynet:Net --kind image --input-shape 3,32,32 --classes 10
+  sightline check-model mynet:build --kind tokens --vocabulary 5000 --set model.width=64
+  sightline check-model mynet:Net --experiment examples/quickstart.toml --json
+
+Without a shape and a kind the first of 20 features, images 1,28,28 and 3,32,32 and 32 tokens that the module takes is
+used. With --experiment and a FACTORY, the file gives the data and the factory the model. Exit codes: 0 certified, and
+0 when it is trained one example at a time (the verdict says so); 2 when private training refuses it or it fails.
+"""
+KINDS = {"features": "vector", "image": "image", "tokens": "text"}
+DEFAULTS = (("features", (20,)), ("image", (1, 28, 28)), ("image", (3, 32, 32)), ("tokens", (32,)))
+"""What is tried when nothing is said, in this order."""
+NOTHING = {"name": "check-model", "rounds": 1}
+"""An experiment that only names a model."""
+BATCH = 32
+"""Examples in a step that is timed."""
+
+
+@click.command("check-model", epilog=EXAMPLES)
+@click.argument("factory", required=False)
+@click.option("--experiment", type=click.Path(path_type=Path), help="Take model, data and settings from this file.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. model.width=64.")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="What one example is.")
+@click.option("--input-shape", metavar="N,N,...", help="Shape of one example, e.g. 3,32,32.")
+@click.option("--classes", type=click.IntRange(min=2), default=10, show_default=True, help="Number of classes.")
+@click.option("--vocabulary", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    factory: str | None, experiment: Path | None, overrides: tuple[str, ...], kind: str | None,
+    input_shape: str | None, classes: int, vocabulary: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Say whether a model is certified to treat examples apart, where the proof ends, and what private steps cost.
+
+    FACTORY is "package.module:factory", or the name of a model that Sightline brings.
+    """
+    if factory is None and experiment is None:
+        invalid("factory", None, "no model is named", 'give "package.module:factory" or --experiment FILE')
+    words = [*overrides] + ([] if factory is None else [f'model.name="{factory}"'])
+    if experiment is not None:
+        model = model_of_experiment(experiment, words, own=factory is not None)
+    else:
+        shape = None if input_shape is None else parse_shape(input_shape)
+        model = model_of_factory(words, kind, shape, classes, vocabulary)
+    answer = check_model(model)
+    if as_json:
+        click.echo(json.dumps(answer, allow_nan=False))
+    else:
+        print_answer(answer)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape of one example.
+
+    >>> parse_shape("3,32,32")
+    (3, 32, 32)
+    """
+    words = text.replace("x", ",").split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        invalid("--input-shape", text, "is no list of positive numbers", "e.g. --input-shape 3,32,32")
+    return tuple(map(int, words))
+
+
+def model_of_experiment(file: Path, words: list[str], *, own: bool) -> "FlatModel":
+    """The model that an experiment file trains, or the factory's `own`, for the file's data."""
+    from sightline.config import read
+    from sightline.data import load_federation
+    from sightline.models import build_model
+    from sightline.randomness import Streams
+
+    experiment = read(file, [] if own else words)
+    model = read(NOTHING, words).model if own else experiment.model
+    data = load_federation(experiment.data, streams=Streams.from_seed(experiment.seed))
+    return build_model(
+        model.name, input_shape=data.input_shape, classes=data.classes, kind=data.kind,
+        vocabulary=data.vocabulary, settings=model.settings,
+    )  # fmt: skip
+
+
+def model_of_factory(
+    words: list[str], kind: str | None, shape: tuple[int, ...] | None, classes: int, vocabulary: int
+) -> "FlatModel":
+    """The model of a factory alone, for the inputs that are named, or for the first default ones that it takes."""
+    from sightline.config import read
+    from sightline.data.federation import Kind
+    from sightline.errors import InvalidInput, Refused
+    from sightline.models import build_model
+
+    model = read(NOTHING, words).model
+    refused: InvalidInput | None = None
+    for word, size in likely_inputs(kind, shape):
+        try:
+            return build_model(
+                model.name, input_shape=size, classes=classes, kind=Kind(KINDS[word]), settings=model.settings,
+                vocabulary=vocabulary if word == "tokens" else 0,
+            )  # fmt: skip
+        except Refused:
+            raise
+        except InvalidInput as error:
+            refused = refused or error
+    if refused is None:  # there is always an input to try
+        invalid("--kind", kind, "no such kind of input")
+    fits = kind is not None or shape is not None or "batch of shape" not in str(refused)
+    raise refused if fits else InvalidInput(f"{refused}, or give --kind, --input-shape and --classes")
+
+
+def likely_inputs(kind: str | None, shape: tuple[int, ...] | None) -> list[tuple[str, tuple[int, ...]]]:
+    """(kind, shape) of the inputs to try, the first that fits being used.
+
+    >>> likely_inputs(None, (3, 32, 32)), likely_inputs("tokens", None)
+    ([('image', (3, 32, 32))], [('tokens', (32,))])
+    """
+    if shape is not None:
+        return [(kind or ("image" if len(shape) == 3 else "features"), shape)]
+    return [(word, size) for word, size in DEFAULTS if kind in (None, word)]
+
+
+def check_model(model: "FlatModel") -> dict[str, Any]:
+    """The verdict on a model, where the proof ended, and how long plain and private steps take."""
+    from sightline.models import refuse_mixing_layers
+    from sightline.models.certificate import Objection, certificate_of
+    from sightline.training import clipping_note
+
+    refuse_mixing_layers(model.module())
+    found = certificate_of(model)
+    named = {value: key for key, value in KINDS.items()}
+    answer: dict[str, Any] = {
+        "model": model.name,
+        "verdict": "one at a time" if isinstance(found, Objection) else "certified",
+        "parameters": model.parameters,
+        "kind": named[str(model.kind)],
+        "input_shape": list(model.input_shape),
+        "classes": model.classes,
+    }
+    for word in ("operation", "source", "law", "way_out"):
+        answer[word] = getattr(found, word) if isinstance(found, Objection) else None
+    return answer | {"note": clipping_note(model)} | time_steps(model)
+
+
+def time_steps(model: "FlatModel") -> dict[str, Any]:
+    """Milliseconds of a plain and of a private step on a batch of this machine, and their ratio."""
+    import numpy as np
+    import torch
+
+    from sightline.models import probe_inputs
+    from sightline.training.dispatch import worker_for
+
+    worker = worker_for(model)
+    worker.weights.copy_(model.init(np.random.default_rng(0)))
+    x, y = worker.inputs(probe_inputs(model, BATCH).numpy()), torch.arange(BATCH) % model.classes
+    with torch.random.fork_rng(devices=[]):
+        plain = least_seconds(lambda: worker.mean_gradient(x, y))
+        private = least_seconds(lambda: worker.clipped_sum(x, y, 1.0))
+    return {
+        "batch": BATCH,
+        "plain_ms": round(1000 * plain, 3),
+        "private_ms": round(1000 * private, 3),
+        "slowdown": round(private / plain, 2),
+    }
+
+
+def least_seconds(step: Callable[[], None], *, limit: float = 1.0) -> float:
+    """The least time of several tries, about as many as fit into the limit."""
+    step()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < limit and len(times) < 30):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def print_answer(answer: dict[str, Any]) -> None:
+    """The verdict in lines."""
+    certified = answer["verdict"] == "certified"
+    shape = " x ".join(map(str, answer["input_shape"]))
+    inputs = f"{answer['kind']} of {shape}, {answer['classes']} classes, {answer['parameters']} parameters"
+    said = "certified: every example is treated apart from the others, in training and in evaluation"
+    alone = "not certified: private steps give the module one example at a time (right, and slower)"
+    lines = [("model", f"{answer['model']} ({inputs})"), ("verdict", said if certified else alone)]
+    if not certified:
+        lines += [("operation", answer["operation"]), ("source", answer["source"] or "-")]
+        lines += [("why", answer["law"]), ("way out", answer["way_out"])]
+    elif answer["note"]:
+        lines.append(("note", answer["note"]))
+    times = f"{answer['slowdown']:g} times a plain step ({answer['private_ms']:g} ms and {answer['plain_ms']:g} ms"
+    lines.append(("private step", f"{times}, batches of {answer['batch']}, this machine)"))
+    for name, value in lines:
+        click.echo(f"{name:<13} {printable(value)}")

@@ -1,0 +1,258 @@
+"""Export a module in training and in evaluation with a symbolic batch, walk the graphs, check them against the module.
+
+The proof is about the graph, and the graph is what runs. That it computes what the module computes is checked on
+inputs that are nobody's: a matter of getting the model that was meant, not of privacy.
+"""
+
+import copy
+import io
+import logging
+import re
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx, nn
+
+from sightline.models.certificate.rules import VERSIONS
+from sightline.models.certificate.tags import Certificate, CertifiedGraph, Objection
+from sightline.models.certificate.walk import Located, operation_name, raise_at, refuse_regions, tag_graph
+from sightline.models.flat import FlatModel, probe_inputs, trained_parameters
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+LOCK = threading.RLock()
+"""torch.export is not made for several threads at once."""
+
+FOUND: "WeakKeyDictionary[FlatModel, Certificate | Objection]" = WeakKeyDictionary()
+SLOWER = "it runs one example at a time otherwise"
+
+
+def certificate_of(model: FlatModel) -> Certificate | Objection:
+    """The certificate of a flat model, found once for as long as the model lives: a second, mostly torch's export.
+
+    >>> from sightline.data.federation import Kind
+    >>> from sightline.models import build_model
+    >>> model = build_model("linear", input_shape=(4,), classes=3, kind=Kind.VECTOR, settings={})
+    >>> sorted(certificate_of(model).parameters.values())
+    ['output.bias', 'output.weight']
+    """
+    with LOCK:
+        if model not in FOUND:
+            FOUND[model] = certify_module(model.module(), probe_inputs(model, 3))
+        return FOUND[model]
+
+
+def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection:
+    """A proof that the module treats the examples of a batch apart, or the first objection.
+
+    Guarantees: a certificate's graph has, for every batch size, row i of its output and every gradient of it as a
+    function of row i of the input, of parameters and of random numbers that do not depend on data; a module that
+    cannot be exported, copied or run is an objection, not an error; the module and torch's random state are as before.
+    """
+    if torch.__version__.rpartition(".")[0] not in VERSIONS:
+        law = f"the rules were read for torch {', '.join(VERSIONS)}, and this is {torch.__version__}"
+        return Objection("torch", "", law, f"install one of them; {SLOWER}")
+    with LOCK, quiet_export():
+        try:
+            training = certify_mode(module, inputs, training=True)
+            evaluation = certify_mode(module, inputs, training=False)
+            certificate = Certificate(**vars(training), evaluation=evaluation)
+            check_fidelity(module, certificate, inputs)
+        except Located as found:
+            return objection_at(found)
+        except Exception as error:
+            return objection_from(error)
+    return certificate
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """No warnings, log lines, fused paths or traces of random draws; gradients on, whatever the caller has."""
+    disabled, fast_path = logging.root.manager.disable, torch.backends.mha.get_fastpath_enabled()
+    logging.disable(logging.CRITICAL)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad(), ExitStack() as stack:
+            warnings.simplefilter("ignore")
+            for redirect in (redirect_stdout, redirect_stderr):  # export prints graphs where it fails
+                stack.enter_context(redirect(io.StringIO()))
+            yield
+    finally:
+        logging.disable(disabled)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def certify_mode(module: nn.Module, inputs: Tensor, *, training: bool) -> CertifiedGraph:
+    """The graph of a copy of the module in training or in evaluation, with a tag for every node."""
+    own = copy.deepcopy(module).train(training)
+    exported = export_module(own, inputs)
+    exported.graph.eliminate_dead_code()
+    exported.graph_module.recompile()
+    axes = tag_graph(exported)
+    return CertifiedGraph(exported, axes, **placeholder_names(own, exported))
+
+
+def export_module(module: nn.Module, inputs: Tensor) -> "ExportedProgram":
+    """The functional graph of a module for any batch size, layers whole."""
+    from torch.export import Dim, export
+
+    shapes = ({0: Dim("batch")},)
+    try:
+        raw = export(module, (inputs.clone(),), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        if "specialized" not in str(error):
+            raise
+        raw = export(module, (inputs.clone(),), dynamic_shapes=shapes, strict=True)  # it follows len(x)
+    for graph_module in raw.graph_module.modules():
+        if isinstance(graph_module, fx.GraphModule):
+            refuse_regions(graph_module.graph)
+    functional: ExportedProgram = raw.run_decompositions({})
+    return functional
+
+
+def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[str, Any]:
+    """What each placeholder but the input is given: a parameter or buffer by its one name, or a constant."""
+    signature = exported.graph_signature
+    if signature.inputs_to_lifted_custom_objs:
+        raise_at(None, "forward uses objects that are no tensors", "use tensors")
+    parameters, buffers = one_names(dict(module.named_parameters(remove_duplicate=False))), {}
+    buffers = one_names(dict(module.named_buffers(remove_duplicate=False)))
+    found: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
+    for node in exported.graph.nodes:
+        if node.op != "placeholder" or node.name in signature.user_inputs:
+            continue
+        if (name := signature.inputs_to_parameters.get(node.name)) is not None:
+            found["parameters"][node] = parameters[name]
+        elif (name := signature.inputs_to_buffers.get(node.name)) is not None:
+            found["buffers"][node] = buffers[name]
+        else:
+            name = signature.inputs_to_lifted_tensor_constants[node.name]
+            found["constants"][node] = plain_constant(exported.constants[name], module)
+    return found
+
+
+def one_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Every name of a tensor to its first: tied tensors have one."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in tensors.items()}
+
+
+def plain_constant(value: Any, module: nn.Module) -> Tensor:
+    """A tensor that the code made by itself; an objection when it is a weight by another way, which would go stale."""
+    if not isinstance(value, Tensor):
+        raise_at(None, "forward uses objects that are no tensors", "use tensors")
+    own = {tensor.untyped_storage().data_ptr() for tensor in chain(module.parameters(), module.buffers())}
+    if value.requires_grad or value.untyped_storage().data_ptr() in own - {0}:
+        raise_at(None, "forward uses a weight that is not registered", "use it as the parameter or buffer that it is")
+    return value.detach()
+
+
+# -- objections ------------------------------------------------------------------------------------------------------
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+INSTALLED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Where lines are not the user's own."""
+
+
+def objection_at(found: Located) -> Objection:
+    """The objection at a node, with the user's own line that made it."""
+    node = found.node
+    name = "the result" if node is not None and node.op == "output" else operation_name(node) if node else "forward"
+    source = "" if node is None else source_line(str(node.meta.get("stack_trace") or "")) or layer_name(node)
+    return Objection(found.operation or name, source, found.law, found.way_out or f"write it otherwise; {SLOWER}")
+
+
+def source_line(trace: str) -> str:
+    """ "file.py:12: code" of the last line of forward in a trace that is not torch's, or nothing.
+
+    >>> source_line('File "/home/me/net.py", line 12, in forward\\n    return x + x.mean(0)')
+    'net.py:12: return x + x.mean(0)'
+    """
+    own = [frame for frame in FRAME.findall(trace) if not frame[0].startswith(INSTALLED)]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}: {own[-1][2].strip()}" if own else ""
+
+
+def layer_name(node: fx.Node) -> str:
+    """Name and type of the layer in which an operation stands, for chains of torch's own layers."""
+    layers = list((node.meta.get("nn_module_stack") or {}).values())
+    if not layers:
+        return ""
+    name, kind = layers[-1]
+    return f"layer {name or 'model'} ({str(getattr(kind, '__name__', kind)).rpartition('.')[2]})"
+
+
+def objection_from(error: Exception) -> Objection:
+    """The objection that torch.export, or the module itself, has ended with."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    if "specialized" in words or "Constraints violated" in words:
+        law, way_out = "its code depends on the batch size", "compute with x.shape[0] as it is given, without branches"
+    elif "data-dependent" in words or "DataDependent" in words:
+        law, way_out = "its code branches on values of the data", "use torch.where"
+    else:
+        law, way_out = f"torch.export cannot follow it ({words[:160]})", "write it with tensors alone"
+    return Objection("export", error_line(error), law, f"{way_out}; {SLOWER}")
+
+
+def error_line(error: BaseException) -> str:
+    """The user's own line in which an error arose."""
+    trace: TracebackType | None = error.__traceback__
+    own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(INSTALLED)]
+    if own and own[-1].line:
+        return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}"
+    return ""
+
+
+# -- the graph against the module ------------------------------------------------------------------------------------
+
+
+def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) -> None:
+    """Object unless the graph gives the module's results and gradients, in both modes, at several sizes and weights."""
+    own = copy.deepcopy(module)
+    for rows in (inputs, inputs[:1], inputs.flip(0)):
+        for training in (True, False):
+            own.train(training)
+            tensors = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+            graph = certificate if training else certificate.evaluation
+            expected, got = outcome(own, own, rows), outcome(own, partial(graph.run, tensors), rows)
+            if not all(close_enough(*pair) for pair in zip(got, expected, strict=True)):
+                mode = "training" if training else "evaluation"
+                law = f"the exported graph gives other results or gradients than the module on {len(rows)} in {mode}"
+                way_out = "let forward be a function of its input, without caches, modes or gradients of its own"
+                raise_at(None, law, f"{way_out}; {SLOWER}")
+        with torch.no_grad():
+            for _, parameter in trained_parameters(own):
+                parameter.data.mul_(1.25)
+
+
+def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:
+    """The result of a batch and the gradients of a weighted sum of it, from the same draws every time."""
+    torch.manual_seed(0)
+    result: Tensor = function(rows.clone())
+    weights = torch.linspace(-1.0, 1.5, result.numel()).view(result.shape)
+    parameters = [parameter for _, parameter in trained_parameters(module)]
+    found = torch.autograd.grad((result * weights).sum(), parameters, allow_unused=True) if parameters else ()
+    return [result.detach(), *(torch.zeros(()) if one is None else one.to_dense() for one in found)]
+
+
+def close_enough(got: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors agree to rounding, measured by the largest number among them; none is zero everywhere."""
+    if got.dim() and expected.dim() and got.shape != expected.shape:
+        return False
+    slack = 1e-5 + 1e-4 * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(got, expected, rtol=1e-3, atol=slack, equal_nan=True)

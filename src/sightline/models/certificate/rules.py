@@ -1,0 +1,346 @@
+"""What a rule is, and the rules of operations that work element by element or reduce axes.
+
+A rule says of one operation of torch where the batch sits in its result, given where it sits in its operands, or that
+it cannot say. An operation without a rule has no certificate. Each rule names the arguments in which the batch may sit
+(`rows`) and those in which the batch size may stand (`sizes`); anywhere else either is an objection.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sightline.models.certificate.tags import BatchAxis, BatchPositions, BatchSize, Tag, Tags, object_to
+
+VERSIONS = ("2.13",)
+"""Versions of torch for which the rules were read and fuzzed; with any other nothing is certified."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One operation of a graph with its arguments by name and the tags of everything before it."""
+
+    node: fx.Node
+    name: str
+    arguments: Mapping[str, Any]
+    tags: Mapping[fx.Node, Tags]
+    size: Any
+    """The symbol of the batch size."""
+
+    def __getitem__(self, argument: str) -> Any:
+        return self.arguments[argument]
+
+    def tag(self, argument: Any) -> BatchAxis | None:
+        """Where the batch sits in a tensor argument; None for one that is batch-free or left out."""
+        found = self.tags[argument] if isinstance(argument, fx.Node) else None
+        if found is not None and not isinstance(found, BatchAxis):
+            object_to("the positions of examples in the batch are computed with", "let them only index the batch")
+        return found
+
+    def axis_of(self, argument: Any) -> BatchAxis:
+        """Where the batch sits in an argument that must hold it."""
+        return self.tag(argument) or object_to("a fixed tensor stands where one of the batch is wanted")
+
+    def shape(self, argument: fx.Node) -> tuple[Any, ...]:
+        """The sizes of a tensor argument; the batch's is symbolic."""
+        return tuple(argument.meta["val"].shape)
+
+    def rank(self, argument: fx.Node) -> int:
+        """How many dimensions a tensor argument has."""
+        return len(self.shape(argument))
+
+    @property
+    def output(self) -> Tensor:
+        """What stands for the result, the first of several."""
+        value = self.node.meta["val"]
+        found: Tensor = value[0] if isinstance(value, tuple | list) else value
+        return found
+
+    def tensors(self) -> list[fx.Node]:
+        """All tensor arguments, also those in lists."""
+        return [one for value in self.arguments.values() for one in tensor_nodes(value)]
+
+    def dim(self, argument: str, rank: int) -> int:
+        """A dimension argument, counted from the front."""
+        return front_dim(self[argument], rank)
+
+    def dims(self, argument: str, rank: int) -> list[int]:
+        """Dimension arguments, counted from the front; none at all means all of them, which is an objection."""
+        value = self[argument]
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        if value is None or not listed:
+            object_to("reduces all axes, the batch among them", "name the axes of one example, e.g. dim=-1")
+        return [front_dim(one, rank) for one in listed]
+
+    def has_batch(self, size: Any) -> bool:
+        """Whether a size of a shape is made of the batch size."""
+        return isinstance(size, torch.SymInt) and self.size in size.node.expr.free_symbols
+
+    def is_batch(self, value: Any) -> bool:
+        """Whether a size, or the node that computes it, is the batch size itself."""
+        found = value.meta.get("val") if isinstance(value, fx.Node) else value
+        return isinstance(found, torch.SymInt) and bool(found.node.expr == self.size)
+
+
+def front_dim(value: Any, rank: int) -> int:
+    """A dimension counted from the front; anything but a number that is one is an objection."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -max(rank, 1) <= value < max(rank, 1):
+        object_to(f"{value!r} is no dimension of a tensor with {rank}")
+    return value % max(rank, 1)
+
+
+def tensor_nodes(value: Any) -> Iterator[fx.Node]:
+    """The nodes that stand for tensors in an argument, a list of them included."""
+    for one in argument_nodes(value):
+        if isinstance(one.meta.get("val"), Tensor | tuple | list):
+            yield one
+
+
+def argument_nodes(value: Any) -> Iterator[fx.Node]:
+    """All nodes in an argument, however nested."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    yield from found
+
+
+Check = Callable[[Call], Tags]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of one operation: where its batch may come in, and where it then sits in the result."""
+
+    check: Check
+    rows: frozenset[str] | None
+    """Arguments in which the batch may sit; None: in every tensor."""
+    sizes: frozenset[str] = frozenset()
+    """Arguments in which the batch size may stand."""
+    positions: frozenset[str] = frozenset()
+    """Arguments in which the positions of the batch may stand."""
+    never: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments whose other values are refused always, because a backward pass would not keep examples apart."""
+
+
+RULES: dict[str, Rule] = {}
+"""Every operation with a rule, as "name.overload" of `torch.ops.aten`."""
+
+
+def add_rule(
+    names: str, *, rows: str | None = None, sizes: str = "", positions: str = "", never: Mapping[str, Any] | None = None
+) -> Callable[[Check], Check]:
+    """Register a rule for several operations; names and arguments are separated by spaces."""
+
+    def register(check: Check) -> Check:
+        for name in names.split():
+            if name in RULES:
+                raise ValueError(f"{name} has two rules")
+            RULES[name] = Rule(
+                check,
+                None if rows is None else frozenset(rows.split()),
+                frozenset(sizes.split()),
+                frozenset(positions.split()),
+                never or {},
+            )
+        return check
+
+    return register
+
+
+FREE_ONLY = frozenset(
+    """_weight_norm_interface.default _weight_norm.default linspace.default logspace.default eye.default eye.m
+    tril_indices.default triu_indices.default randperm.default scalar_tensor.default outer.default prod.default
+    prod.dim_int sum.default mean.default max.default min.default std.default var.default linalg_norm.default
+    norm.Scalar norm.ScalarOpt_dtype cumprod.default squeeze.default dot.default linalg_matrix_exp.default
+    linalg_qr.default linalg_inv.default inverse.default linalg_solve.default linalg_householder_product.default
+    meshgrid.indexing meshgrid.default diag.default diag_embed.default kron.default mv.default tensordot.default
+    all.default any.default""".split()
+)
+"""Further operations that may make batch-free values of batch-free values: pure, with a linear backward pass."""
+
+
+# -- element by element ----------------------------------------------------------------------------------------------
+
+POINTWISE = """
+add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode
+true_divide.Tensor rsub.Tensor rsub.Scalar neg.default abs.default exp.default exp2.default expm1.default log.default
+log2.default log10.default log1p.default sqrt.default rsqrt.default square.default reciprocal.default
+pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar sin.default cos.default tan.default asin.default acos.default
+atan.default atan2.default sinh.default cosh.default tanh.default asinh.default acosh.default atanh.default
+sigmoid.default logit.default erf.default erfc.default relu.default relu6.default gelu.default silu.default mish.default
+hardtanh.default hardswish.default hardsigmoid.default leaky_relu.default elu.default selu.default celu.default
+softplus.default log_sigmoid.default softshrink.default hardshrink.default threshold.default _prelu_kernel.default
+clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor clamp_max.default clamp_max.Tensor minimum.default
+maximum.default fmin.default fmax.default where.self where.ScalarSelf where.ScalarOther where.Scalar
+masked_fill.Scalar masked_fill.Tensor eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar
+gt.Tensor gt.Scalar ge.Tensor ge.Scalar logical_and.default logical_or.default logical_xor.default logical_not.default
+bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
+bitwise_not.default __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor __xor__.Scalar
+sign.default sgn.default floor.default ceil.default round.default round.decimals trunc.default frac.default
+remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar floor_divide.default floor_divide.Scalar lerp.Tensor
+lerp.Scalar addcmul.default addcdiv.default isnan.default isinf.default isfinite.default nan_to_num.default
+logaddexp.default logaddexp2.default hypot.default xlogy.Tensor copysign.Tensor heaviside.default sinc.default
+fill.Scalar fill.Tensor copy.default zero.default clone.default contiguous.default alias.default detach.default
+lift_fresh_copy.default expand_as.default _to_copy.default to.dtype to.dtype_layout
+dropout.default native_dropout.default alpha_dropout.default feature_dropout.default feature_alpha_dropout.default
+bernoulli.default bernoulli.p exponential.default uniform.default normal_functional.default
+"""
+"""Each number of the result comes from the numbers at its place alone, or is drawn at random."""
+
+FILLING = frozenset(
+    """bernoulli.p exponential.default uniform.default normal_functional.default fill.Scalar fill.Tensor
+    zero.default""".split()
+)
+"""Operations that write over their first argument without reading it."""
+
+
+@add_rule(POINTWISE)
+def broadcast_tag(call: Call) -> Tags:
+    """Operands with the batch have it at the same place; a fixed one has length one there."""
+    return broadcast_axis(call, call.tensors(), call.output.dim())
+
+
+def broadcast_axis(call: Call, operands: Sequence[fx.Node], rank: int) -> BatchAxis:
+    """Where the batch sits when these operands are broadcast to so many dimensions."""
+    places = {tag.moved_to(tag.dim + rank - call.rank(one)) for one in operands if (tag := call.tag(one)) is not None}
+    if len(places) != 1:
+        object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
+    place = places.pop()
+    for one in operands:
+        dim = place.dim - (rank - call.rank(one))
+        if call.tag(one) is None and dim >= 0 and call.shape(one)[dim] != 1:
+            object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+    return place
+
+
+@add_rule(
+    "zeros_like.default ones_like.default full_like.default rand_like.default randn_like.default "
+    "randint_like.default randint_like.low_dtype empty_like.default",
+    rows="self",
+)
+def tag_like(call: Call) -> Tags:
+    """A new tensor of the same shape."""
+    return call.axis_of(call["self"])
+
+
+@add_rule("type_as.default to.other", rows="self other")
+def tag_of_self(call: Call) -> Tags:
+    """The second operand only lends its type."""
+    return call.tag(call["self"])
+
+
+@add_rule("prelu.default", rows="self")
+def prelu_tag(call: Call) -> Tags:
+    """One slope, or one for each entry of dimension 1."""
+    tag = call.axis_of(call["self"])
+    if tag.dim == 1 and call["weight"].meta["val"].numel() != 1:
+        object_to("has one slope for each position in the batch")
+    return tag
+
+
+@add_rule("bucketize.Tensor", rows="self")
+def bucket_tag(call: Call) -> Tags:
+    """Every number is looked up in fixed boundaries."""
+    return call.axis_of(call["self"])
+
+
+@add_rule("one_hot.default", rows="self")
+def one_hot_tag(call: Call) -> Tags:
+    """A new last axis; without a number of classes its length would be the largest of the batch."""
+    if not isinstance(call["num_classes"], int) or call["num_classes"] <= 0:
+        object_to("has as many classes as the largest label of the batch", "give num_classes")
+    return call.axis_of(call["self"])
+
+
+# -- along named axes ------------------------------------------------------------------------------------------------
+
+OVER_BATCH = "works across the batch"
+OWN_AXES = "let it work over the axes of one example"
+
+
+@add_rule(
+    "sum.dim_IntList mean.dim amax.default amin.default var.dim std.dim std.correction var_mean.correction "
+    "std_mean.correction max.dim min.dim argmax.default argmin.default logsumexp.default any.dim any.dims "
+    "all.dim all.dims norm.ScalarOpt_dim median.dim nansum.default count_nonzero.dim_IntList",
+    rows="self",
+)
+def reduce_tag(call: Call) -> Tags:
+    """Axes of one example disappear, or stay with length one."""
+    tag, rank = call.axis_of(call["self"]), call.rank(call["self"])
+    dims = call.dims("dim", rank)
+    if tag.dim in dims:
+        object_to(OVER_BATCH, OWN_AXES)
+    kept = bool(call.arguments.get("keepdim", False))
+    return tag if kept else tag.moved_to(tag.dim - sum(dim < tag.dim for dim in set(dims)))
+
+
+RULES["linalg_vector_norm.default"] = RULES["sum.dim_IntList"]
+RULES["var.correction"] = RULES["sum.dim_IntList"]
+
+
+@add_rule(
+    "softmax.int log_softmax.int _softmax.default _log_softmax.default cumsum.default logcumsumexp.default "
+    "cummax.default cummin.default sort.default sort.stable topk.default argsort.default argsort.stable glu.default "
+    "_safe_softmax.default",
+    rows="self",
+)
+def along_tag(call: Call) -> Tags:
+    """Works along one axis and keeps all of them."""
+    tag = call.axis_of(call["self"])
+    if call.dim("dim", call.rank(call["self"])) == tag.dim:
+        object_to(OVER_BATCH, OWN_AXES)
+    return tag
+
+
+@add_rule("flip.default roll.default", rows="self")
+def flip_tag(call: Call) -> Tags:
+    """Moves positions along axes of one example."""
+    tag = call.axis_of(call["self"])
+    if tag.dim in call.dims("dims", call.rank(call["self"])):
+        object_to("moves examples to other places of the batch", OWN_AXES)
+    return tag
+
+
+@add_rule("cosine_similarity.default", rows="x1 x2")
+def similarity_tag(call: Call) -> Tags:
+    """Broadcasts its operands and reduces one axis."""
+    operands = [call["x1"], call["x2"]]
+    rank = max(map(call.rank, operands))
+    tag, dim = broadcast_axis(call, operands, rank), call.dim("dim", rank)
+    if dim == tag.dim:
+        object_to(OVER_BATCH, OWN_AXES)
+    return tag.moved_to(tag.dim - (dim < tag.dim))
+
+
+@add_rule("tril.default triu.default", rows="self")
+def triangle_tag(call: Call) -> Tags:
+    """Keeps or drops numbers by their place on the last two axes."""
+    tag = call.axis_of(call["self"])
+    if tag.dim >= call.rank(call["self"]) - 2:
+        object_to("depends on the place in the batch", OWN_AXES)
+    return tag
+
+
+@add_rule("diagonal.default", rows="self")
+def diagonal_tag(call: Call) -> Tags:
+    """Two axes of one example become one, the last."""
+    tag, rank = call.axis_of(call["self"]), call.rank(call["self"])
+    dims = {call.dim("dim1", rank), call.dim("dim2", rank)}
+    if tag.dim in dims:
+        object_to("pairs examples with positions", OWN_AXES)
+    return tag.moved_to(tag.dim - sum(dim < tag.dim for dim in dims))
+
+
+def names_of(tag: Tag) -> str:
+    """A tag in words, for messages."""
+    match tag:
+        case None:
+            return "batch-free"
+        case BatchAxis(dim, before, after):
+            inside = "" if before == after == 1 else f" (as {before} x batch x {after})"
+            return f"batch on axis {dim}{inside}"
+        case BatchPositions(dim):
+            return f"positions of the batch on axis {dim}"
+        case BatchSize():
+            return "the batch size"

@@ -1,0 +1,313 @@
+"""Rules of the operations behind layers: products, convolutions, pooling, normalisation, attention, recurrences."""
+
+from torch import fx
+
+from sightline.models.certificate.rules import OVER_BATCH, OWN_AXES, Call, add_rule
+from sightline.models.certificate.tags import BatchAxis, Tags, object_to
+
+FIRST_AXIS = "let the batch be the first axis"
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+@add_rule("linear.default", rows="input")
+def linear_tag(call: Call) -> Tags:
+    """Contracts the last axis with fixed weights."""
+    tag = call.axis_of(call["input"])
+    if tag.dim == call.rank(call["input"]) - 1:
+        object_to("sums over the batch", "let the last axis be the features")
+    return tag
+
+
+@add_rule("bilinear.default", rows="input1 input2")
+def bilinear_tag(call: Call) -> Tags:
+    """Contracts the last axes of two operands of the same batch with fixed weights."""
+    tag = call.axis_of(call["input1"])
+    if call.axis_of(call["input2"]) != tag or tag.dim == call.rank(call["input1"]) - 1:
+        object_to("lets examples meet", FIRST_AXIS)
+    return tag
+
+
+def product_tag(call: Call, left: fx.Node, right: fx.Node) -> BatchAxis:
+    """(..., n, k) times (..., k, m): no sum over the batch, and no example against another."""
+    rank = call.output.dim()
+    first, second = call.tag(left), call.tag(right)
+    left_rank, right_rank = call.rank(left), call.rank(right)
+    if first is not None and first.dim == left_rank - 1:
+        object_to("sums over the batch", "multiply each example by weights, not by the other examples")
+    if second is not None and second.dim == max(right_rank - 2, 0):
+        object_to("sums over the batch", "multiply each example by weights, not by the other examples")
+    if min(left_rank, right_rank) < 2:
+        return vector_product_tag(call, first, second, right_rank)
+    one = None if first is None else first.moved_to(first.dim + rank - left_rank)
+    two = None if second is None else second.moved_to(second.dim + rank - right_rank)
+    place = one or two or object_to("multiplies fixed tensors")
+    if one is not None and two is not None and (one != two or place.dim >= rank - 2):
+        object_to("multiplies examples with other examples", "use a batched product, as in attention")
+    for node, tag in ((left, first), (right, second)):
+        dim = place.dim - (rank - call.rank(node))
+        if tag is None and place.dim < rank - 2 and dim >= 0 and call.shape(node)[dim] != 1:
+            object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+    return place
+
+
+def vector_product_tag(call: Call, first: BatchAxis | None, second: BatchAxis | None, right_rank: int) -> BatchAxis:
+    """A product with a fixed vector: its axis disappears."""
+    if first is not None and second is None:
+        return first
+    if second is not None and first is None:
+        return second.moved_to(second.dim - (second.dim == right_rank - 1))
+    object_to("multiplies examples with other examples", "use a batched product, as in attention")
+
+
+@add_rule("matmul.default", rows="self other")
+def matmul_tag(call: Call) -> Tags:
+    """A product of matrices, of batches of them, or with a vector."""
+    return product_tag(call, call["self"], call["other"])
+
+
+@add_rule("mm.default bmm.default", rows="self mat2")
+def mm_tag(call: Call) -> Tags:
+    """A product of matrices or of batches of them."""
+    return product_tag(call, call["self"], call["mat2"])
+
+
+def added_tag(call: Call, place: BatchAxis) -> BatchAxis:
+    """`place`, when what is added to the product has the batch there too or is fixed and not along it."""
+    added = call["self"]
+    dim = place.dim - (call.output.dim() - call.rank(added))
+    tag = call.tag(added)
+    if tag is None and dim >= 0 and call.shape(added)[dim] != 1:
+        object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+    if tag is not None and tag != place.moved_to(dim):
+        object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
+    return place
+
+
+@add_rule("addmm.default", rows="self mat1 mat2")
+def addmm_tag(call: Call) -> Tags:
+    """A product and a sum."""
+    return added_tag(call, checked_product(call, "mat1", "mat2"))
+
+
+@add_rule("baddbmm.default", rows="self batch1 batch2")
+def baddbmm_tag(call: Call) -> Tags:
+    """A batched product and a sum."""
+    return added_tag(call, checked_product(call, "batch1", "batch2"))
+
+
+def checked_product(call: Call, left: str, right: str) -> BatchAxis:
+    """The product's tag; only a sum with the batch, of a fixed product, is an objection."""
+    if call.tag(call[left]) is None and call.tag(call[right]) is None:
+        object_to("adds a fixed product to the batch", "multiply first, then add")
+    return product_tag(call, call[left], call[right])
+
+
+@add_rule("einsum.default", rows="tensors")
+def einsum_tag(call: Call) -> Tags:
+    """The batch has one letter, the same in every operand that holds it, in no fixed one, and in the result."""
+    equation = str(call["equation"]).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    words, operands = left.split(","), call["tensors"]
+    if not arrow or "." in equation or list(map(len, words)) != [call.rank(one) for one in operands]:
+        object_to("leaves axes without a letter", 'name every axis and the result, as in "btd,bsd->bts"')
+    tags = [call.tag(one) for one in operands]
+    letters = {word[tag.dim] for word, tag in zip(words, tags, strict=True) if tag is not None}
+    inside = {(tag.before, tag.after) for tag in tags if tag is not None}
+    if len(letters) != 1 or len(inside) != 1:
+        object_to("lets examples meet: the batch has several letters", "give the batch one letter")
+    letter = letters.pop()
+    if right.count(letter) != 1:
+        object_to("sums over the batch", "keep the letter of the batch in the result")
+    if any(word.count(letter) != (tag is not None) for word, tag in zip(words, tags, strict=True)):
+        object_to("lays a fixed tensor along the batch, or pairs examples with positions")
+    return BatchAxis(right.index(letter), *inside.pop())
+
+
+# -- convolutions, pooling, padding ----------------------------------------------------------------------------------
+
+
+@add_rule(
+    "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding convolution.default "
+    "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
+    rows="input",
+)
+def convolution_tag(call: Call) -> Tags:
+    """(batch, channels, places...) with fixed kernels; without a batch axis the channels would be the examples."""
+    tag = call.axis_of(call["input"])
+    if tag.dim != 0 or call.rank(call["input"]) != call.rank(call["weight"]):
+        object_to("takes the batch for channels or places", "give it (batch, channels, ...)")
+    return tag
+
+
+def add_places(names: str, count: int, rows: str = "self") -> None:
+    """Register operations that mix the last `count` axes only, and keep all axes."""
+
+    def places_tag(call: Call) -> Tags:
+        """Works on the last axes, the places of one example."""
+        (operand,) = (call[name] for name in rows.split())
+        tag = call.axis_of(operand)
+        if tag.dim >= call.rank(operand) - count:
+            object_to(OVER_BATCH, "give it (batch, channels, ...)")
+        return tag
+
+    add_rule(names, rows=rows)(places_tag)
+
+
+for count in (1, 2, 3):
+    add_places(
+        f"max_pool{count}d.default max_pool{count}d_with_indices.default avg_pool{count}d.default "
+        f"adaptive_avg_pool{count}d.default adaptive_max_pool{count}d.default "
+        f"upsample_nearest{count}d.default _upsample_nearest_exact{count}d.default "
+        f"reflection_pad{count}d.default replication_pad{count}d.default",
+        count,
+    )
+    add_places(f"upsample_nearest{count}d.vec _upsample_nearest_exact{count}d.vec", count, "input")
+add_places("_adaptive_avg_pool2d.default", 2)
+add_places("_adaptive_avg_pool3d.default", 3)
+add_places("upsample_linear1d.default", 1)
+add_places("upsample_linear1d.vec", 1, "input")
+add_places("upsample_bilinear2d.default upsample_bicubic2d.default", 2)
+add_places("upsample_bilinear2d.vec upsample_bicubic2d.vec", 2, "input")
+add_places("upsample_trilinear3d.default", 3)
+add_places("upsample_trilinear3d.vec", 3, "input")
+add_places("pixel_shuffle.default pixel_unshuffle.default", 3)
+
+
+@add_rule("pad.default constant_pad_nd.default", rows="self")
+def pad_tag(call: Call) -> Tags:
+    """Two numbers for each of the last axes."""
+    tag = call.axis_of(call["self"])
+    if tag.dim >= call.rank(call["self"]) - len(call["pad"]) // 2:
+        object_to("pads the batch", OWN_AXES)
+    return tag
+
+
+@add_rule("im2col.default", rows="self")
+def patches_tag(call: Call) -> Tags:
+    """(batch, channels, height, width) to patches; three axes would be one example."""
+    tag = call.axis_of(call["self"])
+    if tag.dim != 0 or call.rank(call["self"]) != 4:
+        object_to("takes the batch for channels", "give it (batch, channels, height, width)")
+    return tag
+
+
+@add_rule("channel_shuffle.default", rows="self")
+def channel_shuffle_tag(call: Call) -> Tags:
+    """Reorders dimension 1."""
+    tag = call.axis_of(call["self"])
+    if tag.dim != 0:
+        object_to(OVER_BATCH, FIRST_AXIS)
+    return tag
+
+
+@add_rule("grid_sampler.default grid_sampler_2d.default", rows="input grid")
+def grid_tag(call: Call) -> Tags:
+    """Each example at places of its own."""
+    tag = call.axis_of(call["input"])
+    if tag.dim != 0 or call.axis_of(call["grid"]) != tag:
+        object_to("lets examples meet", FIRST_AXIS)
+    return tag
+
+
+@add_rule("affine_grid_generator.default", rows="theta", sizes="size")
+def affine_grid_tag(call: Call) -> Tags:
+    """Places from each example's own transformation."""
+    if call.tag(call["theta"]) != BatchAxis(0) or not call.is_batch(call["size"][0]):
+        object_to("lets examples meet", FIRST_AXIS)
+    return BatchAxis(0)
+
+
+# -- normalisation ---------------------------------------------------------------------------------------------------
+
+GROUP_NORM = "use torch.nn.GroupNorm or LayerNorm, whose statistics are each example's own"
+
+
+@add_rule("layer_norm.default native_layer_norm.default rms_norm.default", rows="input")
+def layer_norm_tag(call: Call) -> Tags:
+    """Statistics over the last axes."""
+    tag = call.axis_of(call["input"])
+    if tag.dim >= call.rank(call["input"]) - len(call["normalized_shape"]):
+        object_to("takes statistics over the batch", GROUP_NORM)
+    return tag
+
+
+@add_rule("group_norm.default", rows="input")
+def group_norm_tag(call: Call) -> Tags:
+    """(examples, channels, ...): statistics for each entry of the first axis."""
+    tag = call.axis_of(call["input"])
+    if tag.dim != 0:
+        object_to("takes statistics over the batch", "give it (batch, channels, ...)")
+    return tag
+
+
+@add_rule("instance_norm.default", rows="input")
+def instance_norm_tag(call: Call) -> Tags:
+    """(examples, channels, places...): statistics over the places, none kept."""
+    tag = call.axis_of(call["input"])
+    kept = call["running_mean"] is not None or call["running_var"] is not None or call["use_input_stats"] is not True
+    if kept or tag.dim != 0 or call.rank(call["input"]) < 3:
+        object_to("takes or keeps statistics over the batch", GROUP_NORM)
+    return tag
+
+
+@add_rule("batch_norm.default _native_batch_norm_legit_no_training.default", rows="input")
+def batch_norm_tag(call: Call) -> Tags:
+    """With fixed statistics it works element by element, one number for each entry of dimension 1; they come back."""
+    tag = call.axis_of(call["input"])
+    fixed = call.arguments.get("training", False) is False and None not in (call["running_mean"], call["running_var"])
+    if not fixed or tag.dim == 1:
+        object_to("takes statistics over the batch", GROUP_NORM)
+    return tag if call.name == "batch_norm.default" else (tag, None, None)
+
+
+@add_rule("_native_batch_norm_legit.no_stats", rows="input")
+def refuse_batch_norm(call: Call) -> Tags:
+    """Statistics of the batch at hand."""
+    object_to("takes statistics over the batch", GROUP_NORM)
+
+
+# -- attention and recurrences ---------------------------------------------------------------------------------------
+
+
+@add_rule("scaled_dot_product_attention.default", rows="query key value attn_mask")
+def attention_tag(call: Call) -> Tags:
+    """Queries, keys and values of the same batch, which is none of the last two axes; a mask is fixed or its own."""
+    operands = [call["query"], call["key"], call["value"]]
+    rank, tags = call.rank(operands[0]), {call.axis_of(one) for one in operands}
+    tag = tags.pop()
+    if tags or {call.rank(one) for one in operands} != {rank}:
+        object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
+    if tag.dim >= rank - 2 or (call["enable_gqa"] and tag.dim == rank - 3):
+        object_to("attends over the batch", "set batch_first=True, or keep the batch before heads and positions")
+    mask = call["attn_mask"]
+    if mask is not None:
+        dim, own = tag.dim - (rank - call.rank(mask)), call.tag(mask)
+        if own is None and dim >= 0 and call.shape(mask)[dim] != 1:
+            object_to("lays a fixed mask along the batch")
+        if own is not None and own != tag.moved_to(dim):
+            object_to("masks examples by others", "align the batch axes")
+    return tag
+
+
+@add_rule("lstm.input gru.input rnn_tanh.input rnn_relu.input", rows="input hx")
+def recurrence_tag(call: Call) -> Tags:
+    """(batch, time, features) or (time, batch, features), and hidden states (layers, batch, features) of the batch."""
+    tag = call.axis_of(call["input"])
+    hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
+    if tag.dim != (0 if call["batch_first"] is True else 1) or call.rank(call["input"]) != 3:
+        object_to("takes the batch for time", "set batch_first=True")
+    state = tag.moved_to(1)
+    if any(call.axis_of(one) != state or call.rank(one) != 3 for one in hidden):
+        object_to("starts from hidden states of other examples", "leave the hidden state out, or expand it")
+    return (tag, *(state for _ in hidden))
+
+
+@add_rule("lstm_cell.default gru_cell.default rnn_tanh_cell.default rnn_relu_cell.default", rows="input hx")
+def cell_tag(call: Call) -> Tags:
+    """One step of a recurrence: (batch, features) and hidden states of the same batch."""
+    tag = call.axis_of(call["input"])
+    hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
+    if tag.dim != 0 or call.rank(call["input"]) != 2 or any(call.axis_of(one) != tag for one in hidden):
+        object_to("starts from hidden states of other examples", "leave the hidden state out, or expand it")
+    return tag

@@ -1,0 +1,361 @@
+"""The rules of sites: what an operation records for the trained values that it takes.
+
+Each rule is given a `Site` and returns what runs in its place: the operation on detached trained values, its output
+kept on the tape with a reader that makes the records. Recurrent layers are in `graph_recurrent`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sightline.models.certificate import BatchAxis
+from sightline.training.fast.autograd_worker import NoClippingRule
+from sightline.training.fast.graph_records import OuterProducts, Record, TableRows, gram_pays
+from sightline.training.fast.graph_tape import Site, Use, add_site, examples_first
+
+Run = Callable[..., Any]
+
+
+def kept_site(site: Site, uses: Callable[[dict[str, Any], Tensor], Iterable[Use]]) -> Run:
+    """Run the operation, keep its output, and record `uses(arguments, gradient of the output)`."""
+
+    def run(**given: Any) -> Tensor:
+        fixed = {name: one.detach() if isinstance(one, Tensor) else one for name, one in given.items()}
+        return site.tape.keep(site.call(given), lambda g: uses(fixed, g))
+
+    return run
+
+
+def need_fixed(site: Site, *names: str) -> None:
+    """Raise unless these arguments are no trained values."""
+    for name in names:
+        if site.is_trained(name):
+            raise NoClippingRule(f"no clipping rule for a trained {name} in {site.node.target}")
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+@add_site("linear")
+def linear_site(site: Site) -> Run:
+    """x W^T + b: outer products at every position; packed projections of attention are this too."""
+    need_fixed(site, "input")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        g = site.positions(g)
+        yield from site.use("weight", OuterProducts(site.positions(given["input"]), g))
+        yield from site.use("bias", g.sum(1))
+
+    return kept_site(site, uses)
+
+
+@add_site("addmm")
+def addmm_site(site: Site) -> Run:
+    """beta b + alpha x W."""
+    need_fixed(site, "mat1")
+    if site.axis_of("mat1") is None:
+        raise NoClippingRule("no clipping rule for a trained first factor in aten.addmm")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        g = site.positions(g)
+        if site.is_trained("mat2"):
+            yield from site.use("mat2", OuterProducts(g * given["alpha"], site.positions(given["mat1"])))
+        if site.is_trained("self"):
+            rows = g.sum(1) * given["beta"]
+            yield from site.use("self", sum_to_shape(rows, tuple(given["self"].shape)))
+
+    return kept_site(site, uses)
+
+
+def sum_to_shape(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows (B, O) of a bias that is a vector, a row, or one number for all."""
+    if shape and shape[-1] == rows.shape[1]:
+        return rows.reshape(len(rows), *shape)
+    return rows.sum(1).reshape(len(rows), *shape)
+
+
+@add_site("mm matmul bmm")
+def product_site(site: Site) -> Run:
+    """A product of a batch with a trained matrix, from either side."""
+    left, right = [name for name in site.nodes if name in ("self", "mat2", "other", "tensor1", "tensor2")][:2]
+    if site.is_trained(left):
+        return left_product(site, left, right)
+    weight = site.nodes[right].meta["val"]
+    if weight.dim() > 2:
+        return batched_product(site, left, right)
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        a = site.positions(given[left], site.axis_of(left))
+        if weight.dim() == 1:
+            g = g.unsqueeze(-1)
+            yield from site.use(right, torch.bmm(site.positions(g).transpose(1, 2), a).squeeze(1))
+        else:
+            yield from site.use(right, OuterProducts(site.positions(g), a))
+
+    return kept_site(site, uses)
+
+
+def left_product(site: Site, left: str, right: str) -> Run:
+    """W x: the transposed product x^T W^T."""
+    axis = site.axis_of(right)
+    if site.nodes[left].meta["val"].dim() != 2 or site.nodes[right].meta["val"].dim() < 2 or axis is None:
+        return batched_product(site, right, left)
+    turned = turn_axis(axis, site.nodes[right].meta["val"].dim()), turn_axis(site.axis, site.rank)
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        a = site.positions(given[right].transpose(-1, -2), turned[0])
+        yield from site.use(left, OuterProducts(a, site.positions(g.transpose(-1, -2), turned[1])))
+
+    return kept_site(site, uses)
+
+
+def turn_axis(axis: BatchAxis, rank: int) -> BatchAxis:
+    """Where the batch is after the last two axes have been swapped."""
+    last = {rank - 1: rank - 2, rank - 2: rank - 1}
+    return BatchAxis(last.get(axis.dim, axis.dim), axis.before, axis.after)
+
+
+def batched_product(site: Site, batch: str, weight: str) -> Run:
+    """A stack of matrices: spread over the batch where it is one of the stack's axes, else outer products of each."""
+    if site.axis.dim < site.rank - 2:
+        return spread_site(site)
+    stack, axis = site.nodes[weight].meta["val"], site.axis_of(batch)
+    same = stack.shape[:-2] == site.node.meta["val"].shape[:-2] and site.nodes[batch].meta["val"].dim() == site.rank
+    if site.is_trained("self") or axis is None or axis.dim != site.rank - 2 or not same:
+        raise NoClippingRule(f"no clipping rule for a stack of trained matrices in {site.node.target}")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        a, g = (
+            examples_first(one, axis, site.tape.batch).reshape(site.tape.batch, *stack.shape[:-2], -1, one.shape[-1])
+            for one in (given[batch], g)
+        )
+        yield from site.use(weight, torch.matmul(a.transpose(-1, -2), g))
+
+    return kept_site(site, uses)
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+@add_site("embedding")
+def embedding_site(site: Site) -> Run:
+    """Rows of a table at the tokens of every example."""
+    axis, padding = site.axis_of("indices"), site.nodes["padding_idx"]
+    if axis is None or site.nodes["scale_grad_by_freq"] or site.nodes["sparse"]:
+        raise NoClippingRule("no clipping rule for this lookup")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        tokens = examples_first(given["indices"], axis, site.tape.batch).reshape(site.tape.batch, -1)
+        g = site.positions(g)
+        if padding >= 0:
+            g = torch.where((tokens == padding)[..., None], torch.zeros_like(g), g)
+        yield from site.use("weight", TableRows(tokens, g))
+
+    return kept_site(site, uses)
+
+
+@add_site("index.Tensor index_select")
+def index_site(site: Site) -> Run:
+    """table[tokens], as somebody writes it by hand."""
+    listed = site.nodes.get("indices")
+    name = "index" if listed is None else "indices"
+    node = site.nodes["index"] if listed is None else listed[0]
+    axis = site.axes.get(node) if node is not None else None
+    plain = site.nodes["dim"] == 0 if listed is None else len(listed) == 1
+    table = site.nodes["self"].meta["val"]
+    if not plain or not isinstance(axis, BatchAxis) or table.dim() != 2 or not site.is_trained("self"):
+        raise NoClippingRule(f"no clipping rule for trained values in {site.node.target}")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        index = given[name] if listed is None else given[name][0]
+        tokens = examples_first(index, axis, site.tape.batch).reshape(site.tape.batch, -1)
+        tokens = torch.where(tokens < 0, tokens + table.shape[0], tokens)
+        yield from site.use("self", TableRows(tokens, site.positions(g)))
+
+    return kept_site(site, uses)
+
+
+# -- normalisation ---------------------------------------------------------------------------------------------------
+
+
+@add_site("layer_norm rms_norm")
+def layer_norm_site(site: Site) -> Run:
+    """Scale and shift over the last axes."""
+    need_fixed(site, "input")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        shape = list(given["normalized_shape"])
+        whole = (site.tape.batch, -1, *shape)
+        parts = examples_first(g, site.axis, site.tape.batch).reshape(whole)
+        if site.is_trained("weight"):
+            if "bias" in given:
+                x = functional.layer_norm(given["input"], shape, eps=given["eps"])
+            else:
+                x = functional.rms_norm(given["input"], shape, eps=given["eps"])
+            x = examples_first(x, site.axis, site.tape.batch).reshape(whole)
+            yield from site.use("weight", (parts * x).sum(1))
+        if "bias" in given:
+            yield from site.use("bias", parts.sum(1))
+
+    return kept_site(site, uses)
+
+
+@add_site("group_norm instance_norm")
+def channel_norm_site(site: Site) -> Run:
+    """Scale and shift of every channel."""
+    need_fixed(site, "input")
+    if site.axis != BatchAxis(0):
+        raise NoClippingRule(f"no clipping rule for {site.node.target} with the batch on another axis than the first")
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        x, channels = given["input"], g.shape[1]
+        parts = g.reshape(len(g), channels, -1)
+        if site.is_trained("weight"):
+            groups = given.get("num_groups", channels)
+            x = functional.group_norm(x, groups, eps=given["eps"]).reshape(len(g), channels, -1)
+            yield from site.use("weight", (parts * x).sum(2))
+        yield from site.use("bias", parts.sum(2))
+
+    return kept_site(site, uses)
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+@add_site("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
+def convolution_site(site: Site) -> Run:
+    """Gradients by one grouped convolution, or outer products of patches where Gram matrices are cheaper."""
+    need_fixed(site, "input")
+    weight = site.nodes["weight"].meta["val"]
+    kernel = tuple(weight.shape[2:])
+    if site.axis != BatchAxis(0) or site.rank != weight.dim():
+        raise NoClippingRule(f"no clipping rule for {site.node.target} with the batch on another axis than the first")
+    how = convolution_settings(site, kernel)
+    inputs, outputs = kernel_size(weight), int(weight.shape[0])
+    plain = len(kernel) == 2 and how["groups"] == 1 and not how["transposed"]
+
+    def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
+        positions = g[0, 0].numel()
+        if site.is_trained("weight"):
+            if plain and gram_pays(positions, inputs, outputs):
+                patches = functional.unfold(given["input"], kernel, how["dilation"], how["padding"], how["stride"])
+                record: Record = OuterProducts(patches.transpose(1, 2), g.flatten(2).transpose(1, 2))
+            else:
+                record = kernel_rows(given["input"], g, tuple(weight.shape), how)
+            yield from site.use("weight", record)
+        yield from site.use("bias", g.reshape(len(g), g.shape[1], -1).sum(2))
+
+    return kept_site(site, uses)
+
+
+def kernel_size(weight: Tensor) -> int:
+    """Numbers of one output channel's kernel."""
+    return int(weight[0].numel())
+
+
+def convolution_settings(site: Site, kernel: tuple[int, ...]) -> dict[str, Any]:
+    """Stride, padding, dilation, output padding as lists, groups, and whether it is transposed."""
+    given, axes = site.nodes, len(kernel)
+    transposed = bool(given.get("transposed", "output_padding" in given))
+    spread = {name: one_each(given.get(name, 0), axes) for name in ("stride", "dilation", "output_padding")}
+    padding = given["padding"]
+    if isinstance(padding, str):
+        wide = [dilation * (size - 1) for dilation, size in zip(spread["dilation"], kernel, strict=True)]
+        if padding == "same" and any(one % 2 for one in wide):
+            raise NoClippingRule('no clipping rule for padding="same" of an even kernel')
+        padding = [one // 2 for one in wide] if padding == "same" else [0] * axes
+    return {**spread, "padding": one_each(padding, axes), "groups": given["groups"], "transposed": transposed}
+
+
+def one_each(value: int | list[int] | tuple[int, ...], axes: int) -> list[int]:
+    """One number for every axis."""
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    return listed * axes if len(listed) == 1 else listed
+
+
+def kernel_rows(x: Tensor, g: Tensor, shape: tuple[int, ...], how: dict[str, Any]) -> Tensor:
+    """(B, *weight): all examples as groups of one convolution, whose weight's gradient is asked for."""
+    batch = len(x)
+    rows: Tensor = torch.ops.aten.convolution_backward(
+        g.contiguous().view(1, batch * g.shape[1], *g.shape[2:]),
+        x.contiguous().view(1, batch * x.shape[1], *x.shape[2:]),
+        x.new_empty(batch * shape[0], *shape[1:]),
+        None,
+        how["stride"],
+        how["padding"],
+        how["dilation"],
+        how["transposed"],
+        how["output_padding"],
+        batch * how["groups"],
+        [False, True, False],
+    )[1]
+    return rows.view(batch, *shape)
+
+
+# -- element by element ----------------------------------------------------------------------------------------------
+
+SPREADING = """
+add sub mul div true_divide rsub pow minimum maximum where masked_fill lerp addcmul addcdiv atan2 fmin fmax clamp
+clamp_min clamp_max expand expand_as hypot logaddexp logaddexp2 copysign xlogy heaviside remainder fmod
+"""
+"""Operations that broadcast their operands: a bare parameter, a position, a scale."""
+
+
+@add_site(SPREADING)
+def spread_site(site: Site) -> Run:
+    """A trained value broadcast against a batch: repeated for every example, so that autograd keeps them apart."""
+    names, axis, rank = site.trained_names(), site.axis, site.rank
+    if len(names) != len(site.trained):
+        raise NoClippingRule(f"no clipping rule for a list of trained values in {site.node.target}")
+
+    def run(**given: Any) -> Any:
+        for name in names:
+            given[name] = spread_value(site, name, given[name].detach(), axis, rank)
+        return site.node.target(**given)  # type: ignore[operator]
+
+    return run
+
+
+def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: int) -> Tensor:
+    """The value once for every example along the batch axis, kept on the tape."""
+    batch, shape = site.tape.batch, tuple(value.shape)
+    whole = [1] * (rank - value.dim()) + list(shape)
+    whole[axis.dim] = batch * axis.before * axis.after
+    spread = value.reshape([1] * (rank - value.dim()) + list(shape)).expand(whole)
+
+    def read(g: Tensor) -> Iterable[Use]:
+        parts = g.reshape(*g.shape[: axis.dim], axis.before, batch, axis.after, *g.shape[axis.dim + 1 :])
+        rows = parts.sum((axis.dim, axis.dim + 2)) if axis.before * axis.after > 1 else parts
+        rows = rows.movedim(axis.dim if axis.before * axis.after > 1 else axis.dim + 1, 0)
+        return site.use(name, rows.reshape(batch, *shape))
+
+    return site.tape.keep(spread, read)
+
+
+@add_site("scaled_dot_product_attention")
+def attention_site(site: Site) -> Run:
+    """A trained bias of the scores; trained queries, keys or values are spread as well."""
+    if site.axis.dim >= site.rank - 2:
+        raise NoClippingRule("no clipping rule for attention over the batch")
+    return spread_site(site)
+
+
+@add_site("prelu")
+def prelu_site(site: Site) -> Run:
+    """One slope, or one for each channel."""
+    need_fixed(site, "self")
+    axis, rank = site.axis, site.rank
+    if axis.dim == 1:
+        raise NoClippingRule("no clipping rule for slopes beside the batch")
+
+    def run(**given: Any) -> Tensor:
+        x, slopes = given["self"], given["weight"].detach()
+        shape = [1] * rank
+        shape[1 if rank > 1 and slopes.numel() > 1 else 0] = slopes.numel()
+        spread = spread_value(site, "weight", slopes.reshape(shape), axis, rank)
+        return torch.where(x > 0, x, spread * x)
+
+    return run

@@ -1,0 +1,211 @@
+"""Models of the user's own by their certified graph: plain steps, private steps in one backward pass, evaluation.
+
+The certificate is a proof about the graph, so the graph is what runs, and never the module's own Python code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, fx
+
+from sightline.models.certificate import Certificate, CertifiedGraph
+from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
+from sightline.models.task import probe_targets
+from sightline.training.fast import graph_recurrent, graph_rules
+from sightline.training.fast.graph_records import TensorGradients, join_records
+from sightline.training.fast.graph_tape import (
+    WITHOUT_DROPOUT,
+    RecordingGraph,
+    arguments_of,
+    copy_graph,
+    feed_graph,
+    operation_name,
+)
+from sightline.training.gradients import (
+    Clip,
+    GradientWorker,
+    clipped_rows,
+    equal_chunks,
+    factors_of,
+    stretch_views,
+)
+
+CHUNK_BYTES = 1 << 28
+"""How much a chunk of examples of a private step may take."""
+
+RULES_OF = (graph_rules, graph_recurrent)
+"""The modules that fill `SITES`."""
+
+
+class GraphWorker(GradientWorker):
+    """A certified model, run as its graph.
+
+    Guarantees: as those of `GradientWorker.clipped_sum`; that no example reaches another's gradient is the
+    certificate's proof here, and nothing is given to the module itself. The task's losses treat rows apart.
+
+    Raises `NoClippingRule` when the graph uses a trained value where no rule is known.
+    """
+
+    def __init__(self, model: FlatModel, certificate: Certificate) -> None:
+        super().__init__(model)
+        self.state = None  # nothing of the module runs, so nothing can change
+        self.losses, self.certificate = model.task.losses, certificate
+        self.plain = copy_graph(certificate)
+        self.evaluation = copy_graph(certificate.evaluation)
+        self.recording = RecordingGraph(certificate, [slot.name for slot in model.layout])
+        self.dropout = self.dropout or draws_at_random(certificate.exported.graph)
+        self.tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        self.slots = model.split(self.gradient)
+        self.example_bytes = 0
+
+    def feed(self, graph: CertifiedGraph, x: Tensor) -> list[Tensor]:
+        """What a graph is given for a batch."""
+        return feed_graph(graph, self.tensors, x)
+
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """The outputs of a batch without dropout; the graph for evaluation is certified too, so all are apart."""
+        with torch.no_grad():
+            output: Tensor = self.evaluation(*self.feed(self.certificate.evaluation, x))[0]
+        return output
+
+    def mean_gradient(self, x: Tensor, y: Tensor) -> None:
+        """Write the gradient of the batch's mean loss to `gradient`."""
+        self.gradient.zero_()
+        output = self.plain(*self.feed(self.certificate, x))[0]
+        self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """Ghost clipping over the graph, chunk by chunk; see `GradientWorker.clipped_sum`."""
+        self.gradient.zero_()
+        if not len(y):
+            return
+        if not self.example_bytes:
+            self.example_bytes = self.measure_example(x[:1], y[:1])
+        for some in equal_chunks(len(y), max(1, CHUNK_BYTES // (self.example_bytes * views))):
+            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
+
+    def measure_example(self, x: Tensor, y: Tensor) -> int:
+        """The bytes that one example takes: what lies between the nodes, twice, and its gradients."""
+        with torch.random.fork_rng(devices=[]):
+            gradients = self.gradients_of(x, y, 1)
+        return 4 * (2 * self.recording.activation_numbers() + sum(one.numbers for one in gradients.values()) + 1)
+
+    def gradients_of(self, x: Tensor, y: Tensor, views: int) -> dict[str, TensorGradients]:
+        """The per-example gradients of one chunk, tensor by tensor."""
+        output = self.recording.run(self.tensors, x)
+        records = self.recording.records(self.losses(output, y.repeat_interleave(views, 0)), views)
+        with torch.no_grad():
+            return {name: join_records(some, self.slots[name].shape) for name, some in records.items()}
+
+    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
+        """Add the clipped sum of one chunk; an example that is not finite anywhere is left out."""
+        gradients = self.gradients_of(x, y, views)
+        if not gradients:
+            return
+        with torch.no_grad():
+            finite, factors = factors_of([{name: one.square_norms()} for name, one in gradients.items()], clip)
+            if bool(finite.all()):
+                for name, one in gradients.items():
+                    one.add_clipped(factors(name), self.slots[name])
+                return
+        if bool(finite.any()):
+            del gradients
+            self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Let both graphs run without dropout, so that a batch can be compared with its examples alone."""
+        kept = self.plain, self.recording
+        self.plain = copy_graph(self.certificate, dropout=False)
+        self.recording = RecordingGraph(self.certificate, [slot.name for slot in self.model.layout], dropout=False)
+        try:
+            yield
+        finally:
+            self.plain, self.recording = kept
+
+
+RANDOM = "rand bernoulli dropout normal uniform exponential multinomial rrelu geometric cauchy".split()
+OFF = (False, 0.0)
+
+
+def draws_at_random(graph: fx.Graph) -> bool:
+    """Whether a graph draws random numbers: then they come from the client's own generator."""
+    return any(node_draws(node) for node in graph.nodes if node.op == "call_function")
+
+
+def node_draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    name = operation_name(node)
+    if name in WITHOUT_DROPOUT:
+        given = arguments_of(node)
+        return given[WITHOUT_DROPOUT[name][0]] not in OFF and given.get("p", 1.0) != 0.0
+    return any(word in name for word in RANDOM)
+
+
+def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
+    """Whether clipped sum and mean gradient of a batch equal those of its examples alone, tensor by tensor.
+
+    The examples are differentiated by the module itself, or where it draws at random by the graph, of which the
+    certificate has compared the output with the module's. Weights lie beside the start, where LoRA's factors are zero.
+    """
+    model, generator = worker.model, torch.Generator().manual_seed(1)
+    x, y = probe_inputs(model, examples), probe_targets(model.task, model.classes, examples)
+    start = flatten_module(model.module())
+    worker.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
+    with torch.random.fork_rng(devices=[]), worker.without_dropout():
+        torch.manual_seed(0)
+        random = draws_at_random(worker.plain.graph)
+        rows = (
+            graph_rows(worker, x, y)
+            if draws_at_random(worker.certificate.exported.graph)
+            else module_rows(worker, x, y)
+        )
+        clip_norm = float(rows.norm(dim=1).median())
+        if not 0 < clip_norm < float("inf"):
+            return False
+        batches = [slice(one, one + 1) for one in range(examples)] if random else [slice(0, examples)]
+        for some in batches:
+            torch.manual_seed(some.start)
+            worker.clipped_sum(x[some], y[some], clip_norm)
+            if not close_by_tensor(model, worker.gradient, clipped_rows(rows[some], clip_norm), 1e-5 * clip_norm):
+                return False
+            torch.manual_seed(some.start)
+            worker.mean_gradient(x[some], y[some])
+            if not close_by_tensor(model, worker.gradient, rows[some].mean(0), 1e-5 * clip_norm):
+                return False
+    return True
+
+
+def graph_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
+    """Every example's gradient by the graph and plain autograd, example i drawn from seed i."""
+    rows = torch.empty(len(y), worker.model.parameters)
+    for index in range(len(y)):
+        torch.manual_seed(index)
+        worker.mean_gradient(x[index : index + 1], y[index : index + 1])
+        rows[index] = worker.gradient
+    return rows
+
+
+def module_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
+    """Every example's gradient by the module in training and plain autograd."""
+    module = worker.model.module().train()
+    bind_parameters(module, worker.model.layout, worker.weights.clone())
+    rows = torch.zeros(len(y), worker.model.parameters)
+    parameters = [module.get_parameter(slot.name) for slot in worker.model.layout]
+    for index in range(len(y)):
+        some = slice(index, index + 1)
+        loss = worker.losses(module(x[some].clone()), y[some]).sum()
+        for slot, part in zip(
+            worker.model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            if part is not None:
+                rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
+    return rows
+
+
+def close_by_tensor(model: FlatModel, got: Tensor, expected: Tensor, least: float) -> bool:
+    """Whether every named tensor agrees to a thousandth of its own norm."""
+    wrong, right = model.split(got - expected), model.split(expected)
+    return all(float(wrong[name].norm()) <= 1e-3 * float(right[name].norm()) + least for name in right)

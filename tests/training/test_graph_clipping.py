@@ -1,0 +1,227 @@
+"""Clipping over the certified graph equals the module differentiated example by example, and bounds what is hostile."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import graph_modules
+import numpy as np
+import pytest
+import torch
+from graph_modules import MORE, QUICK
+from torch.nn import functional
+
+from sightline.models.certificate import certificate_of
+from sightline.models.flat import bind_parameters, flatten_module, probe_inputs
+from sightline.training.dispatch import clipping_note, worker_for
+from sightline.training.fast import graph_worker
+from sightline.training.fast.autograd_worker import NoClippingRule
+from sightline.training.fast.graph_records import join_records
+from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples
+from sightline.training.gradients import Balls, own_dropout
+
+HUGGING_FACE = ["bert", "gpt2", "gpt2 tied", "peft lora"]
+HAS_HUGGING_FACE = all(find_spec(name) is not None for name in ("transformers", "peft"))
+ALL = [
+    *QUICK,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
+    *(
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not HAS_HUGGING_FACE, reason="needs pip install sightline[hf]"),
+            ],
+        )
+        for name in HUGGING_FACE
+    ),
+]
+EXAMPLES = 7
+
+
+@cache
+def worker_of(name):
+    """The worker of a case at weights beside its start, and its certified model."""
+    cases = {**QUICK, **MORE}
+    case = cases[name] if name in cases else graph_modules.cases_of_hugging_face()[name]
+    model = graph_modules.model_of(case)
+    worker = GraphWorker(model, certificate_of(model))
+    generator = torch.Generator().manual_seed(3)
+    start = flatten_module(model.module())
+    worker.start = start + 0.1 * torch.randn(start.shape, generator=generator)
+    return worker
+
+
+@pytest.fixture
+def worker(request):
+    found = worker_of(request.param)
+    found.weights.copy_(found.start)
+    return found
+
+
+def batch_of(worker, count=EXAMPLES):
+    x = probe_inputs(worker.model, count, seed=5)
+    return x, torch.arange(count) % worker.model.classes
+
+
+def exact_rows(worker, x, y):
+    """Every example's gradient by the module itself in double precision."""
+    module = worker.model.module().double().eval()
+    module.train() if not worker.dropout else None
+    weights = worker.weights.double().clone()
+    bind_parameters(module, worker.model.layout, weights)
+    parameters = [module.get_parameter(slot.name) for slot in worker.model.layout]
+    rows = torch.zeros(len(y), worker.model.parameters, dtype=torch.float64)
+    for index in range(len(y)):
+        one = x[index : index + 1]
+        loss = functional.cross_entropy(module(one.double() if one.is_floating_point() else one), y[index : index + 1])
+        for slot, part in zip(
+            worker.model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            if part is not None:
+                rows[index, slot.start : slot.stop] = part.flatten()
+    return rows
+
+
+def clipped(rows, clip_norm):
+    return (rows * (clip_norm / rows.norm(dim=1).clamp_min(1e-300)).clamp(max=1.0)[:, None]).sum(0)
+
+
+def total_of(worker, x, y, clip, **words):
+    worker.clipped_sum(x, y, clip, **words)
+    return worker.gradient.double().clone()
+
+
+@pytest.mark.parametrize("worker", ALL, indirect=True)
+def test_norms_and_clipped_sums_are_those_of_the_examples_alone(worker):
+    x, y = batch_of(worker)
+    with worker.without_dropout():
+        rows = exact_rows(worker, x, y)
+        norms, clip_norm = rows.norm(dim=1), float(rows.norm(dim=1).median())
+        gradients = worker.gradients_of(x, y, 1)
+        found = torch.stack([one.square_norms() for one in gradients.values()]).sum(0).sqrt().double()
+        assert (found >= norms * (1 - 3e-6)).all()  # less than SLACK leaves
+        assert (found <= norms * (1 + 1e-3)).all()
+        for name, one in gradients.items():
+            slot = next(slot for slot in worker.model.layout if slot.name == name)
+            exact = rows[:, slot.start : slot.stop].norm(dim=1)
+            assert (one.square_norms().sqrt().double() >= exact * (1 - 3e-6) - 1e-7 * norms).all(), name
+        expected = clipped(rows, clip_norm)
+        assert (total_of(worker, x, y, clip_norm) - expected).norm() <= 5e-4 * expected.norm()
+        worker.mean_gradient(x, y)
+        assert (worker.gradient - rows.mean(0)).norm() <= 1e-5 * rows.mean(0).norm()
+    module = worker.model.module().eval()
+    bind_parameters(module, worker.model.layout, worker.weights)
+    torch.testing.assert_close(worker.logits(x), module(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("worker", ALL, indirect=True)
+def test_one_example_moves_the_sum_by_the_clip_norm_at_the_most(worker):
+    """An outlier by its inputs, or where those are tokens by weights that make all gradients long."""
+    x, y = batch_of(worker)
+    if x.is_floating_point():
+        x[-1] *= 300
+    for clip_norm in (1e-6, 0.3, 50.0):
+        with worker.without_dropout():
+            alone = total_of(worker, x[-1:], y[-1:], clip_norm)
+            assert float(alone.norm()) <= clip_norm
+            moved = total_of(worker, x, y, clip_norm) - total_of(worker, x[:-1], y[:-1], clip_norm)
+            assert float(moved.norm()) <= clip_norm * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e-30])
+@pytest.mark.parametrize("worker", ["bare", "convolutions", "encoder", "recurrent", "lora"], indirect=True)
+def test_hostile_values_leave_the_others_alone(worker, value):
+    x, y = batch_of(worker)
+    x[2] = value
+    clip_norm = 0.1
+    got = total_of(worker, x, y, clip_norm)
+    keep = torch.arange(len(y)) != 2
+    others = total_of(worker, x[keep], y[keep], clip_norm)
+    assert torch.isfinite(got).all()
+    assert float((got - others).norm()) <= clip_norm * (1 + 1e-4)
+    if value != value:
+        torch.testing.assert_close(got, others, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("worker", ["reused", "tied wide", "encoder"], indirect=True)
+def test_weights_of_any_size_stay_inside_the_ball(worker):
+    """Huge and tiny weights: squares overflow and underflow on the way to the norm."""
+    x, y = batch_of(worker, 3)
+    for size in (1e-20, 1e-10, 1e3, 1e8, 1e18):
+        worker.weights.copy_(worker.start * size)
+        for clip_norm in (1e-5, 1.0):
+            for index in range(3):
+                alone = total_of(worker, x[index : index + 1], y[index : index + 1], clip_norm)
+                assert float(alone.norm()) <= clip_norm
+
+
+@pytest.mark.parametrize("worker", ["encoder", "tied", "recurrent"], indirect=True)
+def test_balls_are_clipped_apart(worker):
+    x, y = batch_of(worker)
+    slots = worker.model.layout
+    radii = (0.05, 0.01)
+    balls = Balls(radii, {slot.name: number % 2 for number, slot in enumerate(slots)})
+    rows, expected = exact_rows(worker, x, y), torch.zeros(worker.model.parameters, dtype=torch.float64)
+    for columns, clip_norm in zip(balls.columns(slots), radii, strict=True):
+        expected[columns] = clipped(rows[:, columns], clip_norm)
+    got = total_of(worker, x, y, balls)
+    assert (got - expected).norm() <= 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("worker", ["bare", "tied wide", "convolutions"], indirect=True)
+def test_views_of_an_example_are_averaged_before_they_are_clipped(worker):
+    x, _ = batch_of(worker, 6)
+    y = torch.arange(3) % worker.model.classes
+    rows = exact_rows(worker, x, y.repeat_interleave(2)).view(3, 2, -1).mean(1)
+    clip_norm = float(rows.norm(dim=1).median())
+    expected = clipped(rows, clip_norm)
+    assert (total_of(worker, x, y, clip_norm, views=2) - expected).norm() <= 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("worker", ["convolutions"], indirect=True)
+def test_chunks_change_nothing_but_rounding(worker, monkeypatch):
+    x, y = batch_of(worker)
+    whole = total_of(worker, x, y, 0.1)
+    monkeypatch.setattr(graph_worker, "CHUNK_BYTES", 2 * worker.example_bytes)
+    torch.testing.assert_close(total_of(worker, x, y, 0.1), whole, rtol=1e-4, atol=1e-7)
+    assert not total_of(worker, x[:0], y[:0], 0.1).any()
+
+
+def test_the_probe_sees_a_wrong_clipping(monkeypatch):
+    worker = worker_of("reused")
+    assert agrees_with_examples(worker)
+    monkeypatch.setattr(graph_worker, "join_records", lambda some, shape: join_records(some[:1], shape))
+    assert not agrees_with_examples(worker)
+
+
+def test_dropout_draws_from_the_clients_generator():
+    model = graph_modules.model_of(graph_modules.Case(graph_modules.DroppedEncoder, graph_modules.SEQUENCE))
+    worker = worker_for(model)
+    assert isinstance(worker, GraphWorker)
+    assert worker.dropout
+    assert clipping_note(model) is None
+    worker.weights.copy_(flatten_module(model.module()))
+    x, y = batch_of(worker)
+    totals = []
+    for seed in (0, 0, 1):
+        with own_dropout(worker, np.random.default_rng(seed)):
+            totals.append(total_of(worker, x, y, 0.1))
+    assert torch.equal(totals[0], totals[1])
+    assert not torch.equal(totals[0], totals[2])
+    assert torch.equal(worker.logits(x), worker.logits(x))
+
+
+def test_a_use_without_a_rule_is_told():
+    class Strange(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.bilinear = torch.nn.Linear(8, 3), torch.nn.Bilinear(8, 8, 8)
+
+        def forward(self, x):
+            return self.last(self.bilinear(x, x))
+
+    model = graph_modules.model_of(graph_modules.Case(Strange, graph_modules.VECTOR))
+    with pytest.raises(NoClippingRule, match="no clipping rule for trained values in aten"):
+        GraphWorker(model, certificate_of(model))
+    assert "every example is differentiated alone" in clipping_note(model)
+    assert "no clipping rule for trained values in aten" in clipping_note(model)
