@@ -2,12 +2,14 @@
 
 from sightline.models.flat import FlatModel, Slot, bind_parameters, probe_inputs
 from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
-from sightline.models.registry import MODELS, build_model
+from sightline.models.registry import MODELS, Factory, build_model, is_given_model, read_given_model
 from sightline.models.splitting import split_model
+from sightline.models.state import code_digest
 from sightline.models.submodel import Partitions, Splitting, Submodel, unsplit_mask
 
 __all__ = [
     "MODELS",
+    "Factory",
     "FlatModel",
     "Partitions",
     "Slot",
@@ -15,8 +17,11 @@ __all__ = [
     "Submodel",
     "bind_parameters",
     "build_model",
+    "code_digest",
+    "is_given_model",
     "mixing_layer",
     "probe_inputs",
+    "read_given_model",
     "refuse_mixing_layers",
     "split_model",
     "unknown_part",

@@ -1,0 +1,214 @@
+"""Examples that a Python program hands over: `sightline.run(experiment, data=...)`.
+
+A client is a pair (x, y), a quadruple with its own test examples, {"train": ..., "test": ...}, a torch Dataset, a table
+or a file; `data` is a list or a dictionary of clients, a table with a client column, or a folder with a file for each.
+"""
+
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.config import Data
+from sightline.data.federation import Client, Federation, Shard
+from sightline.data.own import checked_client, checked_shard, federation_of_own, tell_error
+from sightline.data.partition import split_examples
+from sightline.data.tables import (
+    ColumnNames,
+    FileTable,
+    Pair,
+    label_count,
+    list_files,
+    read_pair,
+    scale_pictures,
+    split_by_client,
+    stack_rows,
+    table_columns,
+    to_array,
+)
+from sightline.errors import SightlineError, invalid
+from sightline.randomness import Purpose, Streams
+
+PYTHON = "python"
+"""The name in `data.source` of examples that no file can give back."""
+SPLITS = {"train", "test"}
+
+
+@dataclass(frozen=True, eq=False)
+class GivenData:
+    """The examples of every client as arrays, not checked yet, and test examples where some were given."""
+
+    clients: tuple[tuple[Pair, Pair | None], ...]
+    """(training examples, own test examples)"""
+    test: Pair | None = None
+    """The common test set."""
+    classes: int | None = None
+    """How many classes the schema of the data declares."""
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def deal(self, settings: Data, streams: Streams) -> Federation:
+        """The federation of these clients.
+
+        Guarantees: those of `load_federation`. Where nobody brings a test example, each client keeps `test_fraction` of
+        its own; else nobody's examples are split. The arrays are the federation's own: changing what was handed over
+        changes nothing.
+        """
+        split = self.test is None and all(test is None for _, test in self.clients)
+        clients = tuple(
+            self._read_client(number, pair, settings, streams if split else None)
+            for number, pair in enumerate(self.clients)
+        )
+        test = None if self.test is None else checked_shard("the test set", *self.test, settings)
+        if test is not None and not len(test):
+            invalid("test", "empty", "it holds no example", "leave it out to keep data.test_fraction of each client")
+        return federation_of_own(clients, settings, streams, None if test is None else own_copy(test))
+
+    def _read_client(
+        self, number: int, given: tuple[Pair, Pair | None], settings: Data, streams: Streams | None
+    ) -> Client:
+        (x, y), (test_x, test_y) = given[0], given[1] or (np.empty(0), np.empty(0))
+        client = checked_client(f"client {number}", (x, y, test_x, test_y), settings)
+        if streams is None:
+            return Client(own_copy(client.train), own_copy(client.test))
+        rng = streams.rng(Purpose.SPLIT, participant=number)
+        train, test = split_examples(np.arange(len(client.train)), test_fraction=settings.test_fraction, rng=rng)
+        return Client(client.train.take(train), client.train.take(test))
+
+
+def own_copy(shard: Shard) -> Shard:
+    """The shard in arrays of its own."""
+    return Shard(shard.x.copy(), shard.y.copy())
+
+
+def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
+    """The clients of whatever was handed over; `options` are those of the experiment's `[data]`.
+
+    >>> x, y = np.ones((4, 2)), [0, 1, 0, 1]
+    >>> len(read_given([(x, y), (x, y), (x, y)], None, {}))
+    3
+    """
+    names = ColumnNames.read(options)
+    if isinstance(data, str | Path) and all((_folder(data) / word).is_dir() for word in SPLITS):
+        data = {word: Path(data) / word for word in ("train", "test")}
+    if isinstance(data, Mapping) and "train" in data:
+        if not set(data) <= SPLITS:
+            strange = sorted(str(word) for word in set(data) - SPLITS)[0]
+            invalid("data", strange, 'beside "train" there is only "test"', "give these two, or one key per client")
+        if "test" in data and test is not None:
+            invalid("test", "given twice", 'data has a "test" of its own', "keep one of the two")
+        data, test = data["train"], data.get("test", test)
+    trained = clients_of("data", data, names)
+    if not trained:
+        what = type(data).__name__
+        law = "it names no client" if trained is not None else f"a {what} does not say whose examples they are"
+        invalid("data", what, law, f"give a list with one (x, y) per client, or a table with a column {names.client!r}")
+    clients = {key: read_client(f"client {number}", one, names) for number, (key, one) in enumerate(trained.items())}
+    classes = label_count(data, names)
+    if test is None:
+        return GivenData(tuple(clients.values()), classes=classes)
+    own = clients_of("test", test, names)
+    if own is None:
+        return GivenData(tuple(clients.values()), read_examples("the test set", test, names), classes)
+    return GivenData(tuple(_with_tests(clients, own, names)), classes=classes)
+
+
+def _with_tests(
+    clients: Mapping[Any, tuple[Pair, Pair | None]], tests: Mapping[Any, Any], names: ColumnNames
+) -> Iterator[tuple[Pair, Pair | None]]:
+    """Each client with the test examples that are named like it."""
+    if isinstance(next(iter(tests), None), int) and len(tests) != len(clients):
+        invalid("test", len(tests), f"there are {len(clients)} clients", "give one entry for each, or one test set")
+    for key in tests:
+        if key not in clients:
+            invalid("test", key, "no client is named so", "name test sets like the clients")
+    for key, (train, own) in clients.items():
+        if own is not None:
+            invalid("test", key, "the client brings test examples of its own", "keep one of the two")
+        yield train, read_examples(f"test of {key}", tests[key], names) if key in tests else None
+
+
+def clients_of(who: str, given: Any, names: ColumnNames) -> dict[Any, Any] | None:
+    """The clients by name or number, each still as it was given; None for the examples of nobody in particular."""
+    if isinstance(given, list | tuple):
+        return None if _is_pair(given) else dict(enumerate(given))
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str | Path):
+        return None if Path(given).is_file() else dict(list_files(_folder(given)))
+    columns = table_columns(given)
+    return None if columns is None or names.client not in columns else dict(split_by_client(who, given, names))
+
+
+def _is_pair(given: Any) -> bool:
+    """Whether it is (x, y) of arrays, and not two clients."""
+    return len(given) == 2 and all(hasattr(part, "shape") for part in given)
+
+
+def _folder(given: Any) -> Path:
+    path = Path(given)
+    if not path.is_dir():
+        invalid("data", path, "no such folder", "give a folder that holds one CSV or Parquet file per client")
+    return path
+
+
+def read_client(who: str, given: Any, names: ColumnNames) -> tuple[Pair, Pair | None]:
+    """One client's training examples and, where it brings some, its test examples."""
+    if isinstance(given, Client):
+        given = (given.train.x, given.train.y, given.test.x, given.test.y)
+    if isinstance(given, tuple | list) and len(given) == 4:
+        return (_array(who, given[0]), _array(who, given[1])), (_array(who, given[2]), _array(who, given[3]))
+    if isinstance(given, Mapping):
+        if set(given) - SPLITS or "train" not in given:
+            invalid("data", sorted(map(str, given)), f'{who}: a client\'s keys are "train" and "test"')
+        test = None if given.get("test") is None else read_examples(f"{who}, test", given["test"], names)
+        return read_examples(f"{who}, train", given["train"], names), test
+    return read_examples(who, given, names), None
+
+
+def read_examples(who: str, given: Any, names: ColumnNames) -> Pair:
+    """(x, y) of a pair, a table, a file or a torch Dataset."""
+    if isinstance(given, str | Path):
+        path = Path(given)
+        if path.suffix not in (".csv", ".parquet") or not path.is_file():
+            invalid("data", path, f"{who}: no such .csv or .parquet file")
+        return read_pair(path.name, FileTable(path), names)
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            law = f"{who} has {len(given)} parts, not (x, y)"
+            invalid("data", type(given).__name__, law, "give inputs and labels, with test examples 4 arrays")
+        return _array(who, given[0]), _array(who, given[1])
+    if table_columns(given) is not None:
+        return read_pair(who, given, names)
+    if isinstance(given, Sized) and hasattr(given, "__getitem__") and not hasattr(given, "shape"):
+        return read_dataset(who, given)
+    law = f"{who} is a {type(given).__name__}, not (x, y), a Dataset with a length, a table or a file"
+    invalid("data", type(given).__name__, law, "give one of these for each client")
+
+
+def _array(who: str, given: Any) -> Any:
+    try:
+        return to_array(given)
+    except Exception as error:
+        invalid("data", type(given).__name__, f"{who}: not an array ({tell_error(error)})", "give numbers of one shape")
+
+
+def read_dataset(who: str, given: Any) -> Pair:
+    """The examples of a map-style torch Dataset, all of them: it yields (input, label)."""
+    tensors = getattr(given, "tensors", None)
+    if isinstance(tensors, tuple) and len(tensors) == 2:
+        return _array(who, tensors[0]), _array(who, tensors[1])
+    try:
+        pairs = [tuple(given[place]) for place in range(len(given))]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError("an item is not (input, label)")
+        x, y = ([pair[part] for pair in pairs] for part in (0, 1))
+        return scale_pictures(stack_rows(x)), stack_rows(y)
+    except SightlineError:
+        raise
+    except Exception as error:
+        law = f"{who}: its items cannot be read ({tell_error(error)})"
+        invalid("data", type(given).__name__, law, "let them be (input, label) of one shape")
