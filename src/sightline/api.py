@@ -204,7 +204,8 @@ class _Listeners:
         self._call("on_start", run)
 
     def tell_round(self, row: Mapping[str, Any]) -> None:
-        self._call("on_round", flatten_row(row))
+        if self._callbacks:
+            self._call("on_round", flatten_row(row))
 
     def tell_end(self, run: Run) -> None:
         if self._started:

@@ -16,14 +16,11 @@ from sightline.data.federation import Client, Federation, Shard
 from sightline.data.own import checked_client, checked_shard, federation_of_own, tell_error
 from sightline.data.partition import split_examples
 from sightline.data.tables import (
-    ColumnNames,
     FileTable,
     Pair,
-    label_count,
+    TableReader,
     list_files,
-    read_pair,
     scale_pictures,
-    split_by_client,
     stack_rows,
     table_columns,
     to_array,
@@ -91,7 +88,7 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
     >>> len(read_given([(x, y), (x, y), (x, y)], None, {}))
     3
     """
-    names = ColumnNames.read(options)
+    tables = TableReader(options)
     if isinstance(data, str | Path) and all((_folder(data) / word).is_dir() for word in SPLITS):
         data = {word: Path(data) / word for word in ("train", "test")}
     if isinstance(data, Mapping) and "train" in data:
@@ -101,23 +98,28 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
         if "test" in data and test is not None:
             invalid("test", "given twice", 'data has a "test" of its own', "keep one of the two")
         data, test = data["train"], data.get("test", test)
-    trained = clients_of("data", data, names)
+    trained = clients_of("data", data, tables)
     if not trained:
         what = type(data).__name__
         law = "it names no client" if trained is not None else f"a {what} does not say whose examples they are"
-        invalid("data", what, law, f"give a list with one (x, y) per client, or a table with a column {names.client!r}")
-    clients = {key: read_client(f"client {number}", one, names) for number, (key, one) in enumerate(trained.items())}
-    classes = label_count(data, names)
+        invalid(
+            "data",
+            what,
+            law,
+            f"give a list with one (x, y) per client, or a table with a column {tables.names.client!r}",
+        )
+    clients = {key: read_client(f"client {number}", one, tables) for number, (key, one) in enumerate(trained.items())}
+    classes = tables.label_count(data)
     if test is None:
         return GivenData(tuple(clients.values()), classes=classes)
-    own = clients_of("test", test, names)
+    own = clients_of("test", test, tables)
     if own is None:
-        return GivenData(tuple(clients.values()), read_examples("the test set", test, names), classes)
-    return GivenData(tuple(_with_tests(clients, own, names)), classes=classes)
+        return GivenData(tuple(clients.values()), read_examples("the test set", test, tables), classes)
+    return GivenData(tuple(_with_tests(clients, own, tables)), classes=classes)
 
 
 def _with_tests(
-    clients: Mapping[Any, tuple[Pair, Pair | None]], tests: Mapping[Any, Any], names: ColumnNames
+    clients: Mapping[Any, tuple[Pair, Pair | None]], tests: Mapping[Any, Any], tables: TableReader
 ) -> Iterator[tuple[Pair, Pair | None]]:
     """Each client with the test examples that are named like it."""
     if isinstance(next(iter(tests), None), int) and len(tests) != len(clients):
@@ -128,10 +130,10 @@ def _with_tests(
     for key, (train, own) in clients.items():
         if own is not None:
             invalid("test", key, "the client brings test examples of its own", "keep one of the two")
-        yield train, read_examples(f"test of {key}", tests[key], names) if key in tests else None
+        yield train, read_examples(f"test of {key}", tests[key], tables) if key in tests else None
 
 
-def clients_of(who: str, given: Any, names: ColumnNames) -> dict[Any, Any] | None:
+def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | None:
     """The clients by name or number, each still as it was given; None for the examples of nobody in particular."""
     if isinstance(given, list | tuple):
         return None if _is_pair(given) else dict(enumerate(given))
@@ -140,12 +142,15 @@ def clients_of(who: str, given: Any, names: ColumnNames) -> dict[Any, Any] | Non
     if isinstance(given, str | Path):
         return None if Path(given).is_file() else dict(list_files(_folder(given)))
     columns = table_columns(given)
-    return None if columns is None or names.client not in columns else dict(split_by_client(who, given, names))
+    return None if columns is None or tables.names.client not in columns else dict(tables.split_by_client(who, given))
 
 
 def _is_pair(given: Any) -> bool:
-    """Whether it is (x, y) of arrays, and not two clients."""
-    return len(given) == 2 and all(hasattr(part, "shape") for part in given)
+    """Whether it is (x, y), an array and labels in a row, and not two clients."""
+    if len(given) != 2 or not hasattr(given[0], "shape"):
+        return False
+    labels = given[1]
+    return len(labels.shape) == 1 if hasattr(labels, "shape") else isinstance(labels, list)
 
 
 def _folder(given: Any) -> Path:
@@ -155,7 +160,7 @@ def _folder(given: Any) -> Path:
     return path
 
 
-def read_client(who: str, given: Any, names: ColumnNames) -> tuple[Pair, Pair | None]:
+def read_client(who: str, given: Any, tables: TableReader) -> tuple[Pair, Pair | None]:
     """One client's training examples and, where it brings some, its test examples."""
     if isinstance(given, Client):
         given = (given.train.x, given.train.y, given.test.x, given.test.y)
@@ -164,25 +169,25 @@ def read_client(who: str, given: Any, names: ColumnNames) -> tuple[Pair, Pair | 
     if isinstance(given, Mapping):
         if set(given) - SPLITS or "train" not in given:
             invalid("data", sorted(map(str, given)), f'{who}: a client\'s keys are "train" and "test"')
-        test = None if given.get("test") is None else read_examples(f"{who}, test", given["test"], names)
-        return read_examples(f"{who}, train", given["train"], names), test
-    return read_examples(who, given, names), None
+        test = None if given.get("test") is None else read_examples(f"{who}, test", given["test"], tables)
+        return read_examples(f"{who}, train", given["train"], tables), test
+    return read_examples(who, given, tables), None
 
 
-def read_examples(who: str, given: Any, names: ColumnNames) -> Pair:
+def read_examples(who: str, given: Any, tables: TableReader) -> Pair:
     """(x, y) of a pair, a table, a file or a torch Dataset."""
     if isinstance(given, str | Path):
         path = Path(given)
         if path.suffix not in (".csv", ".parquet") or not path.is_file():
             invalid("data", path, f"{who}: no such .csv or .parquet file")
-        return read_pair(path.name, FileTable(path), names)
+        return tables.read_pair(path.name, FileTable(path))
     if isinstance(given, tuple | list):
         if len(given) != 2:
             law = f"{who} has {len(given)} parts, not (x, y)"
             invalid("data", type(given).__name__, law, "give inputs and labels, with test examples 4 arrays")
         return _array(who, given[0]), _array(who, given[1])
     if table_columns(given) is not None:
-        return read_pair(who, given, names)
+        return tables.read_pair(who, given)
     if isinstance(given, Sized) and hasattr(given, "__getitem__") and not hasattr(given, "shape"):
         return read_dataset(who, given)
     law = f"{who} is a {type(given).__name__}, not (x, y), a Dataset with a length, a table or a file"

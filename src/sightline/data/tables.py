@@ -6,6 +6,7 @@ table, a CSV or Parquet file. None of these packages is imported unless a Parque
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,9 +23,10 @@ from sightline.foreign import read_text
 Pair = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and labels, not checked yet."""
 
+INDEX = re.compile(r"__index_level_\d+__")
+"""How pandas names row numbers in a Parquet file; in a CSV file their column has no name. They are no inputs."""
 LABELS = ("label", "labels", "y")
-INPUTS = ("x", "inputs", "image", "img", "input_ids")
-"""The columns that are taken where none is named, the first that is there."""
+"""The names of a label column that is not named."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +53,91 @@ class ColumnNames:
         named = None if inputs is None else (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return cls(options.get("client", "client"), options.get("label"), named, "vocabulary" in options)
 
-    def find_label(self, who: str, columns: list[str]) -> str:
-        """The label column of a table."""
-        if self.label is not None:
-            return _known_column(who, "label", self.label, columns)
+
+def table_columns(given: Any) -> list[str] | None:
+    """The names of a table's columns; None for what is no table."""
+    names = getattr(given, "column_names", None)
+    if names is None:
+        names = getattr(given, "columns", None)
+    if names is None or callable(names) or isinstance(names, str | Mapping) or not hasattr(given, "__getitem__"):
+        return None
+    return [str(name) for name in names if str(name) and not INDEX.fullmatch(str(name))]
+
+
+class TableReader:
+    """Reads tables of one kind: which columns are inputs is decided by the first, and all others must have the same.
+
+    Guarantees: columns are found by their names, so that their order in a client's file does not matter; no table is
+    read whose columns are not those of the first.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.names = ColumnNames.read(options)
+        self._columns: list[str] | None = None
+
+    def read_pair(self, who: str, table: Any) -> Pair:
+        """Inputs and labels of a table's rows.
+
+        One input column is taken as it is; several are the features of a vector. Whole numbers in several columns, or
+        one in each row, are features too, unless a vocabulary says that they are tokens.
+        """
+        columns = self._same_columns(who, table_columns(table) or [])
+        labels = _whole_labels(read_column(who, table, self._find_label(who, columns)))
+        inputs = self._find_inputs(who, columns)
+        found = [read_column(who, table, name) for name in inputs]
+        if len(found) == 1 and found[0].ndim != 1:
+            return scale_pictures(found[0]), labels
+        strange = [one for one in found if one.ndim != 1 or one.dtype.kind not in "biuf"]
+        if strange:
+            law = f"{who}: an input column holds {strange[0].dtype} {strange[0].shape[1:]}, not one number a row"
+            invalid("data.options.inputs", inputs, law, "name the columns to use")
+        return np.stack([one.astype(np.int64 if self.names.tokens else np.float64) for one in found], axis=1), labels
+
+    def split_by_client(self, who: str, table: Any) -> dict[Any, Pair]:
+        """Each client's rows, in the order of the client column's sorted values."""
+        x, y = self.read_pair(who, table)
+        name, owners = self.names.client, read_column(who, table, self.names.client)
+        if owners.ndim != 1:
+            invalid("data.options.client", name, f"{who}: a row has several clients", "name another column")
+        try:
+            values, owner = np.unique(owners, return_inverse=True)
+        except TypeError:  # numbers and words, or rows of no client
+            invalid("data.options.client", name, f"{who}: its values cannot be ordered", "fill every row alike")
+        parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+        return {value: (x[part], y[part]) for value, part in zip(values.tolist(), parts, strict=True)}
+
+    def label_count(self, table: Any) -> int | None:
+        """How many classes a Hugging Face data set declares for its label: a fact of its schema, not of its rows."""
+        columns, features = table_columns(table), getattr(table, "features", None)
+        if columns is None or not isinstance(features, Mapping):
+            return None
+        count = getattr(features.get(self._find_label("data", columns)), "num_classes", None)
+        return count if isinstance(count, int) else None
+
+    def _same_columns(self, who: str, columns: list[str]) -> list[str]:
+        """The columns of the first table, which are also this one's."""
+        own = [name for name in columns if name != self.names.client]
+        if self._columns is None:
+            self._columns = own
+        odd = sorted(set(own) ^ set(self._columns))
+        if odd and self.names.inputs is None:
+            invalid("data", odd[0], f"{who}: not all clients have this column", "give all the same, or name the inputs")
+        return self._columns if not odd else own
+
+    def _find_label(self, who: str, columns: list[str]) -> str:
+        if self.names.label is not None:
+            return _known_column(who, "label", self.names.label, columns)
         found = [name for name in LABELS if name in columns]
-        if not found:
-            law = f"{who}: none of its columns is named {', '.join(LABELS)}"
+        if len(found) != 1:
+            law = f"{who}: {len(found) or 'none'} of its columns could be the label ({', '.join(LABELS)})"
             invalid("data.options.label", "missing", law, f"name it; there are {', '.join(columns[:8])}")
         return found[0]
 
-    def find_inputs(self, who: str, columns: list[str]) -> list[str]:
-        """The input columns: as named, else the one that has an input's name, else all that are left."""
-        if self.inputs is not None:
-            return [_known_column(who, "inputs", name, columns) for name in self.inputs]
-        label = self.find_label(who, columns)
-        usual = [name for name in INPUTS if name in columns and name != label][:1]
-        found = usual or [name for name in columns if name not in (self.client, label)]
+    def _find_inputs(self, who: str, columns: list[str]) -> list[str]:
+        """As named, else all that are left."""
+        if self.names.inputs is not None:
+            return [_known_column(who, "inputs", name, columns) for name in self.names.inputs]
+        found = [name for name in columns if name != self._find_label(who, columns)]
         if not found:
             invalid("data.options.inputs", "missing", f"{who}: no column is left for the inputs", "name them")
         return found
@@ -77,57 +147,6 @@ def _known_column(who: str, key: str, name: str, columns: list[str]) -> str:
     if name not in columns:
         invalid(f"data.options.{key}", name, f"{who} has no such column", did_you_mean(name, columns))
     return name
-
-
-def table_columns(given: Any) -> list[str] | None:
-    """The names of a table's columns; None for what is no table."""
-    names = getattr(given, "column_names", None)
-    if names is None:
-        names = getattr(given, "columns", None)
-    if names is None or callable(names) or isinstance(names, str | Mapping) or not hasattr(given, "__getitem__"):
-        return None
-    return [str(name) for name in names]
-
-
-def label_count(given: Any, names: ColumnNames) -> int | None:
-    """How many classes a Hugging Face data set declares for its label: a fact of its schema, not of its rows."""
-    columns = table_columns(given)
-    features = getattr(given, "features", None)
-    if columns is None or not isinstance(features, Mapping):
-        return None
-    count = getattr(features.get(names.find_label("data", columns)), "num_classes", None)
-    return count if isinstance(count, int) else None
-
-
-def read_pair(who: str, table: Any, names: ColumnNames) -> Pair:
-    """Inputs and labels of a table's rows.
-
-    One input column is taken as it is; several are the features of a vector. Whole numbers in several columns, or one
-    in each row, are features too, unless a vocabulary says that they are tokens.
-    """
-    columns = table_columns(table) or []
-    labels = _whole_labels(read_column(who, table, names.find_label(who, columns)))
-    found = [read_column(who, table, name) for name in names.find_inputs(who, columns)]
-    if len(found) == 1 and found[0].ndim != 1:
-        return scale_pictures(found[0]), labels
-    strange = [one for one in found if one.ndim != 1 or one.dtype.kind not in "biuf"]
-    if strange:
-        law = f"{who}: an input column holds {strange[0].dtype} {strange[0].shape[1:]}, not one number a row"
-        invalid("data.options.inputs", list(names.find_inputs(who, columns)), law, "name the columns to use")
-    return np.stack([one.astype(np.int64 if names.tokens else np.float64) for one in found], axis=1), labels
-
-
-def split_by_client(who: str, table: Any, names: ColumnNames) -> dict[Any, Pair]:
-    """Each client's rows, in the order of the client column's sorted values."""
-    x, y = read_pair(who, table, names)
-    owners = read_column(who, table, names.client)
-    if owners.ndim != 1:
-        invalid("data.options.client", names.client, f"{who}: a row has several clients", "name another column")
-    try:
-        values, owner = np.unique(owners, return_inverse=True)
-    except TypeError:  # numbers and words, or rows of no client
-        invalid("data.options.client", names.client, f"{who}: its values cannot be ordered", "fill every row alike")
-    return {value: (x[owner == number], y[owner == number]) for number, value in enumerate(values.tolist())}
 
 
 def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
@@ -145,7 +164,7 @@ def stack_rows(rows: Any) -> NDArray[Any]:
     whole = to_array(rows)
     if whole.dtype != object and whole.ndim:
         return whole
-    found = [to_array(row) for row in rows]
+    found = [to_array(row) for row in (whole if whole.ndim else rows)]
     return np.stack(found) if any(one.ndim for one in found) else whole
 
 
@@ -212,7 +231,7 @@ class FileTable:
 
     def __init__(self, path: Path) -> None:
         table = read_csv_table(path) if path.suffix == ".csv" else read_parquet_table(path)
-        self._table, self.column_names = table, [*table] if isinstance(table, dict) else table_columns(table) or []
+        self._table, self.column_names = table, [*table] if isinstance(table, dict) else table_columns(table)
 
     def __getitem__(self, name: str) -> Any:
         return self._table[name]
