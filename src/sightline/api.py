@@ -1,5 +1,6 @@
 """The Python interface: what `sightline run` does, in one call, also on models and data that only a program has."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,6 +88,8 @@ def run(
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
+    if isinstance(model, str) and not isinstance(file, Experiment):
+        words, model = [*words, f"model.name={json.dumps(model)}"], None
     place = None if out is None else Path(out)
     if isinstance(file, str | Path) and Path(file).is_dir():
         place = run_directory(Path(file), place, resume=resume)

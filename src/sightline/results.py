@@ -219,15 +219,18 @@ def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.in
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a round with one name each; lists, such as who is in which cluster, are left out.
 
-    >>> flatten_row({"round": 1, "epsilon": {"server": 0.5, "public": 0.25}, "clusters": {"assignment": [0, 1]}})
-    {'round': 1, 'epsilon.server': 0.5, 'epsilon.public': 0.25}
+    What the record keeps as null is infinite for an epsilon, and not a number for anything else.
+
+    >>> flatten_row({"round": 1, "epsilon": {"server": None, "public": 0.25}, "clusters": {"assignment": [0, 1]}})
+    {'round': 1, 'epsilon.server': inf, 'epsilon.public': 0.25}
     """
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{word}": one for word, one in flatten_row(value).items()}
+            flat |= flatten_row({f"{name}.{word}": one for word, one in value.items()})
         elif not isinstance(value, list | tuple):
-            flat[name] = value
+            missing = math.inf if name.startswith("epsilon") else math.nan
+            flat[name] = missing if value is None else value
     return flat
 
 
