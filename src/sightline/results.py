@@ -27,14 +27,14 @@ from sightline.errors import invalid
 from sightline.ledger import Ledger
 from sightline.mechanisms.convex_solver import unit_shard
 from sightline.mechanisms.registry import needs_unit_features
-from sightline.models import FlatModel
+from sightline.models import FlatModel, Module
 from sightline.topology import client_name
 
 BATCH = 1024
 """Examples that are predicted at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
     """A finished (or budget-stopped) run: its numbers, its ledger, its report, its model.
 
@@ -43,11 +43,12 @@ class Run:
     """
 
     directory: Path
-    built: FlatModel | None = field(default=None, repr=False, compare=False)
+    built: FlatModel | None = field(repr=False, compare=False)
     """The model as this program built it; a run from elsewhere builds it from its settings."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", Path(self.directory))
+    def __init__(self, directory: Path | str, built: FlatModel | None = None) -> None:
+        object.__setattr__(self, "directory", Path(directory))
+        object.__setattr__(self, "built", built)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Run:
             invalid("client", client, "no model of that client was saved", f"there are {len(owned)}, from 0 on")
         return client
 
-    def model(self, *, client: int | None = None, cluster: int | None = None) -> Any:
+    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
         """The trained `torch.nn.Module`, in evaluation mode; which one, where there are several, as in `state_dict`.
 
         It is built from the run's settings. A model that a program handed over is known to that program only: in

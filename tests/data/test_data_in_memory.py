@@ -181,6 +181,19 @@ def test_named_columns_are_used_and_others_left_out() -> None:
     same(deal(joined, options=options | {"client": "site"}), deal(CLIENTS))
 
 
+def test_one_file_with_a_client_column(tmp_path: Path) -> None:
+    lines = [f"{n},{float(a)!r},{float(b)!r},{k}" for n, (x, y) in enumerate(CLIENTS) for (a, b), k in zip(x, y)]  # noqa: B905
+    (tmp_path / "all.csv").write_text("client,a,b,label\n" + "\n".join(lines))
+    test = write_csv(tmp_path / "test.csv", *TEST)
+    same(deal(tmp_path / "all.csv"), deal(CLIENTS))
+    same(deal(str(tmp_path / "all.csv"), str(test)), deal(CLIENTS, TEST))
+
+
+def test_a_client_keeps_its_cluster() -> None:
+    clients = [Client(Shard(x, y), Shard(x, y), cluster=n % 2) for n, (x, y) in enumerate(CLIENTS)]
+    assert [client.cluster for client in deal(clients).clients] == [0, 1, 0]
+
+
 def test_row_numbers_of_a_data_frame_are_no_inputs(tmp_path: Path) -> None:
     for number, (x, y) in enumerate(CLIENTS):
         rows = [f"{place},{float(a)!r},{float(b)!r},{label}" for place, ((a, b), label) in enumerate(zip(x, y))]  # noqa: B905
@@ -240,9 +253,9 @@ class Failing(Items):
 
 BAD = {
     "nothing": ([], {}, "it names no client"),
-    "one array": (np.ones((3, 2)), {}, "does not say whose examples"),
-    "one data set": (Items(*TEST), {}, "does not say whose examples"),
-    "one pair": (TEST, {}, "does not say whose examples"),
+    "one array": (np.ones((3, 2)), {}, "it does not say whose examples"),
+    "one data set": (Items(*TEST), {}, "it does not say whose examples"),
+    "one pair": (TEST, {}, "it does not say whose examples"),
     "a table without clients": (Table(a=[1], label=[0]), {}, "a table with a column 'client'"),
     "three parts": ([(1, 2, 3)], {}, "client 0 has 3 parts"),
     "a number": ([4], {}, "client 0 is a int"),

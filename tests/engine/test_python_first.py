@@ -210,11 +210,14 @@ def test_predictions_scale_their_examples_where_training_did(tmp_path: Path) -> 
 
 
 def test_everybodys_own_model(tmp_path: Path) -> None:
-    run = go(tmp_path / "run", file=settings(algorithm={"name": "local"}, privacy=OPEN), test=None)
+    net = seeded()
+    net.first.requires_grad_(False)
+    run = go(tmp_path / "run", file=settings(algorithm={"name": "local"}, privacy=OPEN), test=None, model=net)
     first, second = run.state_dict(client=0), run.state_dict(client=1)
     assert set(first) == set(Net().state_dict())
     assert not torch.equal(first["last.bias"], second["last.bias"])
     assert torch.equal(run.model(client=1).last.bias, second["last.bias"])
+    assert torch.equal(run.model(client=1).first.bias, net.first.bias)
     for how, words in (
         ({}, "each of 4 clients has a model of its own"),
         ({"client": 9}, "no model of that client"),

@@ -5,7 +5,7 @@ or a file; `data` is a list or a dictionary of clients, a table with a client co
 """
 
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,20 @@ SPLITS = {"train", "test"}
 
 
 @dataclass(frozen=True, eq=False)
-class GivenData:
-    """The examples of every client as arrays, not checked yet, and test examples where some were given."""
+class GivenClient:
+    """One client's examples as arrays, not checked yet."""
 
-    clients: tuple[tuple[Pair, Pair | None], ...]
-    """(training examples, own test examples)"""
+    train: Pair
+    test: Pair | None = None
+    """None where it brings none: not an empty set."""
+    cluster: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GivenData:
+    """The examples of every client, and a common test set where one was given."""
+
+    clients: tuple[GivenClient, ...]
     test: Pair | None = None
     """The common test set."""
     classes: int | None = None
@@ -54,26 +63,26 @@ class GivenData:
         its own; else nobody's examples are split. The arrays are the federation's own: changing what was handed over
         changes nothing.
         """
-        split = self.test is None and all(test is None for _, test in self.clients)
+        split = self.test is None and all(client.test is None for client in self.clients)
         clients = tuple(
-            self._read_client(number, pair, settings, streams if split else None)
-            for number, pair in enumerate(self.clients)
+            _check_given(number, client, settings, streams if split else None)
+            for number, client in enumerate(self.clients)
         )
         test = None if self.test is None else checked_shard("the test set", *self.test, settings)
         if test is not None and not len(test):
             invalid("test", "empty", "it holds no example", "leave it out to keep data.test_fraction of each client")
         return federation_of_own(clients, settings, streams, None if test is None else own_copy(test))
 
-    def _read_client(
-        self, number: int, given: tuple[Pair, Pair | None], settings: Data, streams: Streams | None
-    ) -> Client:
-        (x, y), (test_x, test_y) = given[0], given[1] or (np.empty(0), np.empty(0))
-        client = checked_client(f"client {number}", (x, y, test_x, test_y), settings)
-        if streams is None:
-            return Client(own_copy(client.train), own_copy(client.test))
-        rng = streams.rng(Purpose.SPLIT, participant=number)
-        train, test = split_examples(np.arange(len(client.train)), test_fraction=settings.test_fraction, rng=rng)
-        return Client(client.train.take(train), client.train.take(test))
+
+def _check_given(number: int, given: GivenClient, settings: Data, streams: Streams | None) -> Client:
+    """One client's shards, in arrays of their own; with streams, its test shard is drawn from its examples."""
+    test = given.test or (np.empty(0), np.empty(0))
+    client = checked_client(f"client {number}", (*given.train, *test), settings)
+    if streams is None:
+        return Client(own_copy(client.train), own_copy(client.test), given.cluster)
+    rng = streams.rng(Purpose.SPLIT, participant=number)
+    kept, tested = split_examples(np.arange(len(client.train)), test_fraction=settings.test_fraction, rng=rng)
+    return Client(client.train.take(kept), client.train.take(tested), given.cluster)
 
 
 def own_copy(shard: Shard) -> Shard:
@@ -89,25 +98,12 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
     3
     """
     tables = TableReader(options)
-    if isinstance(data, str | Path) and all((_folder(data) / word).is_dir() for word in SPLITS):
-        data = {word: Path(data) / word for word in ("train", "test")}
-    if isinstance(data, Mapping) and "train" in data:
-        if not set(data) <= SPLITS:
-            strange = sorted(str(word) for word in set(data) - SPLITS)[0]
-            invalid("data", strange, 'beside "train" there is only "test"', "give these two, or one key per client")
-        if "test" in data and test is not None:
-            invalid("test", "given twice", 'data has a "test" of its own', "keep one of the two")
-        data, test = data["train"], data.get("test", test)
+    data, test = _part_tests(data, test)
     trained = clients_of("data", data, tables)
     if not trained:
-        what = type(data).__name__
-        law = "it names no client" if trained is not None else f"a {what} does not say whose examples they are"
-        invalid(
-            "data",
-            what,
-            law,
-            f"give a list with one (x, y) per client, or a table with a column {tables.names.client!r}",
-        )
+        law = "it names no client" if trained is not None else "it does not say whose examples they are"
+        way_out = f"give a list with one (x, y) per client, or a table with a column {tables.names.client!r}"
+        invalid("data", type(data).__name__, law, way_out)
     clients = {key: read_client(f"client {number}", one, tables) for number, (key, one) in enumerate(trained.items())}
     classes = tables.label_count(data)
     if test is None:
@@ -115,22 +111,37 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
     own = clients_of("test", test, tables)
     if own is None:
         return GivenData(tuple(clients.values()), read_examples("the test set", test, tables), classes)
+    if isinstance(test, list | tuple) and len(own) != len(clients):
+        invalid("test", len(own), f"there are {len(clients)} clients", "give one entry for each, or one test set")
     return GivenData(tuple(_with_tests(clients, own, tables)), classes=classes)
 
 
+def _part_tests(data: Any, test: Any) -> tuple[Any, Any]:
+    """Training examples and test examples, where they come as one."""
+    if isinstance(data, str | Path) and all((Path(data) / word).is_dir() for word in SPLITS):
+        data = {word: Path(data) / word for word in ("train", "test")}
+    if not isinstance(data, Mapping) or "train" not in data:
+        return data, test
+    if not set(data) <= SPLITS:
+        strange = sorted(str(word) for word in set(data) - SPLITS)[0]
+        invalid("data", strange, 'beside "train" there is only "test"', "give these two, or one key per client")
+    if "test" in data and test is not None:
+        invalid("test", "given twice", 'data has a "test" of its own', "keep one of the two")
+    return data["train"], data.get("test", test)
+
+
 def _with_tests(
-    clients: Mapping[Any, tuple[Pair, Pair | None]], tests: Mapping[Any, Any], tables: TableReader
-) -> Iterator[tuple[Pair, Pair | None]]:
+    clients: Mapping[Any, GivenClient], tests: Mapping[Any, Any], tables: TableReader
+) -> Iterator[GivenClient]:
     """Each client with the test examples that are named like it."""
-    if isinstance(next(iter(tests), None), int) and len(tests) != len(clients):
-        invalid("test", len(tests), f"there are {len(clients)} clients", "give one entry for each, or one test set")
     for key in tests:
         if key not in clients:
             invalid("test", key, "no client is named so", "name test sets like the clients")
-    for key, (train, own) in clients.items():
-        if own is not None:
+        if clients[key].test is not None:
             invalid("test", key, "the client brings test examples of its own", "keep one of the two")
-        yield train, read_examples(f"test of {key}", tests[key], tables) if key in tests else None
+    for key, client in clients.items():
+        test = read_examples(f"test of {key}", tests[key], tables) if key in tests else client.test
+        yield replace(client, test=test)
 
 
 def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | None:
@@ -140,7 +151,9 @@ def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | No
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, str | Path):
-        return None if Path(given).is_file() else dict(list_files(_folder(given)))
+        if not Path(given).is_file():
+            return dict(list_files(_folder(given)))
+        given = _open_table(who, Path(given))
     columns = table_columns(given)
     return None if columns is None or tables.names.client not in columns else dict(tables.split_by_client(who, given))
 
@@ -160,27 +173,25 @@ def _folder(given: Any) -> Path:
     return path
 
 
-def read_client(who: str, given: Any, tables: TableReader) -> tuple[Pair, Pair | None]:
+def read_client(who: str, given: Any, tables: TableReader) -> GivenClient:
     """One client's training examples and, where it brings some, its test examples."""
     if isinstance(given, Client):
-        given = (given.train.x, given.train.y, given.test.x, given.test.y)
+        return GivenClient((given.train.x, given.train.y), (given.test.x, given.test.y), given.cluster)
     if isinstance(given, tuple | list) and len(given) == 4:
-        return (_array(who, given[0]), _array(who, given[1])), (_array(who, given[2]), _array(who, given[3]))
+        x, y, test_x, test_y = (_array(who, part) for part in given)
+        return GivenClient((x, y), (test_x, test_y))
     if isinstance(given, Mapping):
         if set(given) - SPLITS or "train" not in given:
             invalid("data", sorted(map(str, given)), f'{who}: a client\'s keys are "train" and "test"')
         test = None if given.get("test") is None else read_examples(f"{who}, test", given["test"], tables)
-        return read_examples(f"{who}, train", given["train"], tables), test
-    return read_examples(who, given, tables), None
+        return GivenClient(read_examples(f"{who}, train", given["train"], tables), test)
+    return GivenClient(read_examples(who, given, tables))
 
 
 def read_examples(who: str, given: Any, tables: TableReader) -> Pair:
     """(x, y) of a pair, a table, a file or a torch Dataset."""
     if isinstance(given, str | Path):
-        path = Path(given)
-        if path.suffix not in (".csv", ".parquet") or not path.is_file():
-            invalid("data", path, f"{who}: no such .csv or .parquet file")
-        return tables.read_pair(path.name, FileTable(path))
+        return tables.read_pair(Path(given).name, _open_table(who, Path(given)))
     if isinstance(given, tuple | list):
         if len(given) != 2:
             law = f"{who} has {len(given)} parts, not (x, y)"
@@ -192,6 +203,12 @@ def read_examples(who: str, given: Any, tables: TableReader) -> Pair:
         return read_dataset(who, given)
     law = f"{who} is a {type(given).__name__}, not (x, y), a Dataset with a length, a table or a file"
     invalid("data", type(given).__name__, law, "give one of these for each client")
+
+
+def _open_table(who: str, path: Path) -> FileTable:
+    if path.suffix not in (".csv", ".parquet") or not path.is_file():
+        invalid("data", path, f"{who}: no such .csv or .parquet file")
+    return FileTable(path)
 
 
 def _array(who: str, given: Any) -> Any:

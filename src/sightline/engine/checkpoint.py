@@ -289,7 +289,8 @@ def is_own(module: ModuleType) -> bool:
     if file is None:
         return module.__name__ == "__main__"
     path, ours = Path(file).resolve(), Path(__file__).resolve().parents[1]
-    return not any(path.is_relative_to(place) for place in (*_INSTALLED, ours))
+    installed = {"site-packages", "dist-packages"} & set(path.parts)  # also those of another environment below this one
+    return not installed and not any(path.is_relative_to(place) for place in (*_INSTALLED, ours))
 
 
 def _imports(module: ModuleType) -> Iterator[str]:

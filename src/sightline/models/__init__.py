@@ -1,6 +1,6 @@
 """Torch modules by name, each as one contiguous float32 vector."""
 
-from sightline.models.flat import FlatModel, Slot, bind_parameters, probe_inputs
+from sightline.models.flat import FlatModel, Module, Slot, bind_parameters, probe_inputs
 from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
 from sightline.models.registry import MODELS, Factory, build_model, is_given_model, read_given_model
 from sightline.models.splitting import split_model
@@ -11,6 +11,7 @@ __all__ = [
     "MODELS",
     "Factory",
     "FlatModel",
+    "Module",
     "Partitions",
     "Slot",
     "Splitting",

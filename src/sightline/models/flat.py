@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.errors import invalid
 
+Module = nn.Module
+"""Torch's own, for packages that hand modules on and build none."""
+
 
 @dataclass(frozen=True)
 class Slot:
