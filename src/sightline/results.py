@@ -218,7 +218,7 @@ def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.in
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a round with one name each; lists, such as who is in which cluster, are left out.
+    """The numbers of a round with one name each; what is no number, such as who is in which cluster, is left out.
 
     What the record keeps as null is infinite for an epsilon, and not a number for anything else.
 
@@ -229,7 +229,7 @@ def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, Mapping):
             flat |= flatten_row({f"{name}.{word}": one for word, one in value.items()})
-        elif not isinstance(value, list | tuple):
+        elif isinstance(value, int | float | None):
             missing = math.inf if name.startswith("epsilon") else math.nan
             flat[name] = missing if value is None else value
     return flat

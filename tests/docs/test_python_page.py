@@ -13,7 +13,8 @@ import pytest
 
 from tests.commands import program
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "python.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SNIPPETS, _, RECIPES = PAGE.partition("\n### ")
 ROUNDS = 5
@@ -32,6 +33,10 @@ def recipe(title: str) -> str:
 def test_the_snippets_run(tmp_path: Path) -> None:
     program(code_of(SNIPPETS), tmp_path)
     assert (tmp_path / "runs" / "hospitals-3" / "report.html").exists()
+
+
+def test_the_references_example_runs(tmp_path: Path) -> None:
+    program(code_of((DOCS / "reference" / "index.md").read_text()), tmp_path)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["own data", "own model"])

@@ -331,6 +331,29 @@ def digest_of(code: str) -> str:
     return code_digest(build_model(name, factory=factory, **facts))
 
 
+class Maker:
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def make(self) -> nn.Module:
+        return Net(self.width).requires_grad_(True)
+
+
+def test_the_digest_of_code_sees_what_a_factory_holds() -> None:
+    from sightline.data import Kind
+    from sightline.models import build_model
+
+    def digest(factory: Any) -> str:
+        facts: dict[str, Any] = {"input_shape": (4,), "classes": 3, "kind": Kind.VECTOR, "settings": {}}
+        return code_digest(build_model("python:any", factory=factory, **facts))
+
+    def closed(width: int) -> Any:
+        return lambda: Net(width)
+
+    for kind in (lambda n: Maker(n).make, closed, lambda n: functools.partial(Net, width=n), lambda n: Maker(n).make):
+        assert digest(kind(3)) == digest(kind(3)) != digest(kind(4))
+
+
 def test_the_digest_of_code_knows_what_counts() -> None:
     first = digest_of(CODE)
     assert digest_of("\n\nimport math  # elsewhere in the file\n" + CODE + "\nOTHER = 4\n") == first

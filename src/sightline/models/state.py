@@ -271,8 +271,7 @@ def code_digest(model: FlatModel) -> str:
     words.update(repr(module).encode())
     leaves = [leaf for name, layer in module.named_modules() for leaf in walk.of_layer(name, layer)]
     made_by = model.factory.func if isinstance(model.factory, partial) else model.factory
-    if not _is_installed(type(made_by).__module__) or isinstance(made_by, FunctionType | partial | type):
-        leaves += walk.of_value("factory", made_by)
+    leaves += walk.of_value("factory", made_by)
     for place, value in leaves:
         words.update(f"{place}={_value_words(value)}\n".encode())
     for function in walk.functions:
