@@ -126,7 +126,7 @@ def run(
 def _check_call(runtime: str, workers: int, *, handed_over: bool) -> None:
     if runtime not in RUNTIMES:
         invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
-    if runtime == "flower" and handed_over:
+    if runtime != "simulator" and handed_over:
         law = "its nodes are processes of their own, which no object of this one reaches"
         way_out = 'name them, data.source = "package.module:function", model.name = "package.module:factory"'
         invalid("runtime", runtime, law, f"{way_out}; or use the simulator, which gives the same results")
@@ -155,8 +155,10 @@ def take_objects(
     factory = None
     if model is not None:
         name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
-        own = "name" not in experiment.model.model_fields_set or experiment.model.name == name
-        plain["model"] = (plain["model"] if own or factory is None else {}) | {"name": name}
+        if "name" in experiment.model.model_fields_set and experiment.model.name != name and factory is not None:
+            for key in ("init", *experiment.model.settings):  # they belong to the model that the file names
+                plain["model"].pop(key, None)
+        plain["model"] |= {"name": name}
     if given is None and model is None:
         return experiment, None, None
     experiment = parse(plain)

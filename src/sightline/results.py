@@ -164,7 +164,7 @@ class Run:
         return models.build_model(
             experiment.model.name,
             input_shape=tuple(facts["input_shape"]),
-            classes=facts["classes"],
+            classes=facts["outputs"],
             kind=Kind(facts["kind"]),
             vocabulary=facts["vocabulary"],
             settings=experiment.model.settings,

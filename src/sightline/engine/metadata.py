@@ -63,6 +63,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "classes": federation.classes,
         "input_shape": list(federation.input_shape),
         "vocabulary": federation.vocabulary,
+        "outputs": setting.model.classes,
         "sizes": federation.sizes.tolist(),
         "data_notes": [*federation.notes, *_speed_notes(setting)],
         "model": setting.model.name,
