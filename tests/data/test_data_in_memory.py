@@ -278,6 +278,8 @@ BAD = {
     "other columns": ([Table(a=[1.0], label=[0]), Table(b=[1.0], label=[0])], {}, "not all clients have this column"),
     "words": ([Table(a=["x"], label=[0])], {}, "not one number a row"),
     "many clients a row": (Table(a=[1.0], label=[0], client=[[1, 2]]), {}, "several clients"),
+    "a row of no client": (Table(a=[1.0, 2.0], label=[0, 1], client=[1.0, np.nan]), {}, "fill every row alike"),
+    "clients of two kinds": (Table(a=[1.0, 2.0], label=[0, 1], client=np.array(["a", 1], object)), {}, "fill every"),
     "unknown option": (CLIENTS, {"drift": 1}, "not an option of data="),
     "option of another type": (CLIENTS, {"label": 3}, "names a column"),
     "no folder": ("nowhere", {}, "no such folder"),

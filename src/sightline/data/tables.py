@@ -101,6 +101,8 @@ class TableReader:
             invalid("data.options.client", name, f"{who}: a row has several clients", "name another column")
         try:
             values, owner = np.unique(owners, return_inverse=True)
+            if any(value is None or value != value for value in values.tolist()):
+                raise TypeError
         except TypeError:  # numbers and words, or rows of no client
             invalid("data.options.client", name, f"{who}: its values cannot be ordered", "fill every row alike")
         parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
