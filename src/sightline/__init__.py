@@ -13,7 +13,7 @@ from sightline.errors import BudgetExhausted, InvalidInput, Refused, SightlineEr
 
 if TYPE_CHECKING:
     from sightline import accounting, algorithms, config, data, engine, events, ledger, mechanisms, models, topology
-    from sightline.api import Run, run
+    from sightline.api import Callback, Run, run
     from sightline.apps import audit, report
     from sightline.config import Experiment, read
 
@@ -21,7 +21,13 @@ __version__ = "0.1.0"
 
 mkl.turn_on_reproducible_mode()
 
-_LAZY = {"run": "sightline.api", "Run": "sightline.api", "read": "sightline.config", "Experiment": "sightline.config"}
+_LAZY = {
+    "Callback": "sightline.api",
+    "Experiment": "sightline.config",
+    "Run": "sightline.api",
+    "read": "sightline.config",
+    "run": "sightline.api",
+}
 _PACKAGES = {
     **{
         name: f"sightline.{name}"
@@ -34,6 +40,7 @@ _PACKAGES = {
 
 __all__ = [
     "BudgetExhausted",
+    "Callback",
     "Experiment",
     "InvalidInput",
     "Refused",

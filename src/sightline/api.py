@@ -1,105 +1,57 @@
-"""The Python interface: what `sightline run` does, in one call."""
+"""The Python interface: what `sightline run` does, in one call, also on models and data that only a program has."""
 
-import math
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from sightline import engine, shown
+from sightline import engine
 from sightline.apps import report
-from sightline.apps.report.curves import worst_epsilons
-from sightline.config import Experiment, read
-from sightline.engine import RunRecord
+from sightline.config import Experiment, parse, read
+from sightline.data import PYTHON, Federation, GivenData, read_given
+from sightline.engine import BuiltExperiment
 from sightline.engine.record import DATABASE
 from sightline.errors import did_you_mean, invalid, printable
-from sightline.ledger import Ledger
+from sightline.mechanisms import ClientExecutor
+from sightline.models import Factory, read_given_model
 from sightline.progress import RoundBar, wants_progress
+from sightline.randomness import Streams
+from sightline.results import Run, flatten_row
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
 from sightline.runtimes.simulator import Simulator
-from sightline.shown import METRICS
+
+__all__ = ["Callback", "Run", "flower_server_app", "run", "run_directory", "take_objects"]
 
 OnRound = Callable[[Mapping[str, Any]], None]
 RUNTIMES = ("simulator", "flower")
+MOMENTS = ("on_start", "on_round", "on_end")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished (or budget-stopped) run: its numbers, its ledger, its report.
+class Callback:
+    """Somebody who is told how a run goes: derive from it and write the methods that you need.
 
-    It holds nothing open. Every property reads the run directory when it is asked, without writing to it, and what it
-    returns lies whole in memory.
+    Any object with one of the three methods will do. An error in one stops the run, which can be resumed.
     """
 
-    directory: Path
+    def on_start(self, run: Run) -> None:
+        """Before the first round, or when a run goes on; `run.experiment` and `run.directory` are there."""
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What was run and how it ended: `status`, `delta`, `unit` and the rest that stands in the report."""
-        with RunRecord.open_to_read(self.directory) as record:
-            return record.facts
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """After a round, with its numbers: a row of `run.history`."""
 
-    @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """The metrics of every round."""
-        with RunRecord.open_to_read(self.directory) as record:
-            return record.rounds()
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every release, and the epsilon of any subject against any observer. Nothing can be appended to it."""
-        with RunRecord.open_to_read(self.directory) as record:
-            return record.ledger()
-
-    @property
-    def report(self) -> Path:
-        """The HTML page."""
-        return self.directory / report.REPORT
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What `sightline run --json` prints."""
-        return report.summarise_run(report.RunView.read(self.directory))
-
-    @property
-    def test_accuracy(self) -> float:
-        """Accuracy of the last evaluated model on the test set; NaN before the first, and for tasks without it."""
-        return _number_or(self.summary["test_accuracy"], math.nan)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The task's metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
-        return {name: _number_or(value, math.nan) for name, value in self.summary["metrics"].items()}
-
-    @property
-    def epsilon(self) -> float:
-        """The worst epsilon over untrusted observers; infinite when nothing is promised."""
-        return _number_or(self.summary["epsilon"], math.inf)
-
-    def _repr_html_(self) -> str:
-        done, summary = report.RunView.read(self.directory), self.summary
-        spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
-        facts = [
-            ("status", summary["status"]),
-            ("rounds", summary["rounds_done"]),
-            *((f"test {METRICS[name].title}", METRICS[name].format_value(v)) for name, v in summary["metrics"].items()),
-            *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
-            ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
-            ("trusted", ", ".join(summary["trusted"]) or "nobody"),
-        ]
-        drawn = shown.svg_curve(f"test {done.metric.title} over the rounds", done.series(done.metric.test_key))
-        drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
-        link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
-        return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link
+    def on_end(self, run: Run) -> None:
+        """After the last round, also where the budget stopped the run, with model and report in place."""
 
 
 def run(
     file: Path | str | Mapping[str, Any] | Experiment,
     *,
+    data: Any = None,
+    test: Any = None,
+    model: Any = None,
     overrides: Iterable[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
@@ -110,33 +62,39 @@ def run(
     runtime: str = "simulator",
     progress: bool | None = None,
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    callbacks: Iterable[Any] = (),
 ) -> Run:
     """Run an experiment and return its results: a TOML file, its tables as a dictionary, or an `Experiment`.
+
+    `data` are the clients' examples: a list or dictionary of (x, y), torch Datasets or tables, a table with a client
+    column, or a folder with a file per client; `test` are examples to test on, where the clients shall not keep
+    `data.test_fraction` of their own. `model` is a torch module, whose weights training starts from, a function that
+    returns one, or a name. They stand in the place of `data.source`, `data.clients` and `model.name` (docs/python.md).
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
     where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
     a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
     wrong with the input raises `InvalidInput` before a run directory exists.
 
-    With `resume`, `file` may also be the directory of the run: its settings are in it. Where the model's code or the
-    packages are not those that the run began with, it goes on only with `accept_changes`, which is written down.
+    With `resume`, `file` may also be the directory of the run: its settings are in it. Data and model that were handed
+    over are handed over again, and must be the same. Where the model's code or the packages are not those that the run
+    began with, it goes on only with `accept_changes`, which is written down.
 
     `verify=N` computes every value again in worlds that lack one of N random subjects, and ends the run when one of
     them has more weight in a value than is claimed. Without it the first round of a module of your own is compared;
     `verify=0` compares nothing.
 
     Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
-    script's log, `progress=False` nowhere. `on_round` gets the metrics of every round.
+    script's log, `progress=False` nowhere. `on_round` gets the metrics of every round, `callbacks` are told of start,
+    rounds and end.
     """
-    if runtime not in RUNTIMES:
-        invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
-    if runtime == "flower":
-        check_installed()
-    if workers < 1:
-        invalid("workers", workers, "at least one process trains")
+    _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
+    listeners = check_callbacks(callbacks)
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
+    if isinstance(model, str) and not isinstance(file, Experiment):
+        words, model = [*words, f"model.name={json.dumps(model)}"], None
     place = None if out is None else Path(out)
     if isinstance(file, str | Path) and Path(file).is_dir():
         place = run_directory(Path(file), place, resume=resume)
@@ -145,10 +103,13 @@ def run(
         experiment = file if isinstance(file, Experiment) else read(file, words)
     if accept_changes and not resume:
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
+    experiment, federation, factory = take_objects(experiment, data, test, model)
     directory = engine.directory_to_resume(experiment, place) if resume else None
-    setting = engine.calibrate_noise(engine.build_experiment(experiment))
+    setting = engine.calibrate_noise(engine.build_experiment(experiment, federation=federation, factory=factory))
     directory = directory or engine.new_directory(experiment, place)
-    with _finish_on_interrupt(directory), _progress_listener(experiment, progress) as advance:
+    done, told = Run(directory, setting.model), _Listeners(listeners)
+    way_on = _way_to_go_on(directory, data, test, model)
+    with _finish_on_interrupt(directory, way_on), _progress_listener(experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
             setting,
@@ -156,15 +117,120 @@ def run(
             resume=resume,
             accept_changes=accept_changes,
             verify=verify,
-            on_round=_call_both(advance, on_round),
+            on_round=_call_all(advance, on_round, told.tell_round),
             on_note=_tell,
         )
         if runtime == "flower":
-            simulate_nodes(setting, directory, loop, workers=workers)
+            simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=workers)
         else:
-            loop(partial(Simulator, workers=workers))
+            loop(told.start_with(done, partial(Simulator, workers=workers)))
     report.write_report(directory)
-    return Run(directory)
+    told.tell_end(done)
+    return done
+
+
+def _check_call(runtime: str, workers: int, *, handed_over: bool) -> None:
+    if runtime not in RUNTIMES:
+        invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
+    if runtime != "simulator" and handed_over:
+        law = "its nodes are processes of their own, which no object of this one reaches"
+        way_out = 'name them, data.source = "package.module:function", model.name = "package.module:factory"'
+        invalid("runtime", runtime, law, f"{way_out}; or use the simulator, which gives the same results")
+    if runtime == "flower":
+        check_installed()
+    if workers < 1:
+        invalid("workers", workers, "at least one process trains")
+
+
+def take_objects(
+    experiment: Experiment, data: Any, test: Any, model: Any
+) -> tuple[Experiment, Federation | None, Factory | None]:
+    """The experiment with the objects of a program in the place of what it names, the federation and the factory.
+
+    Guarantees: the resolved settings say so, `data.source = "python"` and `model.name = "python:NAME"`; no number of
+    classes and no vocabulary is learned from the examples.
+    """
+    if data is None and test is not None:
+        invalid("test", type(test).__name__, "test examples belong to data=", "give data= too")
+    given = None if data is None else read_given(data, test, experiment.data.options)
+    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    if given is not None:
+        plain["data"] |= _settings_of_data(experiment, given)
+        for key in ("clusters", "reuse"):
+            plain["data"].pop(key, None)
+    factory = None
+    if model is not None:
+        name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
+        if "name" in experiment.model.model_fields_set and experiment.model.name != name and factory is not None:
+            for key in ("init", *experiment.model.settings):  # they belong to the model that the file names
+                plain["model"].pop(key, None)
+        plain["model"] |= {"name": name}
+    if given is None and model is None:
+        return experiment, None, None
+    experiment = parse(plain)
+    streams, task = Streams.from_seed(experiment.seed), experiment.model.target
+    federation = None if given is None else given.deal(experiment.data, streams, task)
+    return experiment, federation, factory
+
+
+def _settings_of_data(experiment: Experiment, given: GivenData) -> dict[str, Any]:
+    """What `[data]` says of examples that were handed over; what the experiment says itself must agree."""
+    settings, said = experiment.data, experiment.data.model_fields_set
+    named = settings.source if "source" in said else PYTHON
+    if "clients" in said and named == PYTHON and settings.clients != len(given):
+        invalid("data.clients", settings.clients, f"data= has {len(given)} clients", "leave it out, or let both agree")
+    classes = settings.classes if "classes" in said else given.classes
+    if classes is None and experiment.model.target not in ("classification", "own"):
+        classes = 2 if experiment.model.target == "binary" else settings.classes  # no output of the others counts them
+    if classes is None:
+        law = "how many classes there are must not be learned from private data"
+        invalid("data.classes", "missing", law, 'give it: {"data": {"classes": 10}}')
+    return {"source": PYTHON, "partition": "natural", "clients": len(given), "classes": classes}
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:
+    """The callbacks, when each has one of the three methods."""
+    found = list(callbacks)
+    for one in found:
+        if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
+            law = f"a callback is an object with {', '.join(MOMENTS[:-1])} or {MOMENTS[-1]}"
+            invalid("callbacks", one, law, "derive a class from sightline.Callback and give an object of it")
+    return found
+
+
+class _Listeners:
+    """The callbacks of one run; those that were not told of a start hear of no end."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self._callbacks, self._started = callbacks, False
+
+    def start_with(self, run: Run, make_worker: Callable[..., ClientExecutor]) -> Callable[..., ClientExecutor]:
+        """Whoever makes the worker tells the callbacks first: the run's directory is then there, and guarded."""
+
+        def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
+            self.tell_start(run)
+            return make_worker(setting, public, secret)
+
+        return make
+
+    def tell_start(self, run: Run) -> None:
+        if not self._started:
+            self._started = True
+            self._call("on_start", run)
+
+    def tell_round(self, row: Mapping[str, Any]) -> None:
+        if self._callbacks:
+            self._call("on_round", flatten_row(row))
+
+    def tell_end(self, run: Run) -> None:
+        if self._started:
+            self._call("on_end", run)
+
+    def _call(self, moment: str, word: Any) -> None:
+        for one in self._callbacks:
+            method = getattr(one, moment, None)
+            if method is not None:
+                method(word)
 
 
 def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
@@ -177,15 +243,24 @@ def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
 
 
 @contextmanager
-def _finish_on_interrupt(directory: Path) -> Iterator[None]:
+def _finish_on_interrupt(directory: Path, way_on: str) -> Iterator[None]:
     """Let an interrupt say what is left and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
         left = (directory / DATABASE).exists()
         raise KeyboardInterrupt(
-            f"go on with: sightline run --resume {directory}" if left else "nothing was released, nothing is left of it"
+            f"go on with: {way_on}" if left else "nothing was released, nothing is left of it"
         ) from None
+
+
+def _way_to_go_on(directory: Path, data: Any, test: Any, model: Any) -> str:
+    """How a run is resumed: by the command line, or by the program that has its data and its model."""
+    given = {"data": data is not None, "test": test is not None, "model": not isinstance(model, str | None)}
+    if not any(given.values()):
+        return f"sightline run --resume {directory}"
+    again = ", ".join(f"{name}=..." for name, there in given.items() if there)
+    return f'sightline.run("{directory}", {again}, resume=True)'
 
 
 def _tell(note: str) -> None:
@@ -202,10 +277,10 @@ def _progress_listener(experiment: Experiment, progress: bool | None) -> Iterato
         yield bar.advance
 
 
-def _call_both(first: OnRound, second: OnRound) -> OnRound:
+def _call_all(*listeners: OnRound) -> OnRound:
     def tell(row: Mapping[str, Any]) -> None:
-        first(row)
-        second(row)
+        for listener in listeners:
+            listener(row)
 
     return tell
 
@@ -215,7 +290,3 @@ def flower_server_app(file: Path) -> Any:
     from sightline.runtimes.flower.server_app import server_app
 
     return server_app(file, report.write_report)
-
-
-def _number_or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else float(value)

@@ -1,6 +1,18 @@
 """Data sets, ways to deal them to clients, and the federation that results."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
+from sightline.data.in_memory import PYTHON, GivenData, read_given
 from sightline.data.load import DatasetStatus, available_datasets, load_federation
 
-__all__ = ["Client", "DatasetStatus", "Federation", "Kind", "Shard", "available_datasets", "load_federation"]
+__all__ = [
+    "PYTHON",
+    "Client",
+    "DatasetStatus",
+    "Federation",
+    "GivenData",
+    "Kind",
+    "Shard",
+    "available_datasets",
+    "load_federation",
+    "read_given",
+]

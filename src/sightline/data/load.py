@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sightline.config import Data
 from sightline.data import partition as ways
 from sightline.data.federation import Federation, Kind, Shard
+from sightline.data.in_memory import PYTHON
 from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
 from sightline.data.source import Index, Partition, Request, Shift, Source, Table
@@ -100,6 +101,9 @@ def load_federation(
     Guarantees: equal settings and streams give equal shards; no client is without a training example; every shard has
     finite inputs and finite targets, labels being 0 .. classes - 1.
     """
+    if settings.source == PYTHON:
+        law = "the examples were handed over by a Python program, and no file can give them back"
+        invalid("data.source", PYTHON, law, "hand them over again: sightline.run(..., data=...)")
     if ":" in settings.source:
         return load_own(settings, streams=streams, task=task)
     source = find_source(settings.source)

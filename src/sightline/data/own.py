@@ -34,11 +34,22 @@ def load_own(settings: Data, *, streams: Streams, task: str = "classification") 
     function = import_function(settings.source)
     given = _collect_clients(function, settings, streams.rng(Purpose.SYNTHETIC))
     clients = tuple(checked_client(f"client {number}", client, settings, task) for number, client in enumerate(given))
-    kind = _same_kind(settings, clients)
+    return federation_of_own(clients, settings, streams)
+
+
+def federation_of_own(
+    clients: tuple[Client, ...], settings: Data, streams: Streams, test: Shard | None = None
+) -> Federation:
+    """The federation of checked clients: inputs of one kind, as many examples as asked for, and a test set.
+
+    The common test set is `test` where one is given, else the union of the clients' test shards.
+    """
+    kind = _same_kind(settings, clients, test)
     clients, notes = _keep_fewer(clients, settings, streams)
-    test = _union_test(clients, settings, streams)
-    vocabulary = _check_vocabulary(settings, clients) if kind is Kind.TEXT else 0
-    return Federation(settings.source, clients, test, settings.classes, kind, vocabulary, notes)
+    union = _union_of_tests(clients, settings) if test is None else test
+    common = _fewer_tests(union, settings, streams)
+    vocabulary = _check_vocabulary(settings, clients, union) if kind is Kind.TEXT else 0
+    return Federation(settings.source, clients, common, settings.classes, kind, vocabulary, notes)
 
 
 def import_function(source: str) -> Callable[..., Any]:
@@ -50,7 +61,7 @@ def import_function(source: str) -> Callable[..., Any]:
         with _working_folder():
             function = getattr(importlib.import_module(module_name), name, None)
     except Exception as error:
-        law = f"cannot import {module_name} ({_tell_error(error)})"
+        law = f"cannot import {module_name} ({tell_error(error)})"
         invalid("data.source", source, law, "run from the folder that holds it, or install it")
     if not callable(function):
         invalid("data.source", source, f"{module_name} has no function {name}", "check the spelling")
@@ -76,7 +87,7 @@ def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.rando
     except SightlineError:
         raise
     except Exception as error:
-        law = f"the function failed ({_tell_error(error)})"
+        law = f"the function failed ({tell_error(error)})"
         invalid("data.source", settings.source, law, "it is called as function(clients=..., rng=..., **data.options)")
     if len(given) != settings.clients:
         law = f"the function yields {'more' if len(given) > settings.clients else len(given)} clients"
@@ -84,7 +95,8 @@ def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.rando
     return given
 
 
-def _tell_error(error: Exception) -> str:
+def tell_error(error: Exception) -> str:
+    """The type and first words of an error in the user's code, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
@@ -97,22 +109,23 @@ def checked_client(who: str, given: Any, settings: Data, task: str = "classifica
     else:
         law = f"{who} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
         invalid("data.source", settings.source, law)
-    train = _read_shard(f"{who}, train", arrays[0], arrays[1], settings, task)
+    train = checked_shard(f"{who}, train", arrays[0], arrays[1], settings, task)
     if not len(train):
         invalid("data.source", settings.source, f"{who} has no training example")
     empty = (arrays[3] is None or np.size(arrays[3]) == 0) and np.size(arrays[2]) == 0
-    test = train.take(slice(0, 0)) if empty else _read_shard(f"{who}, test", arrays[2], arrays[3], settings, task)
+    test = train.take(slice(0, 0)) if empty else checked_shard(f"{who}, test", arrays[2], arrays[3], settings, task)
     return Client(train, test, given.cluster if isinstance(given, Client) else None)
 
 
-def _read_shard(who: str, x: Any, y: Any, settings: Data, task: str) -> Shard:
+def checked_shard(who: str, x: Any, y: Any, settings: Data, task: str = "classification") -> Shard:
+    """The examples of one owner, inputs and targets checked; every mistake is one line."""
     try:
         inputs = np.asarray(x)
         if y is None and task == "language" and inputs.ndim == 2 and inputs.shape[1] > 1:
             inputs, y = next_tokens(inputs)
         given = np.asarray(y)
     except Exception as error:
-        invalid("data.source", settings.source, f"{who}: not arrays ({_tell_error(error)})")
+        invalid("data.source", settings.source, f"{who}: not arrays ({tell_error(error)})")
     if given.ndim and (inputs.ndim < 1 or len(inputs) != len(given)):
         invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(given)} labels")
     targets = check_targets(who, given, inputs, settings, task)
@@ -135,16 +148,16 @@ def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float3
     return inputs
 
 
-def _same_kind(settings: Data, clients: tuple[Client, ...]) -> Kind:
+def _same_kind(settings: Data, clients: tuple[Client, ...], test: Shard | None = None) -> Kind:
     first, targets = clients[0].train.x, clients[0].train.y
-    for number, client in enumerate(clients):
-        for shard in (client.train, client.test):
-            if shard.x.shape[1:] != first.shape[1:] or shard.x.dtype != first.dtype:
-                law = f"client {number} has inputs {_describe_array(shard.x)}, client 0 {_describe_array(first)}"
-                invalid("data.source", settings.source, law, "all inputs have one shape and type")
-            if shard.y.shape[1:] != targets.shape[1:] or shard.y.dtype != targets.dtype:
-                law = f"client {number} has targets {_describe_array(shard.y)}, client 0 {_describe_array(targets)}"
-                invalid("data.source", settings.source, law, "all targets have one shape and type")
+    owned = [(f"client {number}", one) for number, client in enumerate(clients) for one in (client.train, client.test)]
+    for who, shard in owned if test is None else [*owned, ("the test set", test)]:
+        if shard.x.shape[1:] != first.shape[1:] or shard.x.dtype != first.dtype:
+            law = f"{who} has inputs {_describe_array(shard.x)}, client 0 {_describe_array(first)}"
+            invalid("data.source", settings.source, law, "all inputs have one shape and type")
+        if shard.y.shape[1:] != targets.shape[1:] or shard.y.dtype != targets.dtype:
+            law = f"{who} has targets {_describe_array(shard.y)}, client 0 {_describe_array(targets)}"
+            invalid("data.source", settings.source, law, "all targets have one shape and type")
     return KINDS[first.dtype.kind, first.ndim]
 
 
@@ -172,25 +185,28 @@ def _keep_fewer(
     return fewer, (f"data.train_samples: {keep:,} of {total:,} examples, chosen at random",)
 
 
-def _union_test(clients: tuple[Client, ...], settings: Data, streams: Streams) -> Shard:
+def _union_of_tests(clients: tuple[Client, ...], settings: Data) -> Shard:
     tests = [client.test for client in clients]
     union = Shard(np.concatenate([test.x for test in tests]), np.concatenate([test.y for test in tests]))
-    keep = len(union) if settings.test_samples is None else settings.test_samples
     if not len(union):
         invalid("data.source", settings.source, "no client has a test example", "give at least one client some")
+    return union
+
+
+def _fewer_tests(union: Shard, settings: Data, streams: Streams) -> Shard:
+    keep = len(union) if settings.test_samples is None else settings.test_samples
     if keep > len(union):
         invalid("data.test_samples", keep, f"the clients have {len(union):,} test examples")
     return union.take(draw_subsample(len(union), keep=keep, rng=streams.rng(Purpose.SUBSAMPLE, round=1)))
 
 
-def _check_vocabulary(settings: Data, clients: tuple[Client, ...]) -> int:
+def _check_vocabulary(settings: Data, clients: tuple[Client, ...], tests: Shard) -> int:
     vocabulary = settings.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 2:
         law = "inputs are tokens, and their number must not be learned from private data"
         invalid("data.options.vocabulary", vocabulary, law, "give it, e.g. options = {vocabulary = 5000}")
-    for number, client in enumerate(clients):
-        for shard in (client.train, client.test):
-            if shard.x.size and (shard.x.min() < 0 or shard.x.max() >= vocabulary):
-                law = f"client {number} has tokens outside 0 .. vocabulary - 1"
-                invalid("data.options.vocabulary", vocabulary, law)
+    owned = [(f"client {number}", one) for number, client in enumerate(clients) for one in (client.train, client.test)]
+    for who, shard in [*owned, ("the test set", tests)]:
+        if shard.x.size and (shard.x.min() < 0 or shard.x.max() >= vocabulary):
+            invalid("data.options.vocabulary", vocabulary, f"{who} has tokens outside 0 .. vocabulary - 1")
     return vocabulary

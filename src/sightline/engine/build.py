@@ -127,11 +127,16 @@ class BuiltExperiment:
 
 
 def build_experiment(
-    experiment: Experiment, *, data_root: Path | None = None, federation: Federation | None = None
+    experiment: Experiment,
+    *,
+    data_root: Path | None = None,
+    federation: Federation | None = None,
+    factory: models.Factory | None = None,
 ) -> BuiltExperiment:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
 
-    A `federation` that is given stands in for the experiment's own data: real sites have theirs.
+    A `federation` that is given stands in for the experiment's own data: real sites have theirs, and so have Python
+    programs, whose model comes from the `factory`.
     """
     algorithm, settings = algorithms.build_algorithm(experiment)
     privacy = experiment.privacy
@@ -157,7 +162,7 @@ def build_experiment(
     _refuse_schedules_of_changing_members(experiment, place)
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
-    model, start = _start_vector(experiment, _build_model(experiment, federation), streams)
+    model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
         experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
@@ -219,7 +224,7 @@ def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
         refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 
 
-def _build_model(experiment: Experiment, federation: Federation) -> FlatModel:
+def _build_model(experiment: Experiment, federation: Federation, factory: models.Factory | None) -> FlatModel:
     loss = experiment.model.loss
     own = None if loss is None else models.own_loss(loss)
     task = models.build_task(experiment.model.target, federation, own, loss)
@@ -231,6 +236,7 @@ def _build_model(experiment: Experiment, federation: Federation) -> FlatModel:
         vocabulary=federation.vocabulary,
         settings=experiment.model.settings,
         task=task,
+        factory=factory,
     )
     if experiment.privacy.unit == "sample":
         refuse_mixing_layers(model.module())

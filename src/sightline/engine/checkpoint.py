@@ -27,6 +27,7 @@ from sightline.engine.run_directory import CONFIG, DIGEST
 from sightline.errors import InvalidInput, SightlineError, invalid, one_line
 from sightline.ledger import EntryKind
 from sightline.mechanisms import ClientState, Public
+from sightline.models import FlatModel, code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -234,13 +235,21 @@ class Change:
 
 def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
     """The hashes of everything that a run is made of, by name; packages by their version."""
+    start, constants = setting.start.detach().contiguous(), setting.model.constants
+    frozen = [f"{name} {tensor_digest(constants[name])}" for name in sorted(constants)]
     return {
         "config": file_digest(directory / CONFIG),
         "data": file_digest(directory / DIGEST),
-        "start": hashlib.sha256(setting.start.detach().contiguous().numpy().tobytes()).hexdigest(),
+        "start": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
         "code": dict(sorted(own_code(setting))),
         "versions": package_versions(),
-    }
+    } | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """The hash of a tensor's bytes, of any type of numbers."""
+    numbers = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(numbers.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
@@ -248,20 +257,38 @@ def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
 
     Followed are modules at the top of each file, as long as they are the user's: the standard library, installed
     packages and Sightline are known by their versions. Imports inside of functions are not seen.
+
+    Of a model that a program handed over, the program's own file does not count, which may change around it: there the
+    code that the model reaches is hashed in its place.
     """
     model = setting.experiment.model
     if ":" in model.name:
-        yield from code_behind(model.name, [type(module).__module__ for module in setting.model.module().modules()])
+        yield from model_code(setting.model, model.name)
     if model.loss is not None:
         yield from code_behind(model.loss)
+
+
+def model_code(model: FlatModel, name: str) -> Iterator[tuple[str, str]]:
+    """The same of a model, also of one that a program handed over."""
+    beside = [type(module).__module__ for module in model.module().modules()]
+    if not is_given_model(name):
+        yield from code_behind(name, beside)
+        return
+    factory = getattr(model.factory, "func", None)
+    yield name, code_digest(model)
+    yield from _follow_modules([str(getattr(factory, "__module__", "")), *beside], factory, seen={"__main__"})
 
 
 def code_behind(name: str, beside: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """The same of one object `package.module:name`; `beside` are further modules that it is made of."""
     place, _, attribute = name.partition(":")
-    factory = getattr(import_module(place), attribute)
-    waiting = [place, str(getattr(factory, "__module__", place)), *beside]
-    seen: set[str] = set()
+    found = getattr(import_module(place), attribute)
+    waiting = [place, str(getattr(found, "__module__", place)), *beside]
+    yield from _follow_modules(waiting, found, seen=set(), place=place)
+
+
+def _follow_modules(waiting: list[str], factory: Any, *, seen: set[str], place: str = "") -> Iterator[tuple[str, str]]:
+    """Modules and their hashes, from these on; the one at `place` counts whosever it is."""
     while waiting:
         module = sys.modules.get(waiting.pop())
         if module is None or module.__name__ in seen or (module.__name__ != place and not is_own(module)):
@@ -278,7 +305,8 @@ def is_own(module: ModuleType) -> bool:
     if file is None:
         return module.__name__ == "__main__"
     path, ours = Path(file).resolve(), Path(__file__).resolve().parents[1]
-    return not any(path.is_relative_to(place) for place in (*_INSTALLED, ours))
+    installed = {"site-packages", "dist-packages"} & set(path.parts)  # also those of another environment below this one
+    return not installed and not any(path.is_relative_to(place) for place in (*_INSTALLED, ours))
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
@@ -315,6 +343,8 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     ]
     was, are = before.get("code", {}), now.get("code", {})
     found += [f"code of {name}" for name in sorted({*was, *are}) if was.get(name) != are.get(name)]
+    if "frozen" in before and before["frozen"] != now.get("frozen"):
+        found.append("frozen tensors and buffers")
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])
 
 

@@ -13,6 +13,7 @@ from sightline.accounting import large_delta_note
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.ledger import write_parties
+from sightline.models import is_given_model
 from sightline.training import clipping_note
 
 
@@ -60,6 +61,11 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "clients": len(federation.clients),
         "participants": write_parties(setting.participants),
         "classes": federation.classes,
+        "input_shape": list(federation.input_shape),
+        "vocabulary": federation.vocabulary,
+        "outputs": setting.model.classes,
+        "target_shape": list(setting.model.task.target_shape),
+        "whole_targets": setting.model.task.whole,
         "sizes": federation.sizes.tolist(),
         "data_notes": [*federation.notes, *_speed_notes(setting)],
         "model": setting.model.name,
@@ -233,6 +239,8 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
     notes += _delta_notes(setting)
     if setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
+    elif is_given_model(setting.experiment.model.name):
+        notes.append("The model that was handed over (model=), with the weights that it held, is taken as public.")
     notes += setting.mechanism.list_caveats()
     if setting.federation.notes and setting.experiment.data.reuse:
         notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")

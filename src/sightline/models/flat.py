@@ -14,6 +14,9 @@ from sightline.data.federation import Kind
 from sightline.errors import invalid
 from sightline.models.task import CLASSIFICATION, Task
 
+Module = nn.Module
+"""Torch's own, for packages that hand modules on and build none."""
+
 
 @dataclass(frozen=True)
 class Slot:

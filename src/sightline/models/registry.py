@@ -1,8 +1,9 @@
-"""Models by name, and the user's own as "package.module:factory"."""
+"""Models by name, the user's own as "package.module:factory", and those that a Python program hands over."""
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -57,8 +58,11 @@ def build_model(
     vocabulary: int = 0,
     settings: Mapping[str, Any],
     task: Task = CLASSIFICATION,
+    factory: Factory | None = None,
 ) -> FlatModel:
     """The model of that name for these data and this task, as a flat vector and a module factory.
+
+    A `factory` that is given stands for a name that begins with "python:", see `read_given_model`.
 
     Guarantees: an unknown model or setting, a factory that cannot be imported or called, and a module whose output is
     not (batch, classes), or what else the task compares with targets, raise `InvalidInput` in one line; torch's global
@@ -67,12 +71,14 @@ def build_model(
     >>> build_model("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
     28938
     """
-    factory = own_factory(name) if ":" in name else known_factory(name)
+    factory = factory or (own_factory(name) if ":" in name else known_factory(name))
     facts: dict[str, Any] = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind}
     facts |= {"vocabulary": vocabulary, "task": task.name}
     ready = partial(factory, **arguments_for(name, factory, facts, settings))
     module = first_module(name, ready, own=":" in name)
     constants = same_constants(name, module, ready)
+    if ":" in name:
+        refuse_shared_weights(name, module, ready)
     model = FlatModel(
         name, tuple(input_shape), classes, kind, layout_of(module), ready, vocabulary, dict(settings), constants, task
     )
@@ -90,6 +96,9 @@ def known_factory(name: str) -> Factory:
 
 def own_factory(name: str) -> Factory:
     """The user's factory behind "package.module:factory"."""
+    if is_given_model(name):
+        law = "the model was handed over by a Python program, and no file can give it back"
+        invalid("model.name", name, law, "hand it over again: sightline.run(..., model=...)")
     return import_object("model.name", name, "a function or class that returns a torch.nn.Module")
 
 
@@ -110,9 +119,74 @@ def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+GIVEN = "python:"
+"""How the name of a model begins that no file can give back."""
+
+
+def is_given_model(name: str) -> bool:
+    """Whether the model of that name was handed over by a Python program."""
+    return name.startswith(GIVEN)
+
+
+class ModuleCopies:
+    """The factory of a module that was handed over: every call gives a copy, with the weights that it has now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = self._copy(module)
+
+    def __call__(self) -> nn.Module:
+        """A copy that shares nothing with any other."""
+        return self._copy(self.module)
+
+    @staticmethod
+    def _copy(module: nn.Module) -> nn.Module:
+        name = type(module).__name__
+        try:
+            copied = deepcopy(module).cpu()
+        except Exception as error:
+            law = f"cannot be copied ({cause_of(error)})"
+            invalid("model", name, law, "give a function that makes it in the place of the module")
+        shared = {id(one) for one in chain(module.parameters(), module.buffers())}
+        if copied is module or any(id(one) in shared for one in chain(copied.parameters(), copied.buffers())):
+            invalid("model", name, "its copy shares tensors with it", "give a function that makes it")
+        copied.zero_grad(set_to_none=True)
+        return copied
+
+
+def read_given_model(model: Any) -> tuple[str, Factory]:
+    """The name and the factory of a module or a factory that a Python program hands over.
+
+    A module's own weights are what training starts from, and it stays as it is: training happens on copies. A factory
+    is called as one that is named in a file.
+
+    >>> read_given_model(nn.Linear(2, 3))[0], read_given_model(linear)[0]
+    ('python:Linear', 'python:linear')
+    """
+    if isinstance(model, nn.Module):
+        return GIVEN + type(model).__name__, ModuleCopies(model)
+    if not callable(model):
+        way_out = "give a torch.nn.Module, a function that returns one, or a name"
+        invalid("model", type(model).__name__, "is no model", way_out)
+    function = model.func if isinstance(model, partial) else model
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return GIVEN + (re.sub(r"\W", "_", name) or "factory"), model
+
+
+def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> None:
+    """Raise when a factory gives the same trained tensors twice: one use of the model would move another's."""
+    first = {parameter.data_ptr(): word for word, parameter in trained_parameters(module) if parameter.numel()}
+    for word, parameter in trained_parameters(make_module(ready, seed=0)):
+        if parameter.data_ptr() in first and parameter.numel():
+            law = f"the factory gives the same {word!r} every time, and whoever trains it changes it for all"
+            invalid("model.name", name, law, "return a new module from every call")
+
+
 def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of the data that the factory asks for, and the settings, none of them unknown to it."""
-    parameters = inspect.signature(factory).parameters
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        invalid("model.name", name, "nobody can say which arguments it takes", "wrap it into a function")
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [word for word, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     known = [word for word in named if word not in facts]

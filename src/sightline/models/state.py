@@ -5,6 +5,7 @@ into another's update and one example into later steps, where no clip bounds it.
 compared with what it was; a probe sees memories that lie where the walk does not reach.
 """
 
+import hashlib
 import random
 import sys
 from collections import deque
@@ -69,6 +70,7 @@ class _Walk:
     def __init__(self, trained: set[int]) -> None:
         self.seen, self.count = trained, 0  # trained parameters change, and are no state
         self.alive: list[Any] = []  # whatever was seen stays, so that no other object gets its number
+        self.functions: list[FunctionType] = []  # of the user's own
 
     def of_layer(self, name: str, layer: nn.Module) -> Iterator[Leaf]:
         """Buffers, frozen parameters and attributes of one layer, and what its class's code uses."""
@@ -168,6 +170,7 @@ class _Walk:
         function = getattr(value, "__func__", value)
         if not isinstance(function, FunctionType) or _is_installed(function.__module__):
             return
+        self.functions.append(function)
         for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
                 yield from self.of_value(f"'{word}' in the closure of {function.__name__}", cell.cell_contents)
@@ -258,6 +261,50 @@ def same_numbers(before: Tensor, now: Tensor) -> bool:
     if before.shape != now.shape or before.dtype != now.dtype:
         return False
     return torch.equal(before, now) or bool(((before == now) | ((before != before) & (now != now))).all())
+
+
+def code_digest(model: FlatModel) -> str:
+    """The hash of what the code of a model is, wherever it was written: layers, settings and the functions they use.
+
+    Guarantees: the same for the same program in another process, wherever in its file the code stands; another one when
+    a layer, an attribute, a default, a constant, a global of a plain type or the code of a function is. Weights are not
+    in it. It does not look into installed packages.
+    """
+    module, words = model.module(), hashlib.sha256()
+    walk = _Walk({id(parameter) for parameter in module.parameters()})
+    words.update(repr(module).encode())
+    leaves = [leaf for name, layer in module.named_modules() for leaf in walk.of_layer(name, layer)]
+    made_by = model.factory.func if isinstance(model.factory, partial) else model.factory
+    leaves += walk.of_value("factory", made_by)
+    for place, value in leaves:
+        words.update(f"{place}={_value_words(value)}\n".encode())
+    for function in walk.functions:
+        words.update(f"{function.__qualname__}={_code_words(function.__code__)}\n".encode())
+    return words.hexdigest()
+
+
+def _value_words(value: Any) -> str:
+    """A value in words that are the same in every process; of an object that is not plain, its type."""
+    if isinstance(value, Tensor):
+        return _value_words(value.detach().cpu().numpy()) if value.dtype != torch.bfloat16 else str(value.shape)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+    if isinstance(value, Set):
+        return f"{{{sorted(map(_value_words, value))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value_words, value))}]"
+    return repr(value) if isinstance(value, (*PLAIN, np.generic)) else _type_words(value)
+
+
+def _type_words(value: Any) -> str:
+    kind = value if isinstance(value, type) else type(value.value) if isinstance(value, _Itself) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _code_words(code: CodeType) -> str:
+    """What a piece of code does, without where it stands."""
+    inside = [_code_words(one) if isinstance(one, CodeType) else _value_words(one) for one in code.co_consts]
+    return f"{code.co_code.hex()}{code.co_names}{code.co_varnames}{code.co_freevars}{inside}"
 
 
 REMEMBERS = "what it keeps of one example or client would reach the next, where no clip bounds it"

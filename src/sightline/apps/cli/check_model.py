@@ -82,15 +82,16 @@ def model_of_experiment(file: Path, words: list[str], *, own: bool) -> "FlatMode
     """The model that an experiment file trains, or the factory's `own`, for the file's data."""
     from sightline.config import read
     from sightline.data import load_federation
-    from sightline.models import build_model
+    from sightline.models import build_model, build_task, count_outputs
     from sightline.randomness import Streams
 
     experiment = read(file, [] if own else words)
     model = read(NOTHING, words).model if own else experiment.model
-    data = load_federation(experiment.data, streams=Streams.from_seed(experiment.seed))
+    data = load_federation(experiment.data, streams=Streams.from_seed(experiment.seed), task=experiment.model.target)
+    task = build_task(experiment.model.target, data)
     return build_model(
-        model.name, input_shape=data.input_shape, classes=data.classes, kind=data.kind,
-        vocabulary=data.vocabulary, settings=model.settings,
+        model.name, input_shape=data.input_shape, classes=count_outputs(task, data), kind=data.kind,
+        vocabulary=data.vocabulary, settings=model.settings, task=task,
     )  # fmt: skip
 
 

@@ -1,0 +1,270 @@
+"""A run as a Python object: its numbers, its ledger, its report, and the model that it trained."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sightline import engine, models, shown
+from sightline.apps import report
+from sightline.apps.report.curves import worst_epsilons
+from sightline.config import Experiment, read
+from sightline.data import Kind, Shard
+from sightline.data.tables import to_array
+from sightline.engine import RunRecord
+from sightline.errors import invalid
+from sightline.ledger import Ledger
+from sightline.mechanisms.convex_solver import unit_shard
+from sightline.mechanisms.registry import needs_unit_features
+from sightline.models import FlatModel, Module
+from sightline.models.task import Task
+from sightline.shown import METRICS
+from sightline.topology import client_name
+
+BATCH = 1024
+"""Examples that are predicted at a time."""
+
+
+@dataclass(frozen=True, init=False)
+class Run:
+    """A finished (or budget-stopped) run: its numbers, its ledger, its report, its model.
+
+    It holds nothing open. Every property reads the run directory when it is asked, without writing to it, and what it
+    returns lies whole in memory. `sightline.Run("runs/NAME")` is a run that was made before.
+    """
+
+    directory: Path
+    built: FlatModel | None = field(repr=False, compare=False)
+    """The model as this program built it; a run from elsewhere builds it from its settings."""
+
+    def __init__(self, directory: Path | str, built: FlatModel | None = None) -> None:
+        object.__setattr__(self, "directory", Path(directory))
+        object.__setattr__(self, "built", built)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was run and how it ended: `status`, `delta`, `unit` and the rest that stands in the report."""
+        with RunRecord.open_to_read(self.directory) as record:
+            return record.facts
+
+    @property
+    def experiment(self) -> Experiment:
+        """The settings of the run, every key resolved."""
+        path = self.directory / engine.CONFIG
+        if not path.is_file():
+            invalid("run", self.directory, f"no {engine.CONFIG} in it", "give the folder that sightline run printed")
+        return read(path)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The metrics of every round."""
+        with RunRecord.open_to_read(self.directory) as record:
+            return record.rounds()
+
+    @property
+    def history(self) -> Any:
+        """The numbers of every round: a pandas DataFrame where pandas is there, else a list with a dict a round."""
+        rows = [flatten_row(row) for row in self.rounds]
+        return import_module("pandas").DataFrame(rows) if find_spec("pandas") is not None else rows
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every release, and the epsilon of any subject against any observer. Nothing can be appended to it."""
+        with RunRecord.open_to_read(self.directory) as record:
+            return record.ledger()
+
+    @property
+    def report(self) -> Path:
+        """The HTML page."""
+        return self.directory / report.REPORT
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `sightline run --json` prints."""
+        return report.summarise_run(report.RunView.read(self.directory))
+
+    @property
+    def test_accuracy(self) -> float:
+        """Accuracy of the last evaluated model on the test set; NaN before the first, and for tasks without it."""
+        return _number_or(self.summary["test_accuracy"], math.nan)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
+        return {name: _number_or(value, math.nan) for name, value in self.summary["metrics"].items()}
+
+    @property
+    def epsilon(self) -> float:
+        """The worst epsilon over untrusted observers; infinite when nothing is promised."""
+        return _number_or(self.summary["epsilon"], math.inf)
+
+    def state_dict(self, *, client: int | None = None, cluster: int | None = None) -> dict[str, Tensor]:
+        """The published tensors by name, as `load_state_dict` of the module takes them.
+
+        Where every client has a model of its own, `client` or `cluster` says whose: the members of a cluster share one.
+        """
+        path = self.directory / engine.MODEL
+        if not path.is_file():
+            law = f"it holds no {engine.MODEL}: the run has not ended"
+            invalid("run", self.directory, law, "go on with it: resume=True")
+        try:
+            tensors: dict[str, Tensor] = load_file(path)
+        except (OSError, SafetensorError) as error:
+            invalid("run", self.directory, f"its {engine.MODEL} cannot be read ({type(error).__name__})")
+        owned = {name.partition("/")[0] for name in tensors if name.startswith("client-") and "/" in name}
+        if not owned:
+            for key, value in (("client", client), ("cluster", cluster)):
+                if value is not None:
+                    invalid(key, value, "the run has one model for all", f"leave {key} out")
+            return tensors
+        prefix = f"{client_name(self._find_owner(client, cluster, owned))}/"
+        shared = {name: one for name, one in tensors.items() if name.partition("/")[0] not in owned}
+        return shared | {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+    def _find_owner(self, client: int | None, cluster: int | None, owned: set[str]) -> int:
+        """The client whose model is wanted."""
+        if (client is None) == (cluster is None):
+            law = f"each of {len(owned)} clients has a model of its own"
+            invalid("client", client, law, "say whose: run.model(client=0), or cluster=0 where there are clusters")
+        if cluster is not None:
+            found = [row["clusters"]["assignment"] for row in self.rounds if row.get("clusters")]
+            members = [number for number, own in enumerate(found[-1] if found else []) if own == cluster]
+            if not members:
+                invalid("cluster", cluster, "no client is in it", "say client=0 for the model of one client")
+            return members[0]
+        if client is None or client_name(client) not in owned:
+            invalid("client", client, "no model of that client was saved", f"there are {len(owned)}, from 0 on")
+        return client
+
+    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
+        """The trained `torch.nn.Module`, in evaluation mode; which one, where there are several, as in `state_dict`.
+
+        It is built from the run's settings. A model that a program handed over is known to that program only: in
+        another one, load `state_dict()` into it.
+        """
+        flat, vector = self.flat_model().load(self.state_dict(client=client, cluster=cluster))
+        module = flat.module()
+        module.load_state_dict(flat.named_tensors(vector))
+        return module.eval()
+
+    def flat_model(self) -> FlatModel:
+        """The model as one vector, with the names and places of its tensors."""
+        if self.built is not None:
+            return self.built
+        experiment, facts = self.experiment, self.metadata
+        if models.is_given_model(experiment.model.name):
+            law = f"its model {experiment.model.name} was handed over by a Python program"
+            invalid("run", self.directory, law, "make the module yourself and load run.state_dict() into it")
+        if "input_shape" not in facts:  # a run of an earlier version
+            return engine.build_experiment(experiment).model
+        return models.build_model(
+            experiment.model.name,
+            input_shape=tuple(facts["input_shape"]),
+            classes=facts["outputs"],
+            kind=Kind(facts["kind"]),
+            vocabulary=facts["vocabulary"],
+            settings=experiment.model.settings,
+            task=self._task(),
+        )
+
+    def _task(self) -> Task:
+        """What the model was trained for."""
+        model, facts = self.experiment.model, self.metadata
+        own = None if model.loss is None else models.own_loss(model.loss)
+        return Task(
+            model.target, tuple(facts.get("target_shape", ())), facts.get("whole_targets", True), model.loss, own
+        )
+
+    def predict(
+        self, x: Any, *, probabilities: bool = False, client: int | None = None, cluster: int | None = None
+    ) -> NDArray[Any]:
+        """What the model predicts for every example, by its task.
+
+        Labels (classification, binary), sets of labels (n, labels), numbers (regression), or the next token at every
+        position; `probabilities` gives those of each label or token. For a loss of one's own, the module's outputs.
+        `x` holds examples as the training data did, in a numpy array, a torch tensor or a list.
+        """
+        module, flat = self.model(client=client, cluster=cluster), self.flat_model()
+        inputs = read_inputs(x, flat)
+        if needs_unit_features(self.experiment):
+            inputs = unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64))).x
+        with torch.no_grad():
+            outputs = [module(torch.from_numpy(inputs[at : at + BATCH])) for at in range(0, len(inputs), BATCH)]
+        found = torch.cat(outputs) if outputs else torch.empty(0, flat.classes)
+        return read_predictions(flat.task, found, probabilities=probabilities)
+
+    def _repr_html_(self) -> str:
+        done, summary = report.RunView.read(self.directory), self.summary
+        spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
+        facts = [
+            ("status", summary["status"]),
+            ("rounds", summary["rounds_done"]),
+            *((f"test {METRICS[name].title}", METRICS[name].format_value(v)) for name, v in summary["metrics"].items()),
+            *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
+            ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
+            ("trusted", ", ".join(summary["trusted"]) or "nobody"),
+        ]
+        drawn = shown.svg_curve(f"test {done.metric.title} over the rounds", done.series(done.metric.test_key))
+        drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
+        link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
+        return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link
+
+
+def read_predictions(task: Task, outputs: Tensor, *, probabilities: bool) -> NDArray[Any]:
+    """A task's predictions from the outputs of its model."""
+    found = outputs
+    if task.name in ("classification", "language"):
+        found = torch.softmax(outputs, dim=-1) if probabilities else outputs.argmax(dim=-1)
+    elif task.name in ("binary", "multilabel"):
+        rows = outputs.reshape(len(outputs)) if task.name == "binary" else outputs
+        found = torch.sigmoid(rows) if probabilities else (rows > 0).long()
+    elif probabilities:
+        invalid("probabilities", True, f"a {task.name} model gives none", "leave it out")
+    predictions: NDArray[Any] = found.numpy()
+    return predictions
+
+
+def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.int64]:
+    """Examples as the model takes them; raises when they are of another shape."""
+    inputs: NDArray[Any]
+    try:
+        inputs = np.array(to_array(x), dtype=np.int64 if model.kind is Kind.TEXT else np.float32, order="C")
+    except (TypeError, ValueError, RuntimeError) as error:
+        invalid("x", type(x).__name__, f"not an array of numbers ({' '.join(str(error).split())[:120]})")
+    if inputs.shape[1:] != model.input_shape or not inputs.ndim:
+        law = f"{model.name} takes examples of shape {model.input_shape}"
+        invalid("x", inputs.shape, law, f"give (n, {', '.join(map(str, model.input_shape))})")
+    return inputs
+
+
+def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a round with one name each; what is no number, such as who is in which cluster, is left out.
+
+    What the record keeps as null is infinite for an epsilon, and not a number for anything else.
+
+    >>> flatten_row({"round": 1, "epsilon": {"server": None, "public": 0.25}, "clusters": {"assignment": [0, 1]}})
+    {'round': 1, 'epsilon.server': inf, 'epsilon.public': 0.25}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= flatten_row({f"{name}.{word}": one for word, one in value.items()})
+        elif isinstance(value, int | float | None):
+            missing = math.inf if name.startswith("epsilon") else math.nan
+            flat[name] = missing if value is None else value
+    return flat
+
+
+def _number_or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else float(value)
