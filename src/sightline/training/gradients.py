@@ -280,7 +280,7 @@ class GradientWorker:
         self.gradient.zero_()
         with self.watched():
             for some in equal_chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
-                labels = y[some].repeat_interleave(views)
+                labels = y[some].repeat_interleave(views, 0)
                 gradients = self.gradients_apart(x[stretch_views(some, views)], labels, views)
                 if isinstance(clip, Balls):
                     self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)

@@ -168,7 +168,8 @@ class LossWorker(GradientWorker):
     def own_rows(self) -> Rows:
         """Side by side when that runs and agrees with the definition on inputs that are nobody's, chosen once."""
         if self.rows is None:
-            self.rows = self.side_by_side if self._agrees() else self.one_by_one
+            with self.watched():
+                self.rows = self.side_by_side if self._agrees() else self.one_by_one
         return self.rows
 
     def _agrees(self) -> bool:
@@ -229,6 +230,8 @@ OWN: WeakKeyDictionary[nn.Module, OwnModule] = WeakKeyDictionary()
 
 def own_module(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor) -> OwnModule:
     """The module as it is now, taken over; the same one as long as nothing about it changes but its weights."""
+    if not isinstance(module, nn.Module):
+        invalid("model", type(module).__name__, "is no torch.nn.Module")
     shape = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype, tuple(n for n, _ in trained_parameters(module)))
     known = OWN.get(module)
     if known is None or known.loss.given is not loss or known.shape != shape or known.state.find_change() is not None:
@@ -255,8 +258,6 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
 
 def check_module(module: nn.Module, loss: Loss | None) -> None:
     """Refuse what cannot be clipped: batch normalisation, nothing to train, numbers that are not float32."""
-    if not isinstance(module, nn.Module):
-        invalid("model", type(module).__name__, "is no torch.nn.Module")
     if loss is not None and not callable(loss):
         invalid("loss", loss, "is a function of (outputs, targets)", "give torch.nn.MSELoss() or a function")
     if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
