@@ -72,7 +72,7 @@ def make_private(
     rate = min(1.0, (loader.batch_size or 1) / len(data))
     steps = StepLedger(ledger, STEPS, delta=delta, budget=epsilon)
     try:
-        planned = 0 if epochs is None else _whole_number("epochs", epochs) * len(loader)
+        planned = 0 if epochs is None else check_count("epochs", epochs) * len(loader)
         steps.begin(choose_event(rate, steps, epsilon, noise_multiplier, planned), planned=planned)
         return PrivateTraining(model, optimizer, loader, loss=loss, clip_norm=clip_norm, steps=steps, seed=seed)
     except BaseException:
@@ -81,9 +81,15 @@ def make_private(
 
 
 def choose_event(
-    rate: float, steps: StepLedger, epsilon: float | None, noise_multiplier: float | None, planned: int
+    rate: float,
+    steps: StepLedger,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    planned: int,
+    *,
+    length: str = "epochs",
 ) -> Event:
-    """What one step reveals of an example: with the noise given, or the ledger's, or the least that lasts."""
+    """What one step reveals of a subject: with the noise given, or the ledger's, or the least that lasts."""
 
     def sampled(noise: float) -> Event:
         return Poisson(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
@@ -91,16 +97,21 @@ def choose_event(
     if noise_multiplier is not None:
         return sampled(noise_multiplier)
     if epsilon is None:
-        invalid("epsilon", None, "noise follows from a budget", "give epsilon and epochs, or noise_multiplier")
-    before = steps.event.event if isinstance(steps.event, Poisson) else steps.event
-    if isinstance(before, Gaussian):
-        return sampled(before.noise_multiplier)
+        invalid("epsilon", None, "noise follows from a budget", f"give epsilon and {length}, or noise_multiplier")
+    if steps.event is not None:
+        return sampled(noise_of(steps.event))
     if not planned:
-        invalid("epochs", None, "the noise for a budget depends on how long it has to last", "give epochs")
+        invalid(length, None, "the noise for a budget depends on how long it has to last", f"give {length}")
     return sampled(accounting.calibrate(lambda z: {sampled(z): planned}, epsilon=epsilon, delta=steps.delta))
 
 
-def _whole_number(name: str, value: Any) -> int:
+def noise_of(event: Event | None) -> float:
+    """The noise multiplier of a step."""
+    return cast(Gaussian, event.event if isinstance(event, Poisson) else event).noise_multiplier
+
+
+def check_count(name: str, value: Any) -> int:
+    """The number, when it is a whole one from 1 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         invalid(name, value, "is a whole number from 1 on")
     return value
@@ -171,9 +182,7 @@ class PrivateTraining:
     @property
     def noise_multiplier(self) -> float:
         """z: the noise on the sum has standard deviation z C."""
-        event = self.steps.event
-        inner = event.event if isinstance(event, Poisson) else event
-        return cast(Gaussian, inner).noise_multiplier
+        return noise_of(self.steps.event)
 
     def epsilon(self, *, delta: float | None = None) -> float:
         """What the steps so far cost each example, an upper bound at `delta` (of the budget unless given)."""
