@@ -68,7 +68,7 @@ def make_private(
     data = check_loader(loader)
     check_module(model, loss)
     check_clip_norm(clip_norm)
-    accounting.refuse_large_delta("delta", delta, len(data), "examples")
+    accounting.refuse_large_delta("delta", delta, len(data), "examples", otherwise="")
     rate = min(1.0, (loader.batch_size or 1) / len(data))
     steps = StepLedger(ledger, STEPS, delta=delta, budget=epsilon)
     try:
@@ -119,8 +119,8 @@ def check_count(name: str, value: Any) -> int:
 
 def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
     """The loader's data set, when Poisson batches can take the place of what it draws."""
-    if not isinstance(loader, DataLoader):
-        invalid("loader", type(loader).__name__, "is a torch.utils.data.DataLoader")
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        invalid("loader", type(loader).__name__, "is a torch.utils.data.DataLoader, with no iteration of its own")
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         refuse("loader", type(loader.dataset).__name__, "a stream has no examples that could be drawn independently",
                "use a data set with a length")  # fmt: skip
@@ -192,8 +192,11 @@ class PrivateTraining:
         """Close the ledger; no step can follow."""
         self.steps.close()
 
-    def hand_out(self, batch: Any) -> Any:
-        """Note the batch that the loader gives, with a copy that nobody else holds."""
+    def hand_out(self, batch: Any, time: int) -> Any:
+        """Note the batch that was drawn for the step of this number, with a copy that nobody else holds."""
+        if time != self.steps.steps + 1:
+            refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
+                   "its own", "go through one pass after the other, not two at once")  # fmt: skip
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors")
         check_batch(*batch)
@@ -295,9 +298,10 @@ class PoissonLoader:
         self._private.check_used()
         first = self._private.steps.steps + 1
         drawn = _Draws(self, first)
-        for batch in DataLoader(self._batches, sampler=drawn, batch_size=None, collate_fn=_leave, **self._workers):
+        batches = DataLoader(self._batches, sampler=drawn, batch_size=None, collate_fn=_leave, **self._workers)
+        for time, batch in enumerate(batches, first):
             self._private.check_used()
-            yield self._private.hand_out(batch)
+            yield self._private.hand_out(batch, time)
 
 
 class _Draws:

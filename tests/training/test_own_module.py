@@ -65,6 +65,18 @@ class Attention(nn.Module):
         return self.head(self.mix(x, x, x, need_weights=False)[0].mean(1))
 
 
+class Tied(nn.Module):
+    """The head is the table of words."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.words(x).mean(1))
+
+
 class LastState(nn.Module):
     def __init__(self):
         super().__init__()
@@ -98,6 +110,7 @@ CASES = {
     "own": (Odd, functional.cross_entropy, VECTORS, LABELS),
     "attention": (Attention, nn.CrossEntropyLoss(), TOKENS, LABELS),
     "attention, own loss": (Attention, lambda o, t: functional.cross_entropy(o, t) + o.abs().mean(), TOKENS, LABELS),
+    "tied weights": (Tied, None, TOKENS, LABELS),
     "regression": (lambda: nn.Sequential(nn.Linear(5, 1)), flat_squared, VECTORS, NUMBERS),
     "regression of an own one": (lambda: Odd(1), nn.HuberLoss(), VECTORS, NUMBERS[:, None]),
     "several labels": (lambda: nn.Sequential(nn.Linear(5, 3)), nn.BCEWithLogitsLoss(), VECTORS, (VECTORS[:, :3] > 0).float()),
@@ -158,6 +171,17 @@ def test_weights_of_classes_stay_weights():
 
     found = sightline.clipped_gradient(model, nn.CrossEntropyLoss(weight=weight), VECTORS, LABELS, 1e3)
     torch.testing.assert_close(found["0.bias"].double(), naive(model, weighted, VECTORS, LABELS, 1e3)["0.bias"])
+
+
+@pytest.mark.parametrize("make", [Odd, lambda: nn.Sequential(nn.Linear(5, 3)), LastState])
+def test_low_precision_and_no_grad_of_the_caller_do_not_reach_it(make):
+    """Norms in bfloat16 would be off by a two hundredth, and let more than C through."""
+    model = make()
+    data = (None, VECTORS, LABELS) if make is not LastState else (flat_squared, torch.ones(COUNT, 4, 2), NUMBERS)
+    expected = sightline.clipped_gradient(model, *data, 0.1)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        found = sightline.clipped_gradient(model, *data, 0.1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_the_model_is_left_as_it_is():

@@ -331,6 +331,31 @@ def test_no_step_follows_a_closed_ledger(tmp_path):
         walk(loop, 1)
 
 
+# attacked
+
+
+def test_an_audit_finds_no_more_than_is_claimed_and_finds_missing_noise(monkeypatch):
+    """One example at its worst against nothing, everything drawn: a test fixed beforehand, on many steps."""
+    trials, delta = 200, 0.05
+    worlds = {"in": torch.tensor([[5.0]]), "out": torch.tensor([[0.0]])}
+
+    def released(x):
+        model = nn.Linear(1, 1, bias=False)
+        data = TensorDataset(x, torch.zeros(1, 1))
+        with private(model, data=data, batch_size=1, delta=1e-3, loss=lambda o, t: (o - t).sum(), seed=None) as loop:
+            return np.array([float(found) for _, found in walk(loop, trials)])
+
+    def lower():
+        yes, alarms = (int((released(worlds[name]) > 0.7).sum()) for name in ("in", "out"))
+        return sightline.audit.two_worlds_lower(yes, alarms, trials, delta=delta, confidence=0.999999)
+
+    claimed = sightline.accounting.epsilon({Gaussian(1.0): 1}, delta)
+    assert lower() <= claimed
+    draw = private_loop.draw_gaussian
+    monkeypatch.setattr(private_loop, "draw_gaussian", lambda size, *, rng: draw(size, rng=rng) / 4)
+    assert lower() > claimed
+
+
 # what is refused in the loop
 
 
@@ -350,6 +375,18 @@ def test_a_batch_is_stepped_on_once_and_none_is_left_out():
         with pytest.raises(Refused, match="has not been stepped on"):
             next(iter(loader))
         assert len(loop.ledger) == 1
+
+
+def test_two_passes_at_once_do_not_share_a_draw():
+    """The second batch of one pass and the first of another that began later were drawn for the same step."""
+    with private() as loop:
+        one, other = iter(loop.loader), iter(loop.loader)
+        for batches in (one, other):
+            next(batches)
+            loop.optimizer.step()
+        with pytest.raises(Refused, match="not two at once"):
+            next(one)
+        assert len(loop.ledger) == 2
 
 
 def test_a_closure_is_refused():
@@ -400,7 +437,7 @@ def test_batch_normalisation_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"delta": 0.1}, "at random would meet it"),
+        ({"delta": 0.1}, r"at random would meet it; use at most 0\.0025$"),
         ({"epsilon": 2.0, "noise_multiplier": None}, "give epochs"),
         ({"noise_multiplier": None}, "give epsilon and epochs"),
         ({"noise_multiplier": 0.0}, "noise must be positive"),
@@ -423,9 +460,15 @@ class Stream(IterableDataset):
         return iter(zip(X, Y, strict=True))
 
 
+class Doubling(DataLoader):
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
 @pytest.mark.parametrize(
     "loader",
     [
+        lambda data: Doubling(data, batch_size=10),
         lambda data: DataLoader(data, sampler=WeightedRandomSampler([1.0] * N, N), batch_size=10),
         lambda data: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 10, False)),
         lambda data: DataLoader(Stream(), batch_size=10),

@@ -207,10 +207,11 @@ class OwnModule:
     def clipped_sum(
         self, weights: Tensor, x: Tensor, y: Tensor, clip_norm: float, *, rng: np.random.Generator | None
     ) -> Tensor:
-        """The clipped sum at these weights as one vector, a copy."""
+        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on."""
         self._check_labels(y)
         self.worker.weights.copy_(weights)
-        with own_dropout(self.worker, rng) if rng is not None else nullcontext():
+        masks = own_dropout(self.worker, rng) if rng is not None else nullcontext()
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False), masks:
             self.worker.clipped_sum(self.worker.inputs(x.detach().numpy()), y.detach(), clip_norm)
         return self.worker.gradient.clone()
 

@@ -154,7 +154,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         if len(set(nodes)) != len(nodes):
             refuse("strategy", type(self.strategy).__name__, "it asks a client twice in a round, and each would be in "
                    "the sum twice", "ask every client once")  # fmt: skip
-        refuse_large_delta("delta", self.steps.delta, len(set(grid.get_node_ids()) | set(nodes)), "clients")
+        everybody = len(set(grid.get_node_ids()) | set(nodes))
+        refuse_large_delta("delta", self.steps.delta, everybody, "clients", otherwise="")
         kept = self._draw_cohort(nodes)
         before = {name: array.numpy() for name, array in arrays.items()}
         self._open = OpenRound(before, frozenset(kept), len(nodes) * (1.0 if self.rate is None else self.rate))
