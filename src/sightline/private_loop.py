@@ -24,11 +24,19 @@ from torch.utils.data import (
 from sightline import accounting
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson, Unit
-from sightline.ledger import StepKind, StepLedger
+from sightline.ledger import Ledger, StepKind, StepLedger
 from sightline.models.flat import flatten_module, trained_parameters
 from sightline.randomness import OS_ROOT, Purpose, Streams
 from sightline.training.dp_sgd_settings import check_clip_norm, draw_gaussian
-from sightline.training.own_module import Loss, check_batch, check_module, clipped_gradient, own_module, reduction_of
+from sightline.training.own_module import (
+    Loss,
+    OwnModule,
+    check_batch,
+    check_module,
+    clipped_gradient,
+    own_module,
+    reduction_of,
+)
 
 __all__ = ["PoissonLoader", "PrivateTraining", "clipped_gradient", "make_private"]
 
@@ -151,6 +159,8 @@ class PrivateTraining:
         steps: StepLedger,
         seed: int | None,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            invalid("optimizer", type(optimizer).__name__, "is a torch.optim.Optimizer")
         if optimizer in PRIVATE:
             refuse("optimizer", type(optimizer).__name__, "it is private already", "make a new one for another loop")
         self.model, self.optimizer, self.loss, self.clip_norm = model, optimizer, loss, clip_norm
@@ -175,7 +185,7 @@ class PrivateTraining:
         self.close()
 
     @property
-    def ledger(self) -> Any:
+    def ledger(self) -> Ledger:
         """Every step so far: `ledger.epsilon("samples", "public", delta)`."""
         return self.steps.ledger
 
@@ -250,10 +260,10 @@ class PrivateTraining:
                    "prepare examples in the data set, or in the model")  # fmt: skip
         return self._waiting
 
-    def _noisy_gradient(self, own: Any, x: Tensor, y: Tensor, time: int) -> Tensor:
+    def _noisy_gradient(self, own: OwnModule, x: Tensor, y: Tensor, time: int) -> Tensor:
         r"""(sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); the sum itself for a loss that is summed."""
         masks = self.streams.rng(Purpose.BATCHES, round=time, use=1)
-        total: Tensor = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks)
+        total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks)
         noise = draw_gaussian(len(total), rng=self.streams.rng(Purpose.NOISE, round=time))
         total.add_(noise, alpha=self.noise_multiplier * self.clip_norm)
         return total if reduction_of(self.loss) == "sum" else total.div_(self.loader.expected_batch)

@@ -184,6 +184,14 @@ def test_low_precision_and_no_grad_of_the_caller_do_not_reach_it(make):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_a_class_that_is_ignored_is_ignored():
+    model, loss = nn.Sequential(nn.Linear(5, 3)), nn.CrossEntropyLoss(ignore_index=0)
+    counted = LABELS != 0
+    found = sightline.clipped_gradient(model, loss, VECTORS, LABELS, 1.0)
+    expected = sightline.clipped_gradient(model, None, VECTORS[counted], LABELS[counted], 1.0)
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_model_is_left_as_it_is():
     model = Odd().eval()
     before = copy.deepcopy(model.state_dict())

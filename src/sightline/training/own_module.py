@@ -92,8 +92,10 @@ class OneLoss:
         loss = self.given
         if loss is None or loss is functional.cross_entropy:
             return True
-        known = type(loss) is nn.CrossEntropyLoss and not loss._forward_hooks and not loss._forward_pre_hooks
-        return known and loss.weight is None and loss.label_smoothing == 0 and loss.reduction != "none"  # type: ignore
+        if type(loss) is not nn.CrossEntropyLoss or "forward" in vars(loss) or loss._forward_hooks:
+            return False
+        usual = loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index < 0
+        return usual and not loss._forward_pre_hooks and loss.reduction != "none"
 
     @cached_property
     def function(self) -> Loss:
