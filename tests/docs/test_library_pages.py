@@ -18,7 +18,7 @@ ALONE = BLOCK.findall((DOCS / "libraries.md").read_text(encoding="utf-8"))
 def test_a_piece_works_alone_in_about_ten_lines(number, tmp_path):
     program(ALONE[number], tmp_path)
     statements = [line for line in ALONE[number].splitlines() if line and not line.startswith(("import", "from"))]
-    assert len(statements) <= 14
+    assert len(statements) <= 16
 
 
 def test_the_page_from_opacus_is_one_program(tmp_path):
