@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from sightline.api import Callback, Run, run
     from sightline.apps import audit, report
     from sightline.config import Experiment, read
+    from sightline.private_loop import clipped_gradient, make_private
 
 __version__ = "0.1.0"
 
 mkl.turn_on_reproducible_mode()
 
 _LAZY = {
-    "Callback": "sightline.api",
-    "Experiment": "sightline.config",
-    "Run": "sightline.api",
-    "read": "sightline.config",
-    "run": "sightline.api",
+    **dict.fromkeys(("Callback", "Run", "run"), "sightline.api"),
+    **dict.fromkeys(("Experiment", "read"), "sightline.config"),
+    **dict.fromkeys(("clipped_gradient", "make_private"), "sightline.private_loop"),
 }
 _PACKAGES = {
     **{
@@ -49,11 +48,13 @@ __all__ = [
     "accounting",
     "algorithms",
     "audit",
+    "clipped_gradient",
     "config",
     "data",
     "engine",
     "events",
     "ledger",
+    "make_private",
     "mechanisms",
     "models",
     "read",

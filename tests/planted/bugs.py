@@ -12,6 +12,7 @@ PACKAGE = Path("sightline")
 
 NOISE = "tests/laws/test_noise_law.py"
 DRAWS = "tests/laws/test_draws.py"
+LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
 
 
@@ -475,6 +476,72 @@ Build = Callable[""",
         "if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:",
         "if False:",
         "tests/engine/test_run.py::test_updates_are_released_once",
+    ),
+    # loops of others
+    "loop-mean-over-drawn-batch": bug(
+        "a private step divides by the batch that was drawn, whose size is private",
+        "private_loop.py",
+        "total.div_(self.loader.expected_batch)",
+        "total.div_(max(len(y), 1))",
+        f"{LOOP}::test_with_little_noise_it_is_the_clipped_sum_over_the_expected_batch",
+    ),
+    "loop-noise-of-a-mean": bug(
+        "the noise of a sum has the size that belongs to a mean",
+        "private_loop.py",
+        "alpha=self.noise_multiplier * self.clip_norm)",
+        "alpha=self.noise_multiplier * self.clip_norm / self.loader.expected_batch)",
+        f"{LOOP}::test_a_step_is_the_clipped_sum_of_its_batch_and_noise_over_the_expected_batch",
+    ),
+    "loop-noise-reused": bug(
+        "every private step of a loop adds the same noise",
+        "private_loop.py",
+        "self.streams.rng(Purpose.NOISE, round=time)",
+        "self.streams.rng(Purpose.NOISE)",
+        f"{LOOP}::test_noise_is_fresh_in_every_step_and_never_that_of_another_loop",
+    ),
+    "loop-batches-of-one-size": bug(
+        "batches are drawn without replacement, and Poisson sampling is claimed",
+        "private_loop.py",
+        "np.flatnonzero(rng.random(self._examples) < self.rate)",
+        "np.sort(rng.permutation(self._examples)[: round(self.expected_batch)])",
+        f"{LOOP}::test_every_example_is_drawn_by_itself_at_the_claimed_rate",
+    ),
+    "loop-steps-twice": bug(
+        "a batch can be stepped on again",
+        "private_loop.py",
+        "        self._waiting, self._given = None, ()\n        gradient",
+        "        gradient",
+        f"{LOOP}::test_a_batch_is_stepped_on_once_and_none_is_left_out",
+    ),
+    "loop-row-after-the-step": bug(
+        "a private step is written down after it was computed",
+        "private_loop.py",
+        "        time = self.steps.charge()\n        self._waiting, self._given = None, ()\n"
+        "        gradient = self._noisy_gradient(own, x, y, time)\n",
+        "        self._waiting, self._given = None, ()\n"
+        "        gradient = self._noisy_gradient(own, x, y, self.steps.steps + 1)\n        self.steps.charge()\n",
+        f"{LOOP}::test_a_step_is_on_disk_before_its_noise_exists",
+    ),
+    "loop-collates-together": bug(
+        "a collation of somebody's own sees all examples of a batch",
+        "private_loop.py",
+        "alone = [self.collate([self.dataset[int(number)]]) for number in numbers]",
+        "alone = [self.collate([self.dataset[int(number)] for number in numbers])] if len(numbers) else []",
+        f"{LOOP}::test_examples_are_collated_alone",
+    ),
+    "own-loss-on-the-batch": bug(
+        "a loss of somebody's own that keeps what it has seen passes",
+        "training/own_module.py",
+        "        place = before.find_change()\n",
+        "        place = None\n",
+        "tests/training/test_own_module.py::test_what_no_clip_would_bound_is_refused",
+    ),
+    "ledger-takes-other-steps": bug(
+        "a ledger of steps goes on with steps of another noise",
+        "ledger/step_ledger.py",
+        "if self.event not in (None, event):",
+        "if False:",
+        f"{LOOP}::test_other_steps_are_not_added_to_a_ledger",
     ),
     # budgets for life
     "one-limit-for-mu-and-failures": bug(

@@ -182,7 +182,9 @@ def check_delta(delta: float) -> None:
         invalid("delta", delta, law, "use a value such as 1e-5, below one over the number of subjects")
 
 
-def refuse_large_delta(name: str, delta: float, units: int, noun: str) -> None:
+def refuse_large_delta(
+    name: str, delta: float, units: int, noun: str, *, otherwise: str = ", or set allow_large_delta = true"
+) -> None:
     """Raise where delta, promised to each of so many units, is one over their number or more.
 
     Whoever publishes the data of one of n units, picked at random, meets (0, 1/n): such a delta promises nothing.
@@ -194,7 +196,7 @@ def refuse_large_delta(name: str, delta: float, units: int, noun: str) -> None:
 set allow_large_delta = true
     """
     if delta * units >= 1 - 1e-12:
-        way_out = f"use at most {1 / (NEAR * units):.2g}, or set allow_large_delta = true"
+        way_out = f"use at most {1 / (NEAR * units):.2g}{otherwise}"
         refuse(name, f"{delta:g}", f"publishing one of {units} {noun} at random would meet it", way_out)
 
 

@@ -16,6 +16,7 @@ from sightline.ledger.release import (
     release_from,
     write_parties,
 )
+from sightline.ledger.step_ledger import StepKind, StepLedger, read_ledger
 from sightline.ledger.store import (
     GENESIS,
     Entry,
@@ -50,6 +51,8 @@ __all__ = [
     "Rhythm",
     "Row",
     "SqliteStore",
+    "StepKind",
+    "StepLedger",
     "Store",
     "Threat",
     "View",
@@ -61,6 +64,7 @@ __all__ = [
     "parties",
     "planned_pairs",
     "read_export",
+    "read_ledger",
     "read_parties",
     "release_from",
     "transaction",

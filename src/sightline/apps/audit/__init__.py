@@ -1,5 +1,6 @@
 """Attacks on the mechanisms that experiments run, and the lower bounds on epsilon that follow."""
 
+from sightline.apps.audit.attack import one_run_lower, two_worlds_lower
 from sightline.apps.audit.audit import Audit, Finding, audit, audit_built
 
-__all__ = ["Audit", "Finding", "audit", "audit_built"]
+__all__ = ["Audit", "Finding", "audit", "audit_built", "one_run_lower", "two_worlds_lower"]

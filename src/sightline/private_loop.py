@@ -1,0 +1,352 @@
+"""Private steps in somebody's own training loop: their model, optimiser and loader, our clipping, noise and ledger."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from sightline import accounting
+from sightline.errors import InvalidInput, invalid, refuse
+from sightline.events import Event, Gaussian, Poisson, Unit
+from sightline.ledger import Ledger, StepKind, StepLedger
+from sightline.models.flat import flatten_module, trained_parameters
+from sightline.randomness import OS_ROOT, Purpose, Streams
+from sightline.training.dp_sgd_settings import check_clip_norm, draw_gaussian
+from sightline.training.own_module import (
+    Loss,
+    OwnModule,
+    check_batch,
+    check_module,
+    clipped_gradient,
+    own_module,
+    reduction_of,
+)
+
+__all__ = ["PoissonLoader", "PrivateTraining", "clipped_gradient", "make_private"]
+
+STEPS = StepKind("samples", Unit.SAMPLE, "trainer", "noisy mean of clipped gradients")
+
+
+def make_private(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *,
+    loss: Loss | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float,
+    epochs: int | None = None,
+    clip_norm: float = 1.0,
+    ledger: Path | str | None = None,
+    seed: int | None = None,
+) -> "PrivateTraining":
+    r"""Make a loop private: `model, optimizer, loader = make_private(model, optimizer, loader, ...)`.
+
+    The loader that comes back draws every example independently with rate q = batch_size / N. Each `optimizer.step()`
+    takes the batch that the loader gave last, computes g = (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2)) / (q N) by
+    itself and steps with that: gradients of `loss.backward()` are neither needed nor used. `loss` is what the step
+    differentiates, by default cross entropy; one with reduction="sum" is not divided by q N.
+
+    Give `epsilon` with `epochs` for the least noise that lasts so many passes, or `noise_multiplier`; with `epsilon`
+    the step that would exceed it raises `BudgetExhausted`. `ledger` is a file: every step is in it before it is taken,
+    and a loop that is begun again with the same file goes on where the counting stopped, with the same noise. Noise and
+    batches come from the operating system; with `seed` they can be reproduced, by whoever knows it.
+
+    Guarantees: with the optimiser given there is no step on an unclipped gradient, on a batch of another origin, or
+    twice on one batch, and a batch that was drawn is stepped on before the next is drawn; noise is drawn afresh for
+    every step; parameters are the model's own, so that `state_dict` has the names it had.
+    """
+    data = check_loader(loader)
+    check_module(model, loss)
+    check_clip_norm(clip_norm)
+    accounting.refuse_large_delta("delta", delta, len(data), "examples", otherwise="")
+    rate = min(1.0, (loader.batch_size or 1) / len(data))
+    steps = StepLedger(ledger, STEPS, delta=delta, budget=epsilon)
+    try:
+        planned = 0 if epochs is None else check_count("epochs", epochs) * len(loader)
+        steps.begin(choose_event(rate, steps, epsilon, noise_multiplier, planned), planned=planned)
+        return PrivateTraining(model, optimizer, loader, loss=loss, clip_norm=clip_norm, steps=steps, seed=seed)
+    except BaseException:
+        steps.close()
+        raise
+
+
+def choose_event(
+    rate: float,
+    steps: StepLedger,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    planned: int,
+    *,
+    length: str = "epochs",
+) -> Event:
+    """What one step reveals of a subject: with the noise given, or the ledger's, or the least that lasts."""
+
+    def sampled(noise: float) -> Event:
+        return Poisson(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
+
+    if noise_multiplier is not None:
+        return sampled(noise_multiplier)
+    if epsilon is None:
+        invalid("epsilon", None, "noise follows from a budget", f"give epsilon and {length}, or noise_multiplier")
+    if steps.event is not None:
+        return sampled(noise_of(steps.event))
+    if not planned:
+        invalid(length, None, "the noise for a budget depends on how long it has to last", f"give {length}")
+    return sampled(accounting.calibrate(lambda z: {sampled(z): planned}, epsilon=epsilon, delta=steps.delta))
+
+
+def noise_of(event: Event | None) -> float:
+    """The noise multiplier of a step."""
+    return cast(Gaussian, event.event if isinstance(event, Poisson) else event).noise_multiplier
+
+
+def check_count(name: str, value: Any) -> int:
+    """The number, when it is a whole one from 1 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        invalid(name, value, "is a whole number from 1 on")
+    return value
+
+
+def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
+    """The loader's data set, when Poisson batches can take the place of what it draws."""
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        invalid("loader", type(loader).__name__, "is a torch.utils.data.DataLoader, with no iteration of its own")
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        refuse("loader", type(loader.dataset).__name__, "a stream has no examples that could be drawn independently",
+               "use a data set with a length")  # fmt: skip
+    data = cast("Sequence[Any]", loader.dataset)
+    if loader.batch_size is None or not len(data) or not len(loader):
+        invalid("loader", f"batch_size={loader.batch_size}", "a loader has a batch size, and at least one batch")
+    sampler = loader.sampler
+    plain = isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(data)
+    )
+    if not plain:
+        refuse("loader.sampler", type(sampler).__name__, "batches are drawn by Poisson sampling of all examples alike",
+               "leave it away; torch.utils.data.Subset for some of the examples")  # fmt: skip
+    return data
+
+
+class PrivateTraining:
+    """A model, its private optimiser and its Poisson loader, with the ledger of their steps. Unpacks into the three."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        *,
+        loss: Loss | None,
+        clip_norm: float,
+        steps: StepLedger,
+        seed: int | None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            invalid("optimizer", type(optimizer).__name__, "is a torch.optim.Optimizer")
+        if optimizer in PRIVATE:
+            refuse("optimizer", type(optimizer).__name__, "it is private already", "make a new one for another loop")
+        self.model, self.optimizer, self.loss, self.clip_norm = model, optimizer, loss, clip_norm
+        self.steps = steps
+        self.streams = Streams(OS_ROOT + secrets.token_bytes(32)) if seed is None else Streams.from_seed(seed)
+        self.loader = PoissonLoader(loader, self)
+        self._waiting: tuple[Tensor, Tensor] | None = None
+        self._given: tuple[tuple[Tensor, int], ...] = ()
+        self._trained()
+        optimizer.register_step_pre_hook(self._prepare_step)
+        PRIVATE.add(optimizer)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.optimizer, self.loader))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every step so far: `ledger.epsilon("samples", "public", delta)`."""
+        return self.steps.ledger
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z: the noise on the sum has standard deviation z C."""
+        return noise_of(self.steps.event)
+
+    def epsilon(self, *, delta: float | None = None) -> float:
+        """What the steps so far cost each example, an upper bound at `delta` (of the budget unless given)."""
+        return self.steps.epsilon(delta=delta)
+
+    def close(self) -> None:
+        """Close the ledger; no step can follow."""
+        self.steps.close()
+
+    def hand_out(self, batch: Any, time: int) -> Any:
+        """Note the batch that was drawn for the step of this number, with a copy that nobody else holds."""
+        if time != self.steps.steps + 1:
+            refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
+                   "its own", "go through one pass after the other, not two at once")  # fmt: skip
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors")
+        check_batch(*batch)
+        self._waiting = (batch[0].clone(), batch[1].clone())
+        self._given = tuple((part, part._version) for part in batch)
+        return batch
+
+    def check_used(self) -> None:
+        """Refuse another batch while one waits: which batches are left out would tell of what is in them."""
+        if self._waiting is not None:
+            refuse("loader", f"step {self.steps.steps + 1}", "the batch that was drawn for it has not been stepped on",
+                   "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
+
+    def _trained(self) -> dict[str, Tensor]:
+        """The trained parameters by name, when the optimiser has all of them, and no others."""
+        trained = dict(trained_parameters(self.model))
+        names = {id(parameter): name for name, parameter in trained.items()}
+        held = [one for group in self.optimizer.param_groups for one in group["params"] if one.requires_grad]
+        if any(id(one) not in names for one in held):
+            refuse("optimizer", type(self.optimizer).__name__, "it has a parameter that is not of the model, and no "
+                   "clip would bound it", "give it the model's parameters only")  # fmt: skip
+        missing = sorted(set(names) - {id(one) for one in held}, key=lambda one: names[one])
+        if missing:
+            invalid("optimizer", names[missing[0]], "this parameter of the model is trained and not in the optimiser",
+                    "add it, or freeze it: requires_grad_(False)")  # fmt: skip
+        return cast("dict[str, Tensor]", trained)
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Before every step of the optimiser: put the private gradient where it looks, and nothing else."""
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            refuse("optimizer.step", "closure", "a closure would compute gradients that are not private",
+                   "call optimizer.step() without arguments, of an optimiser that needs none")  # fmt: skip
+        x, y = self._take_batch()
+        trained = self._trained()
+        own = own_module(self.model, self.loss, x, y)
+        time = self.steps.charge()
+        self._waiting, self._given = None, ()
+        gradient = self._noisy_gradient(own, x, y, time)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        for name, part in own.model.split(gradient).items():
+            trained[name].grad = part.clone()
+
+    def _take_batch(self) -> tuple[Tensor, Tensor]:
+        if self._waiting is None:
+            refuse("optimizer.step", self.steps.steps + 1, "no batch of the private loader waits for it: each is "
+                   "stepped on once", "iterate over the loader that make_private returned")  # fmt: skip
+        if any(part._version != version for part, version in self._given):
+            refuse("loader", "batch", "it was changed in place, and the step would not see that",
+                   "prepare examples in the data set, or in the model")  # fmt: skip
+        return self._waiting
+
+    def _noisy_gradient(self, own: OwnModule, x: Tensor, y: Tensor, time: int) -> Tensor:
+        r"""(sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); the sum itself for a loss that is summed."""
+        masks = self.streams.rng(Purpose.BATCHES, round=time, use=1)
+        total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks)
+        noise = draw_gaussian(len(total), rng=self.streams.rng(Purpose.NOISE, round=time))
+        total.add_(noise, alpha=self.noise_multiplier * self.clip_norm)
+        return total if reduction_of(self.loss) == "sum" else total.div_(self.loader.expected_batch)
+
+
+PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimisers that make_private has been given."""
+
+
+class PoissonLoader:
+    """Batches in which every example of a data set is by itself with probability `rate`; some are empty.
+
+    A pass has as many batches as the loader that it was made from. Examples are collated one by one and put together
+    afterwards, so that nothing that is done to a batch lets one example reach another.
+    """
+
+    def __init__(self, loader: DataLoader[Any], private: PrivateTraining) -> None:
+        self.dataset, self._private, self._passes = loader.dataset, private, len(loader)
+        self._examples = len(cast("Sequence[Any]", loader.dataset))
+        self.rate = min(1.0, cast(int, loader.batch_size) / self._examples)
+        workers = ("num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
+        self._workers = {name: getattr(loader, name) for name in workers}
+        self._batches = _Batches(loader.dataset, loader.collate_fn)
+
+    def __len__(self) -> int:
+        return self._passes
+
+    @property
+    def expected_batch(self) -> float:
+        """q N, by which sums are divided: the size of the batch that was drawn is not public."""
+        return self.rate * self._examples
+
+    def draw(self, time: int) -> NDArray[np.int64]:
+        """The examples of one step, a function of its number: what was drawn ahead and not used is drawn again."""
+        rng = self._private.streams.rng(Purpose.BATCHES, round=time)
+        return np.flatnonzero(rng.random(self._examples) < self.rate)
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(cast("Sequence[Any]", self.dataset)) != self._examples:
+            refuse("loader.dataset", len(cast("Sequence[Any]", self.dataset)), f"there were {self._examples} examples "
+                   "when the noise was chosen", "call make_private with the data as they are")  # fmt: skip
+        self._private.check_used()
+        first = self._private.steps.steps + 1
+        drawn = _Draws(self, first)
+        batches = DataLoader(self._batches, sampler=drawn, batch_size=None, collate_fn=_leave, **self._workers)
+        for time, batch in enumerate(batches, first):
+            self._private.check_used()
+            yield self._private.hand_out(batch, time)
+
+
+class _Draws:
+    """The examples of the steps of one pass."""
+
+    def __init__(self, loader: PoissonLoader, first: int) -> None:
+        self.loader, self.first = loader, first
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        return (self.loader.draw(self.first + step) for step in range(len(self)))
+
+
+class _Batches(Dataset[Any]):
+    """A data set whose items are batches, asked for by the numbers of their examples."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __getitem__(self, numbers: NDArray[np.int64]) -> Any:
+        if type(self.dataset) is TensorDataset and self.collate is default_collate:
+            rows = torch.from_numpy(numbers)
+            return tuple(part[rows] for part in self.dataset.tensors)
+        alone = [self.collate([self.dataset[int(number)]]) for number in numbers]
+        parts = zip(*(alone or [self.collate([self.dataset[0]])]), strict=True)
+        try:
+            return tuple(torch.cat(part)[: len(numbers) if alone else 0] for part in parts)
+        except (TypeError, RuntimeError) as error:
+            raise InvalidInput(
+                f"loader.collate_fn={getattr(self.collate, '__name__', self.collate)}: examples, each collated alone, "
+                f"do not fit together ({error}); pad to one length in the data set"[:300]
+            ) from None
+
+
+def _leave(batch: Any) -> Any:
+    return batch

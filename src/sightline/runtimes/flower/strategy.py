@@ -1,0 +1,216 @@
+"""Privacy of whole clients inside a Flower app that somebody has: their strategy, our clipping, noise and ledger."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.accounting import refuse_large_delta
+from sightline.errors import invalid, refuse
+from sightline.events import Adjacency, Unit
+from sightline.ledger import Ledger, StepKind, StepLedger
+from sightline.mechanisms.clip_and_noise import FLOATS
+from sightline.private_loop import check_count, choose_event, noise_of
+from sightline.randomness import OS_ROOT, Purpose, Streams
+from sightline.training.dp_sgd_settings import check_clip_norm
+
+ROUNDS = StepKind("clients", Unit.CLIENT, "server", "noisy mean of clipped updates", handed_over=True)
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round whose replies are awaited: the model that was sent, to whom, and the public denominator."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    nodes: frozenset[int]
+    expected: float
+
+    def updates(self, replies: Iterable[Message]) -> Iterator[Tensor]:
+        """What every node that was asked changed, as one vector; the first reply of each, and only well-formed ones."""
+        waiting = set(self.nodes)
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node in waiting and not reply.has_error():
+                waiting.remove(node)
+                update = self._read_update(reply)
+                if update is not None:
+                    yield update
+
+    def _read_update(self, reply: Message) -> Tensor | None:
+        """The update in a reply, or None for whatever is no model of this shape: a client can only leave itself out."""
+        try:
+            (record,) = reply.content.array_records.values()
+            parts = [record[name].numpy().astype(np.float64) - array for name, array in self._noised()]
+            fits = all(part.shape == array.shape for part, (_, array) in zip(parts, self._noised(), strict=True))
+            return torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts])) if fits else None
+        except Exception:
+            return None
+
+    def _noised(self) -> list[tuple[str, NDArray[Any]]]:
+        """The arrays of real numbers; counters and the like stay as the server has them."""
+        return [(name, array) for name, array in self.arrays.items() if array.dtype.kind == "f"]
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers an update has."""
+        return sum(array.size for _, array in self._noised())
+
+    def moved_by(self, step: Tensor) -> ArrayRecord:
+        """The model after a step, under its own names."""
+        moved, start, flat = dict(self.arrays), 0, step.numpy()
+        for name, array in self._noised():
+            moved[name] = (array + flat[start : start + array.size].reshape(array.shape)).astype(array.dtype)
+            start += array.size
+        return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in moved.items()})
+
+
+class PrivateStrategy(Strategy):  # type: ignore[misc]
+    r"""A Flower strategy made private: each round releases W + (sum_i clip(W_i - W, C) + N(0, (z C)^2)) / m.
+
+    W is the model that was sent, W_i what client i returns, whatever it says of its number of examples. The wrapped
+    strategy says what is sent, and is given the noisy mean as if it were the one reply of the round: server optimisers
+    go on from there. m is the expected cohort.
+
+    With `rate` every client that the strategy asks is kept with that probability, by a draw of ours, and amplification
+    is claimed. Without it the strategy's own cohort is used, and none is claimed. Give `epsilon` with `rounds`, or
+    `noise_multiplier`. When the budget is used up the remaining rounds change nothing.
+
+    Guarantees: what the app learns from `start` is (epsilon, delta)-private for each client, a client being a node;
+    a round is in the ledger before its noise is drawn; replies of others, second replies and broken ones count as zero;
+    metrics that clients report are dropped, and evaluation at clients is refused, for they are private values too. The
+    server itself sees every reply: against it epsilon is infinite, and the ledger says so.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        clip_norm: float,
+        delta: float,
+        epsilon: float | None = None,
+        rounds: int | None = None,
+        noise_multiplier: float | None = None,
+        rate: float | None = None,
+        ledger: Path | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        check_clip_norm(clip_norm)
+        if rate is not None and not 0 < rate <= 1:
+            invalid("rate", rate, "a probability lies in (0, 1]")
+        if getattr(strategy, "fraction_evaluate", 0.0) > 0:
+            law = "what clients find when they evaluate would be published without noise"
+            refuse("fraction_evaluate", strategy.fraction_evaluate, law, "set it to 0.0; evaluate_fn has public data")
+        self.strategy, self.clip_norm, self.rate = strategy, clip_norm, rate
+        self.steps = StepLedger(ledger, ROUNDS, delta=delta, budget=epsilon)
+        try:
+            planned = 0 if rounds is None else check_count("rounds", rounds)
+            event = choose_event(rate or 1.0, self.steps, epsilon, noise_multiplier, planned, length="rounds")
+            self.steps.begin(event, planned=planned)
+        except BaseException:
+            self.steps.close()
+            raise
+        self.streams = Streams(OS_ROOT + secrets.token_bytes(32)) if seed is None else Streams.from_seed(seed)
+        self._open: OpenRound | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every round so far: `ledger.epsilon("clients", "public", delta)`."""
+        return self.steps.ledger
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z: the noise on the sum has standard deviation z C."""
+        return noise_of(self.steps.event)
+
+    def epsilon(self, *, delta: float | None = None) -> float:
+        """What the rounds so far cost each client, against everybody but the server."""
+        return self.steps.epsilon(delta=delta)
+
+    def close(self) -> None:
+        """Close the ledger; no round can follow."""
+        self.steps.close()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages, those of the cohort; none once the budget is used up."""
+        self._open = None
+        if not self.steps.fits_another():
+            log(WARNING, "privacy budget used up: round %s does not take place", server_round)
+            return []
+        asked = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        nodes = [message.metadata.dst_node_id for message in asked]
+        if len(set(nodes)) != len(nodes):
+            refuse("strategy", type(self.strategy).__name__, "it asks a client twice in a round, and each would be in "
+                   "the sum twice", "ask every client once")  # fmt: skip
+        everybody = len(set(grid.get_node_ids()) | set(nodes))
+        refuse_large_delta("delta", self.steps.delta, everybody, "clients", otherwise="")
+        kept = self._draw_cohort(nodes)
+        before = {name: array.numpy() for name, array in arrays.items()}
+        self._open = OpenRound(before, frozenset(kept), len(nodes) * (1.0 if self.rate is None else self.rate))
+        return [message for message in asked if message.metadata.dst_node_id in kept]
+
+    def _draw_cohort(self, nodes: list[int]) -> set[int]:
+        """Every node that was asked, by itself with the probability `rate`; all of them without one.
+
+        How the strategy chose whom to ask is not claimed to hide anybody, and knows public values only.
+        """
+        rng = self.streams.rng(Purpose.COHORT, round=self.steps.steps + 1)
+        rate = 1.0 if self.rate is None else self.rate
+        return {node for node, draw in zip(sorted(nodes), rng.random(len(nodes)), strict=True) if draw < rate}
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Clip, sum, noise, and let the strategy go on from the noisy mean; a round without replies is noise."""
+        round, self._open = self._open, None
+        if round is None:
+            return None, None
+        time = self.steps.charge()
+        noisy, _ = FLOATS(
+            round.updates(replies),
+            dimension=round.dimension,
+            clip_norm=self.clip_norm,
+            noise_multiplier=self.noise_multiplier,
+            adjacency=Adjacency.ADD_REMOVE,
+            rng=self.streams.rng(Purpose.NOISE, round=time),
+        )
+        mean = round.moved_by(noisy / round.expected)
+        arrays, metrics = self.strategy.aggregate_train(server_round, [self._as_reply(mean)])
+        log(INFO, "privacy spent: epsilon=%.4f at delta=%g", self.epsilon(), self.steps.delta)
+        return arrays, metrics
+
+    def _as_reply(self, arrays: ArrayRecord) -> Message:
+        """The noisy mean as the one reply of a round."""
+        weight = MetricRecord({getattr(self.strategy, "weighted_by_key", "num-examples"): 1.0})
+        content = RecordDict({getattr(self.strategy, "arrayrecord_key", "arrays"): arrays, "metrics": weight})
+        return Message(content, 0, MessageType.TRAIN)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: see `fraction_evaluate` above."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing."""
+        return None
+
+    def summary(self) -> None:
+        """What is promised, then what the strategy says of itself."""
+        sampled = "the strategy's own cohorts" if self.rate is None else f"Poisson cohorts of rate {self.rate:g}"
+        limit = "no limit" if self.steps.budget is None else f"epsilon <= {self.steps.budget:g}"
+        log(INFO, "\t├──> Privacy of each client: %s at delta=%g", limit, self.steps.delta)
+        log(INFO, "\t│\t└── clip norm %g, noise multiplier %.4g, %s", self.clip_norm, self.noise_multiplier, sampled)
+        self.strategy.summary()
