@@ -29,7 +29,8 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import find_mechanism, needs_unit_features
+from sightline.mechanisms.samplers import find_sampler
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
@@ -137,8 +138,10 @@ def build_experiment(
     privacy = experiment.privacy
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
-    topology.find_topology(experiment.topology.kind)
-    if experiment.topology.kind not in algorithm.topologies:
+    find_sampler(experiment.sampling.clients.scheme)
+    find_mechanism(experiment)
+    shape = topology.find_topology(experiment.topology.kind)
+    if not {experiment.topology.kind, shape.like} & set(algorithm.topologies):
         law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
