@@ -16,10 +16,11 @@ from sightline.apps.report.curves import worst_epsilons
 from sightline.config import Experiment, read
 from sightline.engine import RunRecord
 from sightline.engine.record import DATABASE
-from sightline.errors import did_you_mean, invalid, printable
+from sightline.errors import invalid, printable
 from sightline.ledger import Ledger
 from sightline.progress import RoundBar, wants_progress
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
+from sightline.runtimes.remote.clients import find_transport, simulated_clients
 from sightline.runtimes.simulator import Simulator
 
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -108,8 +109,9 @@ def run(
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
     where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
-    a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
-    wrong with the input raises `InvalidInput` before a run directory exists.
+    a node of Flower's simulation engine (`sightline[flower]`), again with the same results, and so does somebody else's
+    transport, `runtime="package.module:OBJECT"`. Everything that can be wrong with the input raises `InvalidInput`
+    before a run directory exists.
 
     With `resume`, `file` may also be the directory of the run: its settings are in it. Where the model's code or the
     packages are not those that the run began with, it goes on only with `accept_changes`, which is written down.
@@ -117,8 +119,7 @@ def run(
     Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
     script's log, `progress=False` nowhere. `on_round` gets the metrics of every round.
     """
-    if runtime not in RUNTIMES:
-        invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
+    transport = find_transport(runtime, RUNTIMES)
     if runtime == "flower":
         check_installed()
     if workers < 1:
@@ -149,6 +150,9 @@ def run(
         )
         if runtime == "flower":
             simulate_nodes(setting, directory, loop, workers=workers)
+        elif transport is not None:
+            post = transport(setting, directory)
+            loop(lambda setting, *streams: simulated_clients(setting, directory, post))
         else:
             loop(partial(Simulator, workers=workers))
     report.write_report(directory)

@@ -60,7 +60,7 @@ def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name: a built-in one, or somebody else's, which is called in reports as it was asked for."""
+    """The algorithm of that name: a built-in one, or somebody else's, called in reports as it was asked for."""
     plugin = locate_plugin(ALGORITHM, name, REGISTRY)
     if plugin is None:
         return REGISTRY[name]

@@ -1,6 +1,6 @@
 """From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
+    MECHANISMS,
+    SAMPLERS,
     CohortSampler,
     Mechanism,
     Public,
@@ -32,6 +34,7 @@ from sightline.mechanisms.convex_solver import unit_features
 from sightline.mechanisms.registry import find_mechanism, needs_unit_features
 from sightline.mechanisms.samplers import find_sampler
 from sightline.models import FlatModel, refuse_mixing_layers
+from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY, Plugin, PluginKind, locate_plugin
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
@@ -58,6 +61,11 @@ class BuiltExperiment:
     """Each client's noise multiplier, once it is given or calibrated."""
     splitter: Splitter | None = None
     """How subjects are sent to parts of the model, when they are."""
+
+    @cached_property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What of the experiment comes from elsewhere."""
+        return tuple(list_plugins(self.experiment))
 
     @property
     def unit(self) -> Unit:
@@ -179,6 +187,20 @@ def build_experiment(
         splitter=splitter,
     )
     return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
+
+
+def list_plugins(experiment: Experiment) -> list[Plugin]:
+    """What an experiment names that other packages bring, found without importing any of it."""
+    section = experiment.resources
+    asked: list[tuple[PluginKind, str, Collection[str]]] = [
+        (ALGORITHM, experiment.algorithm.name, algorithms.REGISTRY),
+        (MECHANISM, experiment.privacy.mechanism, {name for name, _, _ in MECHANISMS}),
+        (TOPOLOGY, experiment.topology.kind, topology.REGISTRY),
+        (SAMPLER, experiment.sampling.clients.scheme, SAMPLERS),
+        *([(RESOURCES, section.model, resources.MODELS)] if section is not None else []),
+    ]
+    found = [locate_plugin(kind, name, built_in) for kind, name, built_in in asked]
+    return [plugin for plugin in found if plugin is not None]
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:

@@ -244,27 +244,38 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
 
 
 def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
-    """(module, hash of its file) of the user's own model: the file it is named in, and what that file imports.
+    """(module, hash of its file) of own models and plugins: the files they are named in, and what these import.
 
-    Followed are modules at the top of each file, as long as they are the user's: the standard library, installed
-    packages and Sightline are known by their versions. Imports inside of functions are not seen.
+    Followed are modules at the top of each file, as long as they are the user's or of a plugin's own package: the
+    standard library, other installed packages and Sightline are known by their versions. Imports inside of functions
+    are not seen.
     """
-    name = setting.experiment.model.name
-    if ":" not in name:
-        return
-    place, _, attribute = name.partition(":")
-    factory = getattr(import_module(place), attribute)
-    waiting = [place, str(getattr(factory, "__module__", place))]
-    waiting += [type(module).__module__ for module in setting.model.module().modules()]
+    named = dict(_named_objects(setting))
+    waiting = [*named, *(str(getattr(thing, "__module__", place)) for place, thing in named.items())]
+    if ":" in setting.experiment.model.name:
+        waiting += [type(module).__module__ for module in setting.model.module().modules()]
+    tops = {plugin.module.partition(".")[0] for plugin in setting.plugins} - {"sightline"}
     seen: set[str] = set()
     while waiting:
         module = sys.modules.get(waiting.pop())
-        if module is None or module.__name__ in seen or (module.__name__ != place and not is_own(module)):
+        if module is None or module.__name__ in seen:
+            continue
+        followed = is_own(module) or module.__name__.partition(".")[0] in tops
+        if not followed and module.__name__ not in named:
             continue
         seen.add(module.__name__)
-        yield module.__name__, _source_digest(module, factory)
-        if is_own(module):
+        yield module.__name__, _source_digest(module, named.get(module.__name__))
+        if followed:
             waiting += _imports(module)
+
+
+def _named_objects(setting: BuiltExperiment) -> Iterator[tuple[str, Any]]:
+    """(module, object) of everything that the experiment file names by where it is."""
+    place, colon, attribute = setting.experiment.model.name.partition(":")
+    if colon:
+        yield place, getattr(import_module(place), attribute)
+    for plugin in setting.plugins:
+        yield plugin.module, plugin.load_object()
 
 
 def is_own(module: ModuleType) -> bool:

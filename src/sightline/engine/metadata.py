@@ -230,6 +230,10 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
     if setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
     notes += setting.mechanism.list_caveats()
+    notes += [
+        f"The {plugin.kind.noun} {plugin.name} comes from {plugin.module}: its laws were checked by trying, not proven."
+        for plugin in setting.plugins
+    ]
     if setting.federation.notes and setting.experiment.data.reuse:
         notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
     return notes

@@ -32,8 +32,16 @@ from sightline.events import (
 )
 from sightline.ledger import POST_PROCESSING, Release
 from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
+from sightline.mechanisms.known_clients import (
+    KnownClients,
+    NotedUpdates,
+    Released,
+    RepeatingNodes,
+    SilentClients,
+    World,
+)
 from sightline.mechanisms.samplers import Cohort, CohortSampler, Full, PoissonCohorts
-from sightline.mechanisms.updates import Block, CallId, ClientOutput, ClientSideMechanism, Public, RemoteNodes, Updates
+from sightline.mechanisms.updates import CallId, Public, Updates
 from sightline.plugins import BrokenLaw
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import SERVER, Channel, Star, client_name
@@ -53,104 +61,6 @@ FIRST, START = 3, 1
 """The ledger number of a call's first release, and the release that all starting points were computed from."""
 HIDING = {Poisson, WithoutReplacement, Split, Allocation, Pooled}
 """Events of which something is hidden: who takes part, which part, whose noise."""
-
-
-class KnownClients:
-    """Clients whose updates are known, in the place of training."""
-
-    def __init__(self, updates: Mapping[int, Tensor], nodes: RemoteNodes | None = None) -> None:
-        self.updates, self.nodes = updates, nodes
-        self.dimension = len(next(iter(updates.values())))
-        self.sizes: Sequence[int] = [10] * len(updates)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-    def train(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """Where the members' training ended."""
-        if cohort:
-            yield list(cohort), starts + torch.stack([self.updates[member] for member in cohort])
-
-    def dp_sgd(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """Refused: private steps are not clients' updates."""
-        raise BrokenLaw("clients' updates are what is noised", "it asks for private steps")
-
-    gradient_sums = minimise = dp_sgd
-
-    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Refused: nothing is evaluated."""
-        raise BrokenLaw("clients' updates are what is noised", "it asks for evaluations")
-
-
-class SilentClients(KnownClients):
-    """Clients who must not be asked."""
-
-    def __init__(self, updates: Mapping[int, Tensor], law: str, nodes: RemoteNodes | None = None) -> None:
-        super().__init__(updates, nodes)
-        self._law = law
-
-    def train(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """The law is broken."""
-        raise BrokenLaw(self._law, "it looks at updates")
-
-    dp_sgd = gradient_sums = minimise = train
-
-
-@dataclass(frozen=True)
-class RepeatingNodes:
-    """Nodes that let go of what was let go of before."""
-
-    left: Mapping[int, Tensor]
-    steadfast: bool = True
-
-    def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """The same values again."""
-        yield from (ClientOutput(member, self.left[member]) for member in updates.cohort.members)
-
-    def request_choices(self, ballot: Any, context: ReleaseContext) -> dict[int, int]:
-        """Refused: nobody chooses."""
-        raise BrokenLaw("clients' updates are what is noised", "it asks for choices")
-
-
-@dataclass(frozen=True, eq=False)
-class NotedUpdates(Updates):
-    """Updates that remember what the members let go of by their own part of the mechanism."""
-
-    left: dict[int, Tensor] = field(default_factory=dict)
-
-    def collect_outputs(self, mechanism: ClientSideMechanism, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """What leaves each member, noted."""
-        for one in super().collect_outputs(mechanism, context):
-            self.left[one.member] = one.value
-            yield one
-
-
-World = Mapping[int, Tensor]
-"""Client -> its update."""
-
-
-@dataclass(frozen=True, eq=False)
-class Released:
-    """One release call: its claims, what members let go of, what came out."""
-
-    claims: tuple[Release, ...]
-    left: Mapping[int, Tensor]
-    outcome: ReleaseValues
-    channel: str
-
-    @property
-    def noisy(self) -> list[Release]:
-        """The claims of noise."""
-        return [one for one in self.claims if one.event not in (Clear(), POST_PROCESSING)]
-
-    def value_of(self, release: Release) -> Tensor:
-        """The value that a release lets go of."""
-        every = {client_name(n): v for n, v in {**self.outcome.values, **self.left}.items() if n != EVERYONE}
-        if EVERYONE in self.outcome.values:
-            every[self.channel] = self.outcome.values[EVERYONE]
-        if release.source not in every:
-            raise BrokenLaw("what is claimed is let go", f"{release.source} claims a release and lets nothing go")
-        return every[release.source].double()
 
 
 @dataclass(frozen=True)
@@ -242,14 +152,18 @@ class MechanismLaws:
         for one in claims:
             self._check_claim(one)
         if not claims[-1].audience >= self.channel.audience:
-            raise BrokenLaw("who sees a value is its audience", "the last claim leaves out some of the channel's audience")
+            raise BrokenLaw(
+                "who sees a value is its audience", "the last claim leaves out some of the channel's audience"
+            )
         self._check_noised_by(used.noised_by(self._context(Full(CLIENTS), 1, 1)), claims)
 
     def _check_claim(self, one: Release) -> None:
         """The facts of a single claim."""
         facts = (one.time, one.unit, one.adjacency) == (1, Unit.CLIENT, self.adjacency)
         if not facts or not set(one.inputs) & {START, *range(FIRST, FIRST + CLIENTS + 2)}:
-            raise BrokenLaw("a claim says where a value comes from", f"{one.what or one.source} has other facts or inputs")
+            raise BrokenLaw(
+                "a claim says where a value comes from", f"{one.what or one.source} has other facts or inputs"
+            )
         inner = kinds_in(one.event)
         if inner & HIDING:
             raise BrokenLaw("a claim of everybody rests on noise", f"{one.source} claims {one.event}")
@@ -259,9 +173,15 @@ class MechanismLaws:
     def _check_noised_by(self, said: NoisedBy, claims: tuple[Release, ...]) -> None:
         """The noise is claimed by who adds it, and what it is handed for that is in the ledger."""
         sources = {one.source for one in claims if one.event not in (Clear(), POST_PROCESSING)}
-        expected = {NoisedBy.SERVER: {self.channel.name}, NoisedBy.CLIENT: self.channel.subjects, NoisedBy.NOBODY: set()}
+        expected = {
+            NoisedBy.SERVER: {self.channel.name},
+            NoisedBy.CLIENT: self.channel.subjects,
+            NoisedBy.NOBODY: set(),
+        }
         if not sources or sources != set(expected[said]):
-            raise BrokenLaw("who adds the noise claims it", f"said is the {said}, and {sorted(sources)[:3]} claim noise")
+            raise BrokenLaw(
+                "who adds the noise claims it", f"said is the {said}, and {sorted(sources)[:3]} claim noise"
+            )
         handed = [one for one in claims if one.event == Clear() and self.channel.name in one.audience]
         if said is NoisedBy.SERVER and not any(one.subjects >= self.channel.subjects for one in handed):
             raise BrokenLaw("what is handed over is in the ledger", f"{self.channel.name} gets updates without a claim")
@@ -279,9 +199,10 @@ class MechanismLaws:
         for factor in (1.0, 2.0):
             needed = {n: factor * z for n, z in NEEDED.items()}
             for one in self.claims_of(self.mechanism.with_noise(needed), world):
-                for client in (n for n in NEEDED if client_name(n) in one.subjects and isinstance(one.event, Gaussian)):
-                    if one.event.noise_multiplier < needed[client] * self.channel.noise_factor * (1 - 1e-9):
-                        seen = f"{client_name(client)} needs {needed[client]:.4g} and gets {one.event.noise_multiplier:.4g}"
+                got = one.event.noise_multiplier if isinstance(one.event, Gaussian) else math.inf
+                for client in (n for n in NEEDED if client_name(n) in one.subjects):
+                    if got < needed[client] * self.channel.noise_factor * (1 - 1e-9):
+                        seen = f"{client_name(client)} needs {needed[client]:.4g} and gets {got:.4g}"
                         raise BrokenLaw("nobody gets less noise than it needs", seen)
         unit, twice = (
             self.claims_of(self.mechanism.with_noise(dict.fromkeys(NEEDED, factor)), world) for factor in (1.0, 2.0)
@@ -311,7 +232,7 @@ class MechanismLaws:
         _check_normal(rows)
 
     def check_sensitivity(self) -> None:
-        """No neighbouring world moves a value further than the claimed noise covers; all who move it are its subjects."""
+        """No neighbouring world moves a value further than the claimed noise covers; who moves it is its subject."""
         scale = {r.source: float(noise.square().mean().sqrt()) for r, noise in self.noise_of(self.worlds["spread"])}
         for name, world in self.worlds.items():
             here = self.release(world)
@@ -325,11 +246,15 @@ class MechanismLaws:
             if moved <= 1e-4 * self.clip_norm:
                 continue
             if client_name(subject) not in one.subjects:
-                raise BrokenLaw("who is in a release is its subject", f"{client_name(subject)} moves that of {one.source}")
+                raise BrokenLaw(
+                    "who is in a release is its subject", f"{client_name(subject)} moves that of {one.source}"
+                )
             claimed = _gaussian_in(one.event).noise_multiplier
             slack = 1 + SIGMAS * math.sqrt(0.5 / DIMENSION) + 1e-3
             if claimed * moved > scale[one.source] * slack:
-                seen = f"noise multiplier {claimed:.4g} is claimed, and {scale[one.source] / moved:.4g} is there: {where}"
+                seen = (
+                    f"noise multiplier {claimed:.4g} is claimed, and {scale[one.source] / moved:.4g} is there: {where}"
+                )
                 raise BrokenLaw("noise as claimed", seen)
 
     def check_by_drawing(self) -> None:

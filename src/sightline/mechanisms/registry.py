@@ -127,8 +127,13 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
 
 
 def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
-    """Somebody else's mechanism, once it has passed its laws: for each of its sources and settings they are asked once."""
-    facts = (plugin.name, plugin.source_digest, experiment.privacy.model_dump_json(), experiment.local.model_dump_json())
+    """Somebody else's mechanism, once it has passed its laws; asked once for each of its sources and settings."""
+    facts = (
+        plugin.name,
+        plugin.source_digest,
+        experiment.privacy.model_dump_json(),
+        experiment.local.model_dump_json(),
+    )
     try:
         if facts not in _passed:
             check_plugin_laws(found, experiment, *how[1:])

@@ -1,7 +1,7 @@
 """The laws of a sampler that somebody else brings: it draws what it says, and hides no more than it claims.
 
-Every test raises a false alarm with a probability below 1e-8. A few thousand draws find a sampler that draws some members
-together, in turns or more often than its claim says; they are no proof.
+Every test raises a false alarm with a probability below 1e-8. A few thousand draws find a sampler that draws some
+members together, in turns or more often than its claim says; they are no proof.
 """
 
 import math
@@ -57,7 +57,9 @@ def check_sampler_laws(sampler: "CohortSampler", adjacency: Adjacency, *, cells:
     claimed = _claimed_rate(sampler, adjacency)
     for time in range(1, 21):
         if sampler.joint_name(time) != "" or not sampler.takes_part_in_plan(time):
-            raise BrokenLaw("every round by itself", f"round {time} is charged with others, or nobody plans to be in it")
+            raise BrokenLaw(
+                "every round by itself", f"round {time} is charged with others, or nobody plans to be in it"
+            )
     rounds = int(np.clip(cells // max(1, sampler.population), FEWEST, MOST * max(1, cells // CELLS)))
     drawn = np.array([_draw_row(sampler, time) for time in range(1, rounds + 1)])
     _check_repeatable(sampler)
@@ -110,7 +112,9 @@ def _check_size(sampler: "CohortSampler", drawn: NDArray[np.bool_]) -> None:
     sizes = drawn.sum(1)
     slack = SIGMAS * (float(sizes.std()) + 1e-9) / math.sqrt(len(sizes)) + SIGMAS**2 / len(sizes)
     if not abs(float(sizes.mean()) - sampler.expected) <= slack:
-        raise BrokenLaw("cohorts are as large as expected", f"{sizes.mean():.4g} on average, and {sampler.expected:.4g} is said")
+        raise BrokenLaw(
+            "cohorts are as large as expected", f"{sizes.mean():.4g} on average, and {sampler.expected:.4g} is said"
+        )
     chance = sampler.chance_of_none(np.array([0, 1, 2]))
     if not (chance[0] == 1 and (np.diff(chance) <= 1e-12).all() and (chance >= 0).all()):
         raise BrokenLaw("chances are probabilities", f"chance_of_none of 0, 1 and 2 members is {chance.tolist()}")

@@ -13,6 +13,7 @@ from sightline.resources.cost import Cost, Overlap, Sending, Table, combine_cost
 from sightline.resources.wireless import Wireless, WirelessSettings
 from sightline.topology import Channel
 
+
 class Prices(Protocol):
     """What one upload costs whom."""
 

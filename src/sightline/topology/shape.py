@@ -1,4 +1,4 @@
-"""The laws of a topology that somebody else brings: nobody is forgotten who sees something, nobody trusted in silence."""
+"""The laws of a topology that somebody else brings: nobody who sees something is forgotten or trusted in silence."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
