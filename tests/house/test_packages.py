@@ -14,10 +14,10 @@ import sightline
 SOURCE = Path(sightline.__file__).parent
 PACKAGES = (
     "config events data models topology accounting ledger training mechanisms resources algorithms engine runtimes "
-    "apps.audit apps.report api apps.sweep apps.serve apps.cli"
+    "testing apps.audit apps.report api apps.sweep apps.serve apps.cli"
 ).split()
 """The packages in their order: each imports only from those before it; `api` is `sightline.run`."""
-FOUNDATION = {"errors", "foreign", "mkl", "progress", "randomness", "shown"}
+FOUNDATION = {"errors", "foreign", "mkl", "plugins", "progress", "randomness", "shown"}
 FLOWER = find_spec("flwr") is not None
 
 

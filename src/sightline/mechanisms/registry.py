@@ -183,4 +183,7 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
+    if asked not in MECHANISMS:
+        known = " or ".join(f'unit = "{unit}" with where = "{at}"' for name, unit, at in MECHANISMS if name == asked[0])
+        refuse("privacy.mechanism", asked[0], f'is not for unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}")
     return MECHANISMS[asked](experiment, sizes, classes)

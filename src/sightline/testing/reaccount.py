@@ -109,20 +109,20 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
     match event["kind"]:
         case "gaussian":
             s = 1 / event["noise_multiplier"]
-            return s * (s * present + rng.standard_normal(size)) - s * s / 2
+            return np.asarray(s * (s * present + rng.standard_normal(size)) - s * s / 2)
         case "pooled":
             if event["event"]["kind"] != "gaussian":
                 raise NotImplementedError("a pool of something other than Gaussian noise")
             one, seen = event["event"]["noise_multiplier"], rng.standard_normal((event["noises"], size)).sum(0)
             s = 1 / (one * math.sqrt(event["noises"]))
-            return s * (s * present + seen / math.sqrt(event["noises"])) - s * s / 2
+            return np.asarray(s * (s * present + seen / math.sqrt(event["noises"])) - s * s / 2)
         case "clear":
             raise Clear
         case "pure" | "exponential":
             # A choice has a bounded range: the ratios e^(eps/2) and e^(-eps/2) are one that it can have.
             eps = event["epsilon"] / (1 if event["kind"] == "pure" else 2)
             likely = rng.random(size) < special.expit(np.where(present, eps, -eps))
-            return np.where(likely, eps, -eps)
+            return np.asarray(np.where(likely, eps, -eps))
         case "product":
             return sum((draw_ratio(inner, present, rng) for inner in event["events"]), np.zeros(size))
         case "repeat":
@@ -130,11 +130,11 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
         case "poisson":
             rate = event["rate"]
             inner = draw_ratio(event["event"], present & (rng.random(size) < rate), rng)
-            return np.log1p(rate * np.expm1(inner))
+            return np.asarray(np.log1p(rate * np.expm1(inner)))
         case "split":
             part = rng.integers(event["parts"], size=size)
             copies = [draw_ratio(event["event"], present & (part == j), rng) for j in range(event["parts"])]
-            return np.logaddexp.reduce(copies) - math.log(event["parts"])
+            return np.asarray(np.logaddexp.reduce(copies) - math.log(event["parts"]))
         case "allocation":
             return draw_scheduled(event, present, rng)
         case "without_replacement":
@@ -238,7 +238,7 @@ def epsilon_elsewhere(composition: Texts, delta: float) -> float:
 
 
 def confirm_composition(composition: Texts, epsilon: float, delta: float, *, draws: int) -> None:
-    """Raise `BrokenLaw` unless a composition costs no more than epsilon, and not visibly less where that can be said."""
+    """Raise `BrokenLaw` unless a composition costs no more than epsilon, nor visibly less where that can be said."""
     events = [json.loads(text) for text, _ in composition]
     present = set().union(*(list_kinds(event) for event in events)) if events else set()
     if "clear" in present:
