@@ -12,7 +12,19 @@ from sightline import mkl
 from sightline.errors import BudgetExhausted, InvalidInput, Refused, SightlineError
 
 if TYPE_CHECKING:
-    from sightline import accounting, algorithms, config, data, engine, events, ledger, mechanisms, models, topology
+    from sightline import (
+        accounting,
+        algorithms,
+        config,
+        data,
+        engine,
+        events,
+        ledger,
+        mechanisms,
+        models,
+        testing,
+        topology,
+    )
     from sightline.api import Callback, Run, run
     from sightline.apps import audit, report
     from sightline.config import Experiment, read
@@ -33,6 +45,7 @@ _PACKAGES = {
         for name in ("accounting", "algorithms", "config", "data", "engine", "events", "ledger", "mechanisms", "models")
     },
     "topology": "sightline.topology",
+    "testing": "sightline.testing",
     "audit": "sightline.apps.audit",
     "report": "sightline.apps.report",
 }
@@ -60,6 +73,7 @@ __all__ = [
     "read",
     "report",
     "run",
+    "testing",
     "topology",
 ]
 

@@ -14,13 +14,14 @@ from sightline.config import Experiment, parse, read
 from sightline.data import PYTHON, Federation, GivenData, read_given
 from sightline.engine import BuiltExperiment
 from sightline.engine.record import DATABASE
-from sightline.errors import did_you_mean, invalid, printable
+from sightline.errors import invalid, printable
 from sightline.mechanisms import ClientExecutor
 from sightline.models import Factory, read_given_model
 from sightline.progress import RoundBar, wants_progress
 from sightline.randomness import Streams
 from sightline.results import Run, flatten_row
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
+from sightline.runtimes.remote.clients import find_transport, simulated_clients
 from sightline.runtimes.simulator import Simulator
 
 __all__ = ["Callback", "Run", "flower_server_app", "run", "run_directory", "take_objects"]
@@ -73,8 +74,9 @@ def run(
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
     where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
-    a node of Flower's simulation engine (`sightline[flower]`), again with the same results. Everything that can be
-    wrong with the input raises `InvalidInput` before a run directory exists.
+    a node of Flower's simulation engine (`sightline[flower]`), again with the same results, and so does somebody else's
+    transport, `runtime="package.module:OBJECT"`. Everything that can be wrong with the input raises `InvalidInput`
+    before a run directory exists.
 
     With `resume`, `file` may also be the directory of the run: its settings are in it. Data and model that were handed
     over are handed over again, and must be the same. Where the model's code or the packages are not those that the run
@@ -88,7 +90,7 @@ def run(
     script's log, `progress=False` nowhere. `on_round` gets the metrics of every round, `callbacks` are told of start,
     rounds and end.
     """
-    _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
+    transport = _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
     listeners = check_callbacks(callbacks)
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
@@ -122,6 +124,9 @@ def run(
         )
         if runtime == "flower":
             simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=workers)
+        elif transport is not None:
+            post = transport(setting, directory)
+            loop(told.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
         else:
             loop(told.start_with(done, partial(Simulator, workers=workers)))
     report.write_report(directory)
@@ -129,9 +134,9 @@ def run(
     return done
 
 
-def _check_call(runtime: str, workers: int, *, handed_over: bool) -> None:
-    if runtime not in RUNTIMES:
-        invalid("runtime", runtime, "no such runtime", did_you_mean(runtime, list(RUNTIMES)))
+def _check_call(runtime: str, workers: int, *, handed_over: bool) -> Any:
+    """Somebody else's transport, where the runtime names one; every mistake is one line."""
+    transport = find_transport(runtime, RUNTIMES)
     if runtime != "simulator" and handed_over:
         law = "its nodes are processes of their own, which no object of this one reaches"
         way_out = 'name them, data.source = "package.module:function", model.name = "package.module:factory"'
@@ -140,6 +145,7 @@ def _check_call(runtime: str, workers: int, *, handed_over: bool) -> None:
         check_installed()
     if workers < 1:
         invalid("workers", workers, "at least one process trains")
+    return transport
 
 
 def take_objects(

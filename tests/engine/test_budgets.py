@@ -13,10 +13,10 @@ from sightline.config import to_toml
 from sightline.engine import loop
 from sightline.events import from_json
 from sightline.ledger import export_ledger
+from sightline.testing.reaccount import count_charges, find_reached, read_names
 from tests.engine.leftovers import left_behind
 from tests.engine.many_kinds import KINDS, experiment
 from tests.interrupts import stopped_after
-from tests.laws.reaccount import charges, names, reached
 
 ROUNDS = 8
 LONG = {"rounds": ROUNDS, "privacy.noise_multiplier": 3.0}
@@ -26,16 +26,16 @@ def lines_of(run):
     """Every line of sight of a run: who looks, and whose privacy does not count against them."""
     facts = run.metadata
     lines = facts["lines"] or {kind: [[name, ""]] for kind, name in facts["observers"].items()}
-    return [(observer, names(exempt)) for some in lines.values() for observer, exempt in some]
+    return [(observer, read_names(exempt)) for some in lines.values() for observer, exempt in some]
 
 
 def worst(releases, lines, delta):
     """The worst epsilon over all lines of sight and subjects, by a plain search through all releases."""
     found = 0.0
     for observer, exempt in lines:
-        seen = reached(releases, observer)
-        for subject in set().union(*(names(release["subjects"]) for release in releases)) - exempt:
-            counts = tuple(sorted(charges(releases, subject, seen, observer).items()))
+        seen = find_reached(releases, observer)
+        for subject in set().union(*(read_names(release["subjects"]) for release in releases)) - exempt:
+            counts = tuple(sorted(count_charges(releases, subject, seen, observer).items()))
             found = max(found, cost(counts, delta))
     return found
 

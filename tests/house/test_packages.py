@@ -14,11 +14,11 @@ import sightline
 SOURCE = Path(sightline.__file__).parent
 PACKAGES = (
     "config events data models topology accounting ledger training private_loop mechanisms resources algorithms engine "
-    "runtimes apps.audit apps.report results api apps.sweep apps.serve apps.cli"
+    "runtimes testing apps.audit apps.report results api apps.sweep apps.serve apps.cli"
 ).split()
 """The packages in their order: each imports only from those before it; `api` is `sightline.run`, `results` what it
 returns, and `private_loop` is `sightline.make_private`."""
-FOUNDATION = {"errors", "foreign", "mkl", "progress", "randomness", "shown"}
+FOUNDATION = {"errors", "foreign", "mkl", "plugins", "progress", "randomness", "shown"}
 FLOWER = find_spec("flwr") is not None
 
 

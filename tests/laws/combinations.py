@@ -15,7 +15,7 @@ from sightline.engine.build import BuiltExperiment
 from sightline.engine.plan import plan_releases
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger
-from sightline.mechanisms import SAMPLERS
+from sightline.mechanisms import MECHANISMS, SAMPLERS
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
 
@@ -58,7 +58,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "algorithm": tuple(algorithms.REGISTRY),
     "clients": tuple(SAMPLERS),
     "unit": choices(Privacy, "unit"),
-    "mechanism": choices(Privacy, "mechanism"),
+    "mechanism": tuple(dict.fromkeys(name for name, _, _ in MECHANISMS)),
     "where": choices(Privacy, "where"),
     "samples": tuple(scheme for scheme in choices(SampleSampler, "scheme") if scheme != "fixed"),
     "adjacency": choices(Privacy, "adjacency"),

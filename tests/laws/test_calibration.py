@@ -11,8 +11,8 @@ from sightline.engine.plan import plan_releases
 from sightline.events import from_json
 from sightline.ledger import export_ledger
 from sightline.mechanisms import MECHANISMS
+from sightline.testing.reaccount import count_charges, find_reached, read_names
 from tests.laws.combinations import DELTA, Combination, plain
-from tests.laws.reaccount import charges, names, reached
 
 TARGET = 6.0
 SAMPLE = {"unit": "sample", "where": "client"}
@@ -53,13 +53,13 @@ def test_nobody_costs_more_than_the_target_against_anybody(name):
         file["topology"] |= {"groups": 3, "noise_factors": [1.0, 0.7, 1.3]}
     setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
     releases = json.loads(json.dumps(export_ledger(plan_releases(setting))))["releases"]
-    people = set().union(*(names(release["subjects"]) for release in releases))
-    onlookers = set().union(*(names(r["audience"]) | names(r["coins_known_to"]) for r in releases))
+    people = set().union(*(read_names(release["subjects"]) for release in releases))
+    onlookers = set().union(*(read_names(r["audience"]) | read_names(r["coins_known_to"]) for r in releases))
     worst = dict.fromkeys(people, 0.0)
     for observer in onlookers - set(setting.topology.trusted):
-        seen = reached(releases, observer)
+        seen = find_reached(releases, observer)
         for subject in people - {observer}:
-            found = charges(releases, subject, seen, observer)
+            found = count_charges(releases, subject, seen, observer)
             worst[subject] = max(worst[subject], epsilon_of(tuple(sorted(found.items()))))
     assert len(worst) == len(setting.clients)
     assert max(worst.values()) <= TARGET * (1 + 1e-9)

@@ -3,19 +3,17 @@
 import json
 import math
 import shutil
-from collections import Counter
 
 import pytest
 
 from sightline import accounting, algorithms
-from sightline.accounting import Accountant
 from sightline.apps.report import RunView, summarise_run
 from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
-from sightline.events import from_json, to_json
 from sightline.ledger import export_ledger
+from sightline.plugins import BrokenLaw
+from sightline.testing.reaccount import confirm_composition, confirm_ledger, list_kinds
 from tests.laws import combinations as laws
-from tests.laws.reaccount import charges, confirm, kinds, names, reached
 from tests.laws.table import page
 
 DRAWS = 20_000
@@ -46,7 +44,7 @@ def hides(c):
 
 def traced(c, ledger):
     """What was asked for is in the ledger, and no amplification that was not: no setting is silently ignored."""
-    found = set().union(*(kinds(release["event"]) for release in export_ledger(ledger)["releases"]))
+    found = set().union(*(list_kinds(release["event"]) for release in export_ledger(ledger)["releases"]))
     assert found & {"poisson", "allocation", "split"} == hides(c), (c, found)
     if "without_replacement" in found:
         assert (c.clients, c.adjacency) == ("fixed", "replace"), (c, found)
@@ -62,36 +60,12 @@ def checked(c, directory, *, draws):
     assert said["releases"] == len(ledger) > 0
     if c.unit == "none":
         assert said["epsilon"] is None
-        assert any("clear" in kinds(release["event"]) for release in export_ledger(ledger)["releases"])
+        assert any("clear" in list_kinds(release["event"]) for release in export_ledger(ledger)["releases"])
         return
     traced(c, ledger)
-    worst = worst_confirmed(ledger, set(facts["trusted"]), draws)
+    worst = confirm_ledger(ledger, set(facts["trusted"]), laws.DELTA, draws=draws)
     claimed = math.inf if said["epsilon"] is None else said["epsilon"]
     assert claimed >= worst * (1 - 1e-12), (c, claimed, worst)
-
-
-def worst_confirmed(ledger, trusted, draws):
-    """The worst epsilon over all whom nobody trusts, of every subject, found and confirmed from the export alone."""
-    releases = json.loads(json.dumps(export_ledger(ledger)))["releases"]
-    people = set().union(*(names(release["subjects"]) for release in releases))
-    onlookers = set().union(*(names(r["audience"]) | names(r["coins_known_to"]) for r in releases))
-    worst = 0.0
-    for observer in sorted(onlookers - trusted):
-        seen = reached(releases, observer)
-        for subject in sorted(people - {observer}):
-            found = charges(releases, subject, seen, observer)
-            ours = ledger.composition(subject, observer).items()
-            assert found == Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours})
-            worst = max(worst, confirmed(found, draws))
-    return worst
-
-
-def confirmed(composition, draws):
-    """The accountant's epsilon of a composition, after the other code has agreed to it."""
-    events = {from_json(json.loads(text)): times for text, times in composition.items()}
-    epsilon = accounting.epsilon(events, laws.DELTA, accountant=Accountant.PLD)
-    confirm(tuple(sorted(composition.items())), epsilon, laws.DELTA, draws=draws)
-    return epsilon
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +102,8 @@ def test_the_check_can_fail():
         (((hidden, 2),), accounting.balanced(noise=1.0, steps=4, uses=2)),
     ]
     for composition, claimed in too_small:
-        with pytest.raises(AssertionError):
-            confirm(composition, claimed.epsilon(delta=laws.DELTA), laws.DELTA, draws=DRAWS)
+        with pytest.raises(BrokenLaw):
+            confirm_composition(composition, claimed.epsilon(delta=laws.DELTA), laws.DELTA, draws=DRAWS)
 
 
 def test_the_page_is_current():
@@ -153,7 +127,7 @@ def test_the_whole_product_is_confirmed_or_is_refused_with_the_reason(topology, 
             continue
         if c.unit != "none":
             traced(c, ledger)
-            worst_confirmed(ledger, trusted, DRAWS)
+            confirm_ledger(ledger, trusted, laws.DELTA, draws=DRAWS)
         if number % 10 == 0:
             checked(c, tmp_path / "run", draws=DRAWS)
             shutil.rmtree(tmp_path / "run")

@@ -16,6 +16,7 @@ from sightline.algorithms.upcycled.upcycle import Upcycle, wrap_upcycle
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import StateUpdate
+from sightline.plugins import ALGORITHM, locate_plugin
 
 REGISTRY: dict[str, Algorithm] = {
     module.ALGORITHM.name: module.ALGORITHM
@@ -59,10 +60,14 @@ def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name."""
-    if name not in REGISTRY:
-        invalid("algorithm.name", name, "no such algorithm", did_you_mean(name, list(REGISTRY)))
-    return REGISTRY[name]
+    """The algorithm of that name: a built-in one, or somebody else's, called in reports as it was asked for."""
+    plugin = locate_plugin(ALGORITHM, name, REGISTRY)
+    if plugin is None:
+        return REGISTRY[name]
+    found = plugin.load_object()
+    if not isinstance(found, Algorithm):
+        plugin.refuse_type(found, "an `Algorithm` of sightline.algorithms")
+    return dataclasses.replace(found, name=name)
 
 
 def settings_of(algorithm: Algorithm, given: Mapping[str, Any]) -> Any:

@@ -6,16 +6,25 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sightline.config.local_rules import check_local, check_optimizer
-from sightline.config.mechanism_rules import Split, check_noise, check_perturbation, check_solution, check_split
+from sightline.config.mechanism_rules import (
+    PERTURBATIONS,
+    Split,
+    check_noise,
+    check_perturbation,
+    check_solution,
+    check_split,
+)
 from sightline.config.section import (
     ClipNorm,
     Count,
     Fraction,
+    Name,
     NonNegative,
     OpenSection,
     Positive,
     Probability,
     Section,
+    check_plain,
 )
 from sightline.errors import invalid, refuse
 
@@ -83,13 +92,13 @@ class Model(OpenSection):
 class Topology(OpenSection):
     """Who talks to whom."""
 
-    kind: str = "star"
+    kind: Name = "star"
 
 
 class Algorithm(OpenSection):
     """The algorithm by its name; the other keys are its own settings."""
 
-    name: str = "fedavg"
+    name: Name = "fedavg"
     split: Split | None = None
 
 
@@ -162,21 +171,34 @@ class Local(Section):
         return self
 
 
+SCHEMES = ("full", "poisson", "fixed", "balanced", "check_ins", "shuffle")
+
+
 class Sampler(Section):
     """Who takes part: every client of a round, or every example of a step."""
 
-    scheme: Literal["full", "poisson", "fixed", "balanced", "check_ins", "shuffle"] = "full"
+    scheme: Name = "full"
     rate: Probability | None = None
     uses: Count | None = None
     epochs: Count | None = None
     """Of a schedule: how many are drawn one after the other, each over an equal share of the rounds."""
+    options: dict[str, Any] | None = None
+    """Of a sampler of your own: its settings."""
 
     @property
     def scheduled(self) -> bool:
         """Whether who takes part when is drawn ahead for many steps, not step by step."""
         return self.scheme in ("balanced", "check_ins")
 
+    @model_validator(mode="after")
+    def _options_can_be_written(self) -> "Sampler":
+        check_plain("sampling.options", self.options or {})
+        return self
+
     def _check_keys(self, section: str, *, rated: tuple[str, ...]) -> None:
+        if self.scheme not in SCHEMES:  # somebody else's: it knows itself what it needs
+            return
+        _check_needs(section, self, "options", False)
         _check_needs(section, self, "rate", self.scheme in rated)
         _check_needs(section, self, "uses", self.scheme == "balanced")
         if not self.scheduled:
@@ -196,6 +218,8 @@ class ClientSampler(Sampler):
 
 class SampleSampler(Sampler):
     """Which examples a client's step uses."""
+
+    scheme: Literal["full", "poisson", "fixed", "balanced", "check_ins", "shuffle"] = "full"
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "SampleSampler":
@@ -228,7 +252,7 @@ class Privacy(Section):
     """What is promised, to whom, and by which mechanism."""
 
     unit: Literal["client", "sample", "none"] = "client"
-    mechanism: Literal["gaussian", "output", "objective"] = "gaussian"
+    mechanism: Name = "gaussian"
     where: Literal["server", "client", "edge"] | None = None
     clip_norm: ClipNorm = 1.0
     noise_multiplier: Positive | None = None
@@ -245,11 +269,14 @@ class Privacy(Section):
     arithmetic: Literal["float", "integer"] = "float"
     stop_at_epsilon: Positive | None = None
     accountant: Literal["pld", "rdp"] = "pld"
+    options: dict[str, Any] | None = None
+    """Of a mechanism of your own: its settings."""
 
     @model_validator(mode="after")
     def _one_amount_of_noise(self) -> "Privacy":
         check_noise(self)
         check_perturbation(self)
+        check_plain("privacy.options", self.options or {})
         if self.arithmetic == "integer" and (self.unit, self.mechanism) != ("client", "gaussian"):
             law = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
             invalid("privacy.arithmetic", "integer", law, 'use arithmetic = "float"')
@@ -266,7 +293,7 @@ class Privacy(Section):
 class Resources(OpenSection):
     """Energy and delay."""
 
-    model: str
+    model: Name
 
 
 NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
@@ -324,11 +351,11 @@ class Experiment(Section):
             law = "compiled code takes plain steps on whole models"
             invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')
         check_local(self)
-        if self.privacy.mechanism != "gaussian":
+        if self.privacy.mechanism in PERTURBATIONS:
             check_solution(self)
-        elif self.privacy.unit == "sample":
+        elif self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian":
             self._check_sample_unit()
-        elif self.samples_scheme not in ("shuffle", "full"):
+        elif self.privacy.unit != "sample" and self.samples_scheme not in ("shuffle", "full"):
             law = f'unit = "{self.privacy.unit}" says nothing about single examples'
             invalid("sampling.samples.scheme", self.samples_scheme, law, 'use shuffle or full, or unit = "sample"')
         clients = self.sampling.clients

@@ -17,11 +17,12 @@ NOISES = {
     "objective": ("noise_multiplier", "epsilon", "noise_rate"),
 }
 """By which keys each mechanism can be told how much noise to add."""
+PERTURBATIONS = ("output", "objective")
 
 
 def check_noise(privacy: "Privacy") -> None:
     """Exactly one amount of noise for a private run, none for an open one, and only the keys that the mechanism has."""
-    known = NOISES[privacy.mechanism]
+    known = NOISES.get(privacy.mechanism, NOISES["gaussian"])
     every = sorted({key for keys in NOISES.values() for key in keys})
     given = [key for key in every if getattr(privacy, key) is not None]
     for key in given:
@@ -44,7 +45,10 @@ def check_perturbation(privacy: "Privacy") -> None:
     if privacy.sensitivity is not None and not output:
         law = f'mechanism = "{privacy.mechanism}" knows its own sensitivity'
         invalid("privacy.sensitivity", privacy.sensitivity, law, 'remove it, or use mechanism = "output"')
-    if privacy.mechanism == "gaussian":
+    if privacy.options is not None and privacy.mechanism in NOISES:
+        law = f'mechanism = "{privacy.mechanism}" has no options'
+        invalid("privacy.options", privacy.options, law, "remove them")
+    if privacy.mechanism not in PERTURBATIONS:
         return
     if privacy.unit != "sample":
         law = f"{privacy.mechanism} perturbation protects single examples"
@@ -122,7 +126,8 @@ def check_split(experiment: "Experiment") -> None:
     if privacy.unit == "none":
         return
     if privacy.mechanism != "gaussian":
-        law = f"{privacy.mechanism} perturbation trains the whole model"
+        perturbs = privacy.mechanism in PERTURBATIONS
+        law = f"{privacy.mechanism} {'perturbation trains the whole model' if perturbs else 'releases whole models'}"
         refuse("algorithm.split", "given", law, 'use mechanism = "gaussian", or remove split')
     if privacy.adjacency == "replace":
         law = "splitting is accounted as add/remove: a subject against none"

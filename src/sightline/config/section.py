@@ -1,10 +1,11 @@
 """The base of every section of an experiment file: strict, frozen, finite numbers only, no unknown key."""
 
 import math
+import re
 from datetime import date, time
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sightline.errors import invalid
 
@@ -18,6 +19,21 @@ ClipNorm = Annotated[float, Field(ge=1e-12)]
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+LONGEST_NAME = 200
+
+
+def _check_name(name: str) -> str:
+    """The form of a name; whether it is known, only the package can say that has such things."""
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise ValueError('is a name, or an object of your own as "package.module:OBJECT"')
+    return name
+
+
+NAME = re.compile(r"[A-Za-z_][\w.-]*(?::[A-Za-z_][\w.]*)?")
+Name = Annotated[str, AfterValidator(_check_name)]
+"""What is built in, what an installed package offers, or "package.module:OBJECT": looked up when it is built."""
 
 
 class Section(BaseModel):

@@ -1,6 +1,6 @@
 """From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from sightline.data import Federation, Kind
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
+    MECHANISMS,
+    SAMPLERS,
     CohortSampler,
     Mechanism,
     Public,
@@ -29,8 +31,10 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import find_mechanism, needs_unit_features
+from sightline.mechanisms.samplers import find_sampler
 from sightline.models import FlatModel, refuse_mixing_layers
+from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY, Plugin, PluginKind, locate_plugin
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
@@ -57,6 +61,11 @@ class BuiltExperiment:
     """Each client's noise multiplier, once it is given or calibrated."""
     splitter: Splitter | None = None
     """How subjects are sent to parts of the model, when they are."""
+
+    @cached_property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What of the experiment comes from elsewhere."""
+        return tuple(list_plugins(self.experiment))
 
     @property
     def unit(self) -> Unit:
@@ -142,8 +151,10 @@ def build_experiment(
     privacy = experiment.privacy
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
-    topology.find_topology(experiment.topology.kind)
-    if experiment.topology.kind not in algorithm.topologies:
+    find_sampler(experiment.sampling.clients.scheme)
+    find_mechanism(experiment)
+    shape = topology.find_topology(experiment.topology.kind)
+    if not {experiment.topology.kind, shape.like} & set(algorithm.topologies):
         law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
@@ -182,6 +193,20 @@ def build_experiment(
         splitter=splitter,
     )
     return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
+
+
+def list_plugins(experiment: Experiment) -> list[Plugin]:
+    """What an experiment names that other packages bring, found without importing any of it."""
+    section = experiment.resources
+    asked: list[tuple[PluginKind, str, Collection[str]]] = [
+        (ALGORITHM, experiment.algorithm.name, algorithms.REGISTRY),
+        (MECHANISM, experiment.privacy.mechanism, {name for name, _, _ in MECHANISMS}),
+        (TOPOLOGY, experiment.topology.kind, topology.REGISTRY),
+        (SAMPLER, experiment.sampling.clients.scheme, SAMPLERS),
+        *([(RESOURCES, section.model, resources.MODELS)] if section is not None else []),
+    ]
+    found = [locate_plugin(kind, name, built_in) for kind, name, built_in in asked]
+    return [plugin for plugin in found if plugin is not None]
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:

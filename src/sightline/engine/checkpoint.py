@@ -27,7 +27,7 @@ from sightline.engine.run_directory import CONFIG, DIGEST
 from sightline.errors import InvalidInput, SightlineError, invalid, one_line
 from sightline.ledger import EntryKind
 from sightline.mechanisms import ClientState, Public
-from sightline.models import FlatModel, code_digest, is_given_model
+from sightline.models import code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -253,50 +253,47 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
-    """(module, hash of its file) of the user's own model and loss: the file it is named in, and what that imports.
+    """(module, hash of its file) of own models, losses and plugins: the files they are named in, and what these import.
 
-    Followed are modules at the top of each file, as long as they are the user's: the standard library, installed
-    packages and Sightline are known by their versions. Imports inside of functions are not seen.
+    Followed are modules at the top of each file, as long as they are the user's or of a plugin's own package: the
+    standard library, other installed packages and Sightline are known by their versions. Imports inside of functions
+    are not seen.
 
     Of a model that a program handed over, the program's own file does not count, which may change around it: there the
     code that the model reaches is hashed in its place.
     """
-    model = setting.experiment.model
-    if ":" in model.name:
-        yield from model_code(setting.model, model.name)
-    if model.loss is not None:
-        yield from code_behind(model.loss)
-
-
-def model_code(model: FlatModel, name: str) -> Iterator[tuple[str, str]]:
-    """The same of a model, also of one that a program handed over."""
-    beside = [type(module).__module__ for module in model.module().modules()]
-    if not is_given_model(name):
-        yield from code_behind(name, beside)
-        return
-    factory = getattr(model.factory, "func", None)
-    yield name, code_digest(model)
-    yield from _follow_modules([str(getattr(factory, "__module__", "")), *beside], factory, seen={"__main__"})
-
-
-def code_behind(name: str, beside: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
-    """The same of one object `package.module:name`; `beside` are further modules that it is made of."""
-    place, _, attribute = name.partition(":")
-    found = getattr(import_module(place), attribute)
-    waiting = [place, str(getattr(found, "__module__", place)), *beside]
-    yield from _follow_modules(waiting, found, seen=set(), place=place)
-
-
-def _follow_modules(waiting: list[str], factory: Any, *, seen: set[str], place: str = "") -> Iterator[tuple[str, str]]:
-    """Modules and their hashes, from these on; the one at `place` counts whosever it is."""
+    named, name = dict(_named_objects(setting)), setting.experiment.model.name
+    waiting = [*named, *(str(getattr(thing, "__module__", place)) for place, thing in named.items())]
+    if ":" in name:
+        waiting += [type(module).__module__ for module in setting.model.module().modules()]
+    tops = {plugin.module.partition(".")[0] for plugin in setting.plugins} - {"sightline"}
+    seen: set[str] = set()
+    if is_given_model(name):
+        seen.add("__main__")
+        waiting.append(str(getattr(getattr(setting.model.factory, "func", None), "__module__", "")))
+        yield name, code_digest(setting.model)
     while waiting:
         module = sys.modules.get(waiting.pop())
-        if module is None or module.__name__ in seen or (module.__name__ != place and not is_own(module)):
+        if module is None or module.__name__ in seen:
+            continue
+        followed = is_own(module) or module.__name__.partition(".")[0] in tops
+        if not followed and module.__name__ not in named:
             continue
         seen.add(module.__name__)
-        yield module.__name__, _source_digest(module, factory)
-        if is_own(module):
+        yield module.__name__, _source_digest(module, named.get(module.__name__))
+        if followed:
             waiting += _imports(module)
+
+
+def _named_objects(setting: BuiltExperiment) -> Iterator[tuple[str, Any]]:
+    """(module, object) of everything that the experiment file names by where it is."""
+    model = setting.experiment.model
+    for name in (model.name, model.loss or ""):
+        place, colon, attribute = name.partition(":")
+        if colon and not is_given_model(name):
+            yield place, getattr(import_module(place), attribute)
+    for plugin in setting.plugins:
+        yield plugin.module, plugin.load_object()
 
 
 def is_own(module: ModuleType) -> bool:

@@ -242,6 +242,10 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
     elif is_given_model(setting.experiment.model.name):
         notes.append("The model that was handed over (model=), with the weights that it held, is taken as public.")
     notes += setting.mechanism.list_caveats()
+    notes += [
+        f"The {plugin.kind.noun} {plugin.name} comes from {plugin.module}: its laws were checked by trying, not proven."
+        for plugin in setting.plugins
+    ]
     if setting.federation.notes and setting.experiment.data.reuse:
         notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
     return notes

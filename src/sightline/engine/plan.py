@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 
 from sightline import accounting
+from sightline.engine.algorithm_laws import check_first_algorithm
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import DryExecution
 from sightline.engine.round import TrainingRound
@@ -40,6 +41,7 @@ def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> Bu
 
     With `real_nodes` it meets it also when some of them do not answer.
     """
+    check_first_algorithm(setting)
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return rehearse_round(setting)

@@ -20,7 +20,7 @@ from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, Rele
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
-from sightline.mechanisms.registry import MECHANISMS, build_mechanism
+from sightline.mechanisms.registry import MECHANISMS, MechanismPlugin, build_mechanism
 from sightline.mechanisms.samplers import (
     SAMPLERS,
     Cohort,
@@ -67,6 +67,7 @@ __all__ = [
     "LocalResult",
     "LocalSchedule",
     "Mechanism",
+    "MechanismPlugin",
     "ModelChoice",
     "NoPrivacy",
     "NoiseByTrust",

@@ -1,6 +1,8 @@
 """Which mechanism an experiment file asks for: by its name, the unit it protects and where the noise is added."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from sightline.config import Experiment
 from sightline.errors import refuse
@@ -9,12 +11,14 @@ from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust
+from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Bound, Facts, Output
 from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import PrivateSteps
+from sightline.plugins import MECHANISM, Plugin, locate_plugin, refuse_plugin
 from sightline.topology import Topology
 
 UNIT_NOISE = 1.0
@@ -91,6 +95,64 @@ MECHANISMS: dict[tuple[str, str, str], Build] = {
 not here cannot be asked for, and one that is here without a law of its noise turns the tests red."""
 
 
+@dataclass(frozen=True)
+class MechanismPlugin:
+    """A mechanism of another package, for clients' updates: the unit on which its laws can be checked."""
+
+    build: Build
+    """Its own settings are `experiment.privacy.options`."""
+    where: tuple[str, ...] = ("server",)
+    """Where it can add the noise: the values of `privacy.where` that it knows."""
+
+
+_passed: set[tuple[str, ...]] = set()
+
+
+def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | None:
+    """Somebody else's mechanism, when the experiment names one; None where it is built in."""
+    privacy, built_in = experiment.privacy, {name for name, _, _ in MECHANISMS}
+    plugin = locate_plugin(MECHANISM, privacy.mechanism, built_in)
+    if plugin is None:
+        return None
+    found = plugin.load_object()
+    if not isinstance(found, MechanismPlugin):
+        plugin.refuse_type(found, "a `MechanismPlugin` of sightline.mechanisms")
+    if privacy.unit != "client":
+        law = "the laws of a mechanism from elsewhere are checked on clients' updates"
+        refuse("privacy.unit", privacy.unit, law, 'use unit = "client", or a built-in mechanism')
+    if privacy.place not in found.where:
+        law = f"{plugin.name} adds noise at {', '.join(found.where)}"
+        refuse("privacy.where", privacy.place, law, f'use where = "{found.where[0]}"')
+    return plugin, found
+
+
+def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
+    """Somebody else's mechanism, once it has passed its laws; asked once for each of its sources and settings."""
+    facts = (
+        plugin.name,
+        plugin.source_digest,
+        experiment.privacy.model_dump_json(),
+        experiment.local.model_dump_json(),
+    )
+    try:
+        if facts not in _passed:
+            check_plugin_laws(found, experiment, *how[1:])
+            _passed.add(facts)
+        return found.build(experiment, *how)
+    except Exception as error:
+        refuse_plugin(MECHANISM, plugin.name, error)
+
+
+def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: int, **how: int) -> None:
+    """Raise `BrokenLaw` unless the mechanism keeps every law, with the experiment's own settings, on six clients."""
+    privacy = experiment.privacy
+    mechanism = found.build(experiment, [10] * CLIENTS, classes)
+    for trusted in (True, False) if privacy.place == "edge" else (privacy.place == "server",):
+        check_mechanism_laws(
+            mechanism, clip_norm=privacy.clip_norm, adjacency=Adjacency(privacy.adjacency), trusted=trusted, **how
+        )
+
+
 def needs_unit_features(experiment: Experiment) -> bool:
     """Whether the guarantee rests on features of bounded norm."""
     return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
@@ -115,7 +177,13 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     if privacy.place == "edge" and not edges:
         law = f"a {experiment.topology.kind} has no edge servers"
         refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
+    own = find_mechanism(experiment)
+    if own is not None:
+        return _build_plugin(*own, experiment, sizes, classes)
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
+    if asked not in MECHANISMS:
+        known = " or ".join(f'unit = "{unit}" with where = "{at}"' for name, unit, at in MECHANISMS if name == asked[0])
+        refuse("privacy.mechanism", asked[0], f'is not for unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}")
     return MECHANISMS[asked](experiment, sizes, classes)

@@ -11,7 +11,9 @@ from scipy.special import gammaln
 from sightline.config import ClientSampler
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Poisson, WithoutReplacement
+from sightline.mechanisms.sampler_laws import check_first_sampler
 from sightline.mechanisms.schedule import Allotment, Schedules
+from sightline.plugins import SAMPLER, locate_plugin
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,10 @@ def _build_scheduled(settings: ClientSampler, population: int, adjacency: Adjace
     return ScheduledCohorts(population, allotment, cohorts.spacing, settings.epochs or 1)
 
 
-SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]] = {
+BuildSampler = Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]
+"""(its section of the experiment file, how many clients, adjacency, how many cohorts) -> the sampler."""
+
+SAMPLERS: dict[str, BuildSampler] = {
     "full": lambda settings, population, adjacency, cohorts: Full(population),
     "poisson": lambda settings, population, adjacency, cohorts: PoissonCohorts(population, settings.rate or 1.0),
     "fixed": _build_fixed,
@@ -241,8 +246,25 @@ SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSam
 def build_sampler(
     settings: ClientSampler, *, population: int, adjacency: Adjacency, cohorts: Cohorts = ONE_COHORT
 ) -> CohortSampler:
-    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know."""
-    return SAMPLERS[settings.scheme](settings, population, adjacency, cohorts)
+    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know.
+
+    Somebody else's sampler is held to its laws when it is first built (`sampler_laws`).
+    """
+    built = find_sampler(settings.scheme)(settings, population, adjacency, cohorts)
+    if settings.scheme not in SAMPLERS:
+        check_first_sampler(settings, built, adjacency)
+    return built
+
+
+def find_sampler(scheme: str) -> BuildSampler:
+    """How the sampler of that name is built: a built-in one, or somebody else's."""
+    plugin = locate_plugin(SAMPLER, scheme, SAMPLERS)
+    if plugin is None:
+        return SAMPLERS[scheme]
+    found = plugin.load_object()
+    if not callable(found):
+        plugin.refuse_type(found, "a function (settings, population, adjacency, cohorts) -> sampler")
+    return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,17 @@
 """Energy and delay: models of links, and what a gathering costs on any topology."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sightline.config import Experiment
-from sightline.errors import did_you_mean, invalid
+from sightline.errors import invalid
 from sightline.mechanisms import CohortSampler
+from sightline.plugins import RESOURCES, locate_plugin
 from sightline.randomness import Streams
 from sightline.resources.cost import Cost, Overlap, Sending, Table, combine_costs, expected_gathering, read_table
 from sightline.resources.wireless import Wireless, WirelessSettings
 from sightline.topology import Channel
-
-MODELS = ("wireless", "table")
 
 
 class Prices(Protocol):
@@ -53,24 +52,40 @@ class Resources:
         return expected_gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
 
 
+def _build_wireless(settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
+    streams = Streams.from_seed(experiment.seed)
+    return Wireless(WirelessSettings.read(settings), experiment.data.clients, parameters, streams)
+
+
+BuildPrices = Callable[[Mapping[str, Any], Experiment, int], Prices]
+"""(its own settings, experiment, parameters of the model) -> what an upload costs."""
+
+MODELS: dict[str, BuildPrices] = {
+    "wireless": _build_wireless,
+    "table": lambda settings, experiment, parameters: read_table(settings, clients=experiment.data.clients),
+}
+"""Models of links by name."""
+
+
+def find_prices(model: str) -> BuildPrices:
+    """How the prices of a model are built: a built-in one, or somebody else's."""
+    plugin = locate_plugin(RESOURCES, model, MODELS)
+    if plugin is None:
+        return MODELS[model]
+    found = plugin.load_object()
+    if not callable(found):
+        plugin.refuse_type(found, "a function (settings, experiment, parameters) -> prices")
+    return found  # type: ignore[no-any-return]
+
+
 def build_resources(experiment: Experiment, *, parameters: int) -> Resources | None:
     """The resource model of an experiment file, or None."""
     section = experiment.resources
     if section is None:
         return None
-    if section.model not in MODELS:
-        law = "no such resource model"
-        invalid("resources.model", section.model, law, did_you_mean(section.model, list(MODELS)))
-    settings = section.settings
+    build, settings = find_prices(section.model), section.settings
     overlap = _read_overlap(settings.pop("delays", Overlap.MAX))
-    return Resources(_build_prices(section.model, settings, experiment, parameters), overlap)
-
-
-def _build_prices(model: str, settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
-    clients = experiment.data.clients
-    if model == "table":
-        return read_table(settings, clients=clients)
-    return Wireless(WirelessSettings.read(settings), clients, parameters, Streams.from_seed(experiment.seed))
+    return Resources(build(settings, experiment, parameters), overlap)
 
 
 def _read_overlap(value: Any) -> Overlap:
@@ -92,5 +107,6 @@ __all__ = [
     "build_resources",
     "combine_costs",
     "expected_gathering",
+    "find_prices",
     "read_table",
 ]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sightline.errors import did_you_mean, invalid
+from sightline.errors import invalid
+from sightline.plugins import TOPOLOGY, locate_plugin
 from sightline.randomness import Streams
 from sightline.topology.channel import (
     PUBLIC,
@@ -29,6 +30,7 @@ from sightline.topology.groups import (
     read_schedule,
     schedule_from,
 )
+from sightline.topology.shape import TopologyPlugin, check_shape
 from sightline.topology.tree import CLOUD, Node, Noise, Tree, build_tree
 
 
@@ -54,11 +56,15 @@ REGISTRY: dict[str, Callable[..., Topology]] = {
 }
 
 
-def find_topology(kind: str) -> Callable[..., Topology]:
-    """The builder of a kind of topology."""
-    if kind not in REGISTRY:
-        invalid("topology.kind", kind, "no such topology", did_you_mean(kind, list(REGISTRY)))
-    return REGISTRY[kind]
+def find_topology(kind: str) -> TopologyPlugin:
+    """A kind of topology: how it is built, and which built-in kind an algorithm may take it for."""
+    plugin = locate_plugin(TOPOLOGY, kind, REGISTRY)
+    if plugin is None:
+        return TopologyPlugin(REGISTRY[kind], like=kind)
+    found = plugin.load_object()
+    if not isinstance(found, TopologyPlugin):
+        plugin.refuse_type(found, "a `TopologyPlugin` of sightline.topology")
+    return found
 
 
 def build_topology(
@@ -73,8 +79,13 @@ def build_topology(
     """The topology of an experiment file, by its name.
 
     `place` says who adds the noise; `labels` what workers hold and `streams` what chance decides, for those that ask.
+    Somebody else's topology is held to its laws (`check_shape`).
     """
-    return find_topology(kind)(settings, clients=clients, place=place, labels=labels, streams=streams)
+    known = find_topology(kind)
+    built = known.build(settings, clients=clients, place=place, labels=labels, streams=streams)
+    if kind not in REGISTRY:
+        check_shape(kind, built, clients=clients, place=place, like=known.like)
+    return built
 
 
 __all__ = [
@@ -95,12 +106,14 @@ __all__ = [
     "Star",
     "Steady",
     "Topology",
+    "TopologyPlugin",
     "Tree",
     "build_clusters",
     "build_groups",
     "build_star",
     "build_topology",
     "build_tree",
+    "check_shape",
     "client_name",
     "cluster_channel",
     "cluster_count",

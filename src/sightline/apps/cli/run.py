@@ -28,10 +28,10 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 inter
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run; CONFIG may be its directory.")
-@click.option("--accept-changes", is_flag=True, help="Resume although model code or packages are not what they were.")
+@click.option("--accept-changes", is_flag=True, help="Resume although own code or packages are not what they were.")
 @click.option("--verify", type=int, metavar="N", help="Compare every value with worlds that lack one of N subjects.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
-@click.option("--runtime", type=click.Choice(["simulator", "flower"]), default="simulator", show_default=True)
+@click.option("--runtime", default="simulator", show_default=True, help="simulator, flower, or package.module:OBJECT.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(

@@ -17,14 +17,13 @@ from sightline import engine
 from sightline.config import Experiment, read
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.data.formats import read_arrays
-from sightline.data.load import data_root
 from sightline.engine import BuiltExperiment
 from sightline.engine.run_directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import write_secret
 from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
 from sightline.runtimes.flower.transport import GridTransport, wait_for_nodes
-from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed
+from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed, simulated_clients
 from sightline.runtimes.site.policy import blank_shard
 from sightline.shown import metric_words
 from sightline.topology import client_name
@@ -98,9 +97,7 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
     """A worker whose clients are played by the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
     node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
-    words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
-    post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT)
-    return RemoteClients(setting, post, words=words, simulated=True)
+    return simulated_clients(setting, directory, GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT))
 
 
 def gathered_sites(

@@ -2,8 +2,9 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from sightline import mkl
 from sightline.config import Experiment, to_toml
+from sightline.data.load import data_root
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
@@ -28,6 +30,7 @@ from sightline.mechanisms import (
     StateAccess,
     Updates,
 )
+from sightline.plugins import TRANSPORT, locate_plugin
 from sightline.runtimes.remote.message import (
     CHOOSE,
     LEAVING,
@@ -123,6 +126,27 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
         law = "every site knows the seed, and could take the server's noise off again"
         refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
+
+
+OpenTransport = Callable[[BuiltExperiment, Path], Transport]
+"""(setting, run directory) -> what takes questions to simulated clients, wherever they are."""
+
+
+def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None:
+    """Somebody else's transport, by its name; None where the runtime is built in."""
+    plugin = locate_plugin(TRANSPORT, name, built_in)
+    if plugin is None:
+        return None
+    found = plugin.load_object()
+    if not callable(found):
+        plugin.refuse_type(found, "a function (setting, run directory) -> transport")
+    return found  # type: ignore[no-any-return]
+
+
+def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":
+    """A worker whose clients are played elsewhere, by `client_executor.answer_simulated`: the simulator's bits."""
+    words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
+    return RemoteClients(setting, post, words=words, simulated=True)
 
 
 class RemoteClients:

@@ -14,7 +14,7 @@ from typing import Any
 from sightline import accounting, engine
 from sightline.config import FACTORY, Experiment, parse, to_toml
 from sightline.data import Client
-from sightline.engine.build import BuiltExperiment
+from sightline.engine.build import BuiltExperiment, list_plugins
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Clear, Event, from_json, to_json
 from sightline.ledger import Ledger, Release
@@ -235,7 +235,11 @@ def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int)
     if FACTORY.fullmatch(experiment.model.name):
         check_model(experiment.model.name, policy.models)
     if experiment.model.loss is not None:
-        check_model(experiment.model.loss, policy.models, key="model.loss")
+        check_code(
+            "model.loss", experiment.model.loss, experiment.model.loss.partition(":")[0], policy.models, "models"
+        )
+    for plugin in list_plugins(experiment):
+        check_code(plugin.kind.key, plugin.name, plugin.module, policy.plugins, "plugins")
 
 
 def _settings(experiment: Experiment) -> Mapping[str, Any]:
@@ -252,29 +256,34 @@ def _refuse_unplanned(experiment: Experiment) -> None:
         refuse("topology.kind", "clusters", law, "use a star, groups or a tree for real sites")
 
 
-def check_model(name: str, allowed: Mapping[str, str], *, key: str = "model.name") -> None:
-    """Refuse a model or loss of the experiment's own that the owner has not allowed, before it is imported."""
+def check_model(name: str, allowed: Mapping[str, str]) -> None:
+    """Refuse a model of the experiment's own that the owner has not allowed, before anything of it is imported."""
+    check_code("model.name", name, name.partition(":")[0], allowed, "models")
+
+
+def check_code(key: str, name: str, module: str, allowed: Mapping[str, str], table: str) -> None:
+    """Refuse code that the owner has not allowed by its name and its source, before anything of it is imported."""
     if name not in allowed:
         law = "this site runs no code that its owner has not allowed"
-        refuse(key, name, law, f'add "{name}" = "SHA-256 of its source file" under [models] of {POLICY}')
-    path = _source_of(name.partition(":")[0])
+        refuse(key, name, law, f'add "{name}" = "SHA-256 of its source file" under [{table}] of {POLICY}')
+    path = _source_of(key, module)
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != allowed[name].lower():
         law = f"its source has SHA-256 {found[:16]}..., which is not the one that was allowed"
-        refuse(key, name, law, f"read the file again, then write its hash under [models] of {POLICY}")
+        refuse(key, name, law, f"read the file again, then write its hash under [{table}] of {POLICY}")
 
 
-def _source_of(module: str) -> Path:
+def _source_of(key: str, module: str) -> Path:
     """The source file of a module, found without importing it or a package that it is in."""
     where: Any = None
     parts = module.split(".")
     for place in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: place + 1]), where)
         if spec is None:
-            invalid("model.name", module, "no such module here")
+            invalid(key, module, "no such module here")
         where = spec.submodule_search_locations
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        invalid("model.name", module, "has no source file to be checked")
+        invalid(key, module, "has no source file to be checked")
     return Path(spec.origin)
 
 

@@ -45,6 +45,9 @@ class SitePolicy(Section):
     """A message of more bytes is not read."""
     models: dict[str, str] = Field(default_factory=dict)
     """The models that experiments may bring, `package.module:factory` -> SHA-256 of the module's source file."""
+    plugins: dict[str, str] = Field(default_factory=dict)
+    """The algorithms, mechanisms, topologies, samplers and resources that they may bring, as experiments name them:
+    `package.module:OBJECT`, or a name that an installed package offers -> SHA-256 of the module's source file."""
     largest_steps: Annotated[int, Field(ge=1)] = 100_000
     """Local steps that one answer may take."""
     largest_start: Positive = 1e4

@@ -1,0 +1,1 @@
+"""An algorithm, a mechanism, a topology and a sampler for Sightline."""

@@ -1,0 +1,10 @@
+"""Our laws, for the tests of whoever writes an algorithm, a mechanism, a topology or a sampler elsewhere.
+
+Each raises `BrokenLaw` with the law and how it was seen to be broken; none needs pytest.
+"""
+
+from sightline.plugins import BrokenLaw
+from sightline.testing.checks import check_algorithm, check_mechanism, check_sampler, check_topology
+from sightline.testing.reaccount import confirm_ledger
+
+__all__ = ["BrokenLaw", "check_algorithm", "check_mechanism", "check_sampler", "check_topology", "confirm_ledger"]

@@ -1,0 +1,300 @@
+"""A ledger accounted again from its exported file alone, by nothing of the accountant's or the ledger's own code.
+
+Flow is a plain search. The cost of what was found is checked by drawing it: for every event here is the experiment that
+it stands for (noise, sampling, parts, schedules), the likelihood ratio of what an observer sees, and Monte Carlo
+estimates of delta at the epsilon that was claimed. Compositions of Gaussians are also held against their closed form,
+and sampled Gaussians against another library.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.events import from_json, to_json
+from sightline.ledger import Ledger, export_ledger
+from sightline.plugins import BrokenLaw
+
+Plain = dict[str, Any]
+"""An event or a release as the exported file has it."""
+Texts = tuple[tuple[str, int], ...]
+"""A composition: events as texts, with counts."""
+Draws = NDArray[np.float64]
+LAW = "the ledger accounted again"
+GAUSSIAN_KINDS = {"gaussian", "repeat", "product", "pooled"}
+SAMPLED_KINDS = {"gaussian", "repeat", "product", "poisson"}
+
+
+class Clear(Exception):
+    """Something was handed over without noise: no epsilon."""
+
+
+@lru_cache(maxsize=4096)
+def read_names(text: str) -> set[str]:
+    """The set that the short form `client-0..3, server` stands for."""
+    found = set[str]()
+    for word in (part.strip() for part in text.split(",")):
+        span = re.fullmatch(r"(.+)-(\d+)\.\.(\d+)", word)
+        if span:
+            found |= {f"{span[1]}-{number}" for number in range(int(span[2]), int(span[3]) + 1)}
+        elif word:
+            found.add(word)
+    return found
+
+
+def find_reached(releases: list[Plain], observer: str) -> set[int]:
+    """Every release that the observer sees, or that something it sees was computed from."""
+    found, waiting = (
+        set[int](),
+        [n for n, release in enumerate(releases) if observer in read_names(release["audience"])],
+    )
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += releases[number]["inputs"]
+    return found
+
+
+def count_charges(releases: list[Plain], subject: str, seen: set[int], observer: str) -> Counter[str]:
+    """The events by which the subject is seen, as texts with counts; those of one joint name count once."""
+    counts, joint = Counter[str](), set[str]()
+    for number in sorted(seen):
+        release = releases[number]
+        if subject not in read_names(release["subjects"]):
+            continue
+        event = release["event"]
+        if observer in read_names(release["coins_known_to"]):
+            event = reveal_draws(event)
+        if release["joint"]:
+            if release["joint"] in joint:
+                continue
+            joint.add(release["joint"])
+        counts[json.dumps(event, sort_keys=True)] += 1
+    return counts
+
+
+def reveal_draws(event: Plain) -> Plain:
+    """The event to somebody who knows every draw, part and schedule in it."""
+    kind = event["kind"]
+    if kind in ("poisson", "without_replacement", "split", "pooled"):
+        return reveal_draws(event["event"])
+    if kind == "allocation":
+        return {"kind": "repeat", "times": event["uses"], "event": reveal_draws(event["event"])}
+    if kind == "repeat":
+        return event | {"event": reveal_draws(event["event"])}
+    if kind == "product":
+        return event | {"events": [reveal_draws(inner) for inner in event["events"]]}
+    return event
+
+
+def list_kinds(event: Plain) -> set[str]:
+    """The kinds of an event and of all inside it."""
+    inner = event.get("events", [event["event"]] if "event" in event else [])
+    return {event["kind"]}.union(*(list_kinds(one) for one in inner))
+
+
+def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
+    """log dP/dQ of what is seen of one event; `present` says for every draw whether the subject was there."""
+    size = len(present)
+    match event["kind"]:
+        case "gaussian":
+            s = 1 / event["noise_multiplier"]
+            return np.asarray(s * (s * present + rng.standard_normal(size)) - s * s / 2)
+        case "pooled":
+            if event["event"]["kind"] != "gaussian":
+                raise NotImplementedError("a pool of something other than Gaussian noise")
+            one, seen = event["event"]["noise_multiplier"], rng.standard_normal((event["noises"], size)).sum(0)
+            s = 1 / (one * math.sqrt(event["noises"]))
+            return np.asarray(s * (s * present + seen / math.sqrt(event["noises"])) - s * s / 2)
+        case "clear":
+            raise Clear
+        case "pure" | "exponential":
+            # A choice has a bounded range: the ratios e^(eps/2) and e^(-eps/2) are one that it can have.
+            eps = event["epsilon"] / (1 if event["kind"] == "pure" else 2)
+            likely = rng.random(size) < special.expit(np.where(present, eps, -eps))
+            return np.asarray(np.where(likely, eps, -eps))
+        case "product":
+            return sum((draw_ratio(inner, present, rng) for inner in event["events"]), np.zeros(size))
+        case "repeat":
+            return sum((draw_ratio(event["event"], present, rng) for _ in range(event["times"])), np.zeros(size))
+        case "poisson":
+            rate = event["rate"]
+            inner = draw_ratio(event["event"], present & (rng.random(size) < rate), rng)
+            return np.asarray(np.log1p(rate * np.expm1(inner)))
+        case "split":
+            part = rng.integers(event["parts"], size=size)
+            copies = [draw_ratio(event["event"], present & (part == j), rng) for j in range(event["parts"])]
+            return np.asarray(np.logaddexp.reduce(copies) - math.log(event["parts"]))
+        case "allocation":
+            return draw_scheduled(event, present, rng)
+        case "without_replacement":
+            return draw_fixed(event, present, rng)
+    raise NotImplementedError(event["kind"])
+
+
+def draw_scheduled(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
+    """Exactly k of T steps: the mean over all subsets of the product over their steps, built up step by step."""
+    steps, uses = event["steps"], event["uses"]
+    used = rng.random((len(present), steps)).argsort(axis=1).argsort(axis=1) < uses
+    sums = np.full((uses + 1, len(present)), -np.inf)
+    sums[0] = 0.0
+    for step in range(steps):
+        ratio = draw_ratio(event["event"], present & used[:, step], rng)
+        for size in range(uses, 0, -1):
+            sums[size] = np.logaddexp(sums[size], sums[size - 1] + ratio)
+    subsets = special.gammaln(steps + 1) - special.gammaln(uses + 1) - special.gammaln(steps - uses + 1)
+    return np.asarray(sums[uses] - subsets)
+
+
+def draw_fixed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
+    """A hidden cohort under replace-one: the subject's value is on one side or the other, when it is drawn at all."""
+    if event["event"]["kind"] != "gaussian":
+        raise NotImplementedError("a fixed cohort of something other than Gaussian noise")
+    rate, half = event["cohort"] / event["population"], 0.5 / event["event"]["noise_multiplier"]
+    member = rng.random(len(present)) < rate
+    seen = rng.standard_normal(len(present)) + member * np.where(present, half, -half)
+
+    def mixture(side: int) -> Any:
+        return np.log1p(rate * np.expm1(side * half * seen - half * half / 2))
+
+    return np.asarray(mixture(+1) - mixture(-1))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Monte Carlo of delta at an epsilon, the worse direction, with its standard error."""
+
+    delta: float
+    error: float
+
+
+@lru_cache(maxsize=4096)
+def estimate_delta(composition: Texts, epsilon: float, draws: int) -> Found:
+    """Delta at epsilon of a composition (texts with counts), drawn."""
+    found = []
+    for here in (True, False):
+        rng = np.random.default_rng(int(here))
+        present = np.full(draws, here)
+        ratio = sum(
+            (draw_ratio(json.loads(text), present, rng) for text, times in composition for _ in range(times)),
+            np.zeros(draws),
+        )
+        gain = -np.expm1(np.minimum(epsilon - (ratio if here else -ratio), 0.0))
+        found.append(Found(float(gain.mean()), float(gain.std()) / math.sqrt(draws)))
+    return max(found, key=lambda one: one.delta)
+
+
+def sum_precision(event: Plain) -> float:
+    """sum of 1/z^2 over an event of Gaussians only."""
+    match event["kind"]:
+        case "gaussian":
+            return float(event["noise_multiplier"] ** -2)
+        case "pooled":
+            return sum_precision(event["event"]) / float(event["noises"])
+        case "repeat":
+            return float(event["times"]) * sum_precision(event["event"])
+        case "product":
+            return sum(sum_precision(inner) for inner in event["events"])
+    raise NotImplementedError(event["kind"])
+
+
+def gaussian_delta(total: float, epsilon: float) -> float:
+    """Balle and Wang 2018, Theorem 8, for a single Gaussian of that precision."""
+    s = math.sqrt(total)
+    return float(stats.norm.cdf(s / 2 - epsilon / s) - math.exp(epsilon) * stats.norm.cdf(-s / 2 - epsilon / s))
+
+
+@lru_cache(maxsize=4096)
+def epsilon_elsewhere(composition: Texts, delta: float) -> float:
+    """Epsilon of sampled Gaussians by dp_accounting's privacy loss distributions."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    def event_of(event: Plain) -> Any:
+        match event["kind"]:
+            case "gaussian":
+                return dp_event.GaussianDpEvent(event["noise_multiplier"])
+            case "poisson":
+                return dp_event.PoissonSampledDpEvent(event["rate"], event_of(event["event"]))
+            case "repeat":
+                return dp_event.SelfComposedDpEvent(event_of(event["event"]), event["times"])
+            case "product":
+                return dp_event.ComposedDpEvent([event_of(inner) for inner in event["events"]])
+
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for text, times in composition:
+        accountant.compose(event_of(json.loads(text)), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def confirm_composition(composition: Texts, epsilon: float, delta: float, *, draws: int) -> None:
+    """Raise `BrokenLaw` unless a composition costs no more than epsilon, nor visibly less where that can be said."""
+    events = [json.loads(text) for text, _ in composition]
+    present = set().union(*(list_kinds(event) for event in events)) if events else set()
+    if "clear" in present:
+        _hold(math.isinf(epsilon), "a value without noise costs infinitely much", epsilon)
+        return
+    if not composition:
+        _hold(epsilon == 0, "nothing costs nothing", epsilon)
+        return
+    found = estimate_delta(composition, epsilon, draws)
+    _hold(found.delta <= delta + 5 * found.error, f"drawing it shows delta {found.delta:.3g}", epsilon)
+    if present <= GAUSSIAN_KINDS:
+        total = sum(times * sum_precision(json.loads(text)) for text, times in composition)
+        exact = gaussian_delta(total, epsilon)
+        _hold(exact <= delta * (1 + 1e-6), f"Gaussians in closed form have delta {exact:.6g}", epsilon)
+        _hold(epsilon == 0 or exact >= delta * (1 - 1e-3), f"Gaussians in closed form have delta {exact:.6g}", epsilon)
+    elif present <= SAMPLED_KINDS and is_flat(events):
+        theirs = epsilon_elsewhere(composition, delta)
+        _hold(abs(epsilon - theirs) <= 5e-3 * max(1.0, theirs), f"another library says {theirs:.6g}", epsilon)
+
+
+def is_flat(events: list[Plain]) -> bool:
+    """Whether only single Gaussians are ever sampled: what the other library can account."""
+    for event in events:
+        inner = event.get("events", [event["event"]] if "event" in event else [])
+        if event["kind"] == "poisson" and event["event"]["kind"] != "gaussian":
+            return False
+        if not is_flat(inner):
+            return False
+    return True
+
+
+def _hold(holds: bool, law: str, epsilon: float) -> None:
+    if not holds:
+        raise BrokenLaw(LAW, f"epsilon {epsilon:.6g} is said, and {law}")
+
+
+def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: int) -> float:
+    """The worst epsilon over all whom nobody trusts, of every subject, found and confirmed from the export alone."""
+    releases = json.loads(json.dumps(export_ledger(ledger)))["releases"]
+    people = set[str]().union(*(read_names(release["subjects"]) for release in releases))
+    onlookers = set[str]().union(*(read_names(r["audience"]) | read_names(r["coins_known_to"]) for r in releases))
+    worst = 0.0
+    for observer in sorted(onlookers - trusted):
+        seen = find_reached(releases, observer)
+        for subject in sorted(people - {observer}):
+            found = count_charges(releases, subject, seen, observer)
+            ours = ledger.composition(subject, observer).items()
+            if found != Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours}):
+                raise BrokenLaw(LAW, f"the flow from {subject} to {observer} is another by a plain search")
+            worst = max(worst, confirmed_epsilon(found, delta, draws))
+    return worst
+
+
+def confirmed_epsilon(composition: Counter[str], delta: float, draws: int) -> float:
+    """The accountant's epsilon of a composition, after the other code has agreed to it."""
+    events = {from_json(json.loads(text)): times for text, times in composition.items()}
+    epsilon = accounting.epsilon(events, delta, accountant=Accountant.PLD)
+    confirm_composition(tuple(sorted(composition.items())), epsilon, delta, draws=draws)
+    return epsilon
