@@ -170,14 +170,9 @@ def mixture_law(pair: Pair, step: float, tail: float) -> Law:
     losses = pair.log_ratio(grid)
     start = float(losses[0])
     cells = max(1, math.ceil((float(losses[-1]) - start) / step))
-    top = start + cells * step
-    end = place_of_loss(pair, top, float(grid[-1]))
-    grid = np.append(grid[grid < end], end)
-    losses = np.append(losses[: len(grid) - 1], top)
     inner = np.interp(start + step * np.arange(1, cells), losses, grid)
-    edges = np.unique(np.concatenate([grid, inner]))
-    mass = split_panels(pair, edges, start, step, cells)
-    return close_ends(pair, mass, (float(edges[0]), end), start, step)
+    mass = split_panels(pair, np.unique(np.concatenate([grid, inner])), start, step, cells)
+    return close_ends(pair, mass, (float(grid[0]), float(grid[-1])), start, step)
 
 
 def split_panels(pair: Pair, edges: Array, start: float, step: float, cells: int) -> Array:
@@ -206,27 +201,13 @@ def integrate_panels(pair: Pair, edges: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def close_ends(pair: Pair, mass: Array, ends: tuple[float, float], start: float, step: float) -> Law:
-    """Both tails as the law's ends ask: below to zero and the lowest point, above to the top point and to infinity."""
+    """Both tails below to zero and the lowest point, above to the last point before and infinity."""
     at_lowest = min(pair.p.mass_below(ends[0]) * math.exp(-start), pair.q.mass_below(ends[0]))
-    above = pair.q.mass_above(ends[1])
+    above, last = pair.q.mass_above(ends[1]), len(mass) - 2
     mass[0] += at_lowest
-    mass[-1] += above
-    top = math.exp(start + step * (len(mass) - 1))
-    infinite = max(0.0, pair.p.mass_above(ends[1]) - top * above) + pair.p.lost
+    mass[last] += above
+    infinite = max(0.0, pair.p.mass_above(ends[1]) - math.exp(start + step * last) * above) + pair.p.lost
     return Law(start, step, mass, max(0.0, pair.q.mass_below(ends[0]) - at_lowest), infinite * (1 + 1e-9))
-
-
-def place_of_loss(pair: Pair, loss: float, low: float) -> float:
-    """Where log L is `loss`, from a place with less."""
-    high = low + pair.width
-    while float(pair.log_ratio(np.array([high]))[0]) < loss:
-        low, high = high, 2 * high - low
-    for _ in range(80):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if float(pair.log_ratio(np.array([middle]))[0]) < loss else (low, middle)
-    return high
 
 
 def collapsed_panels(pair: Pair, width: float) -> tuple[Array, Array]:
@@ -284,10 +265,9 @@ def replaced_law(event: ReplacedSegment, step: float, tail: float) -> Law:
 def masses_above_one(shift: float, rate: float, step: float, tail: float) -> tuple[Array, float]:
     """Q-masses of 1 - g + g X at 1, e^step, e^(2 step), ... from X > 1, and the P-mass above all of them."""
     far = shift + float(-ndtri(tail))
-    cells = max(1, math.ceil(sampled_loss(np.array([far]), shift, rate)[0] / step))
-    odds = np.expm1(np.minimum(step * np.arange(cells + 1), 600.0))
-    ends = np.log1p(odds / rate) / shift + shift / 2
-    grid = np.linspace(shift / 2, ends[-1], max(2, math.ceil((ends[-1] - shift / 2) / min(0.1, NARROW / shift)) + 1))
+    cells = max(1, math.ceil(float(sampled_loss(np.array([far]), shift, rate)[0]) / step))
+    ends = np.log1p(np.expm1(step * np.arange(1, cells)) / rate) / shift + shift / 2
+    grid = np.linspace(shift / 2, far, math.ceil((far - shift / 2) / min(0.1, NARROW / shift)) + 1)
     edges = np.unique(np.concatenate([grid, ends]))
     mass = np.zeros(cells + 1)
     for first in range(0, len(edges) - 1, BATCH):
@@ -300,9 +280,9 @@ def masses_above_one(shift: float, rate: float, step: float, tail: float) -> tup
         upward = np.expm1((place - below) * step) / math.expm1(step)
         index = below.astype(np.int64)
         mass += np.bincount(index, held * (1 - upward), cells + 1) + np.bincount(index + 1, held * upward, cells + 1)
-    beyond, top = float(ndtr(-ends[-1])), math.exp(step * cells)
-    mass[-1] += beyond
-    excess = (1 - rate) * beyond + rate * float(ndtr(shift - ends[-1])) - top * beyond
+    beyond = float(ndtr(-far))
+    mass[-2] += beyond
+    excess = (1 - rate) * beyond + rate * float(ndtr(shift - far)) - math.exp(step * (cells - 1)) * beyond
     return mass, max(0.0, excess) * (1 + 1e-9)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sightline.errors import invalid, refuse
-from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
+from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Segment
 from sightline.ledger import Release
 from sightline.mechanisms.clip_and_noise import FLOATS, sum_sensitivity
 from sightline.mechanisms.contract import (
@@ -23,6 +23,8 @@ from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
+ROUNDING = 1e-5
+"""Of a step's largest effect: what single precision may add to the effect of a first draw."""
 RARE = 1e-6
 """Below this rate, one minus it forgets digits that matter."""
 
@@ -44,11 +46,15 @@ def segment_rate(rate: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class SegmentSums(BaseMechanism):
-    r"""-eta sum of m gradients, each scaled onto the ball of radius G, + N(0, (z 2 eta m G)^2).
+    r"""-eta sum of m steps, each of the ball of radius G, + N(0, (z 2 eta m G)^2).
 
-    Guarantees: for every example of a member, `Poisson(1 - (1 - q)^m, Gaussian(z))`. An example bends the whole path of
-    its device once it was drawn, so the sum moves by at most 2 eta m G; it moves it only if one of the m batches drew
-    it, and never q alone is the rate of that. Who took part is not claimed to hide anything.
+    A step is the sum of the batch's gradients, each clipped to C, over the expected batch b (fixed and public), and
+    then scaled onto the ball.
+
+    Guarantees: for every example of a member, `Segment(m, q, C / 2 G b, Gaussian(z))`. Until its first draw the path is
+    the same without it; that draw moves the step by at most eta C / b; every later step lies in the ball whatever came
+    before, and moves by at most 2 eta G. Draws are fresh in every segment and nothing un-noised outlives it. Who took
+    part is not claimed to hide anything.
     """
 
     plans: Mapping[int, PrivateSteps]
@@ -81,10 +87,9 @@ class SegmentSums(BaseMechanism):
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
         if context.channel.trusted:
-            rate = max(self.plans[n].rate for n in context.channel.members)
             published = context.make_release(
                 source=context.channel.name,
-                event=self._segment_event(updates, rate, self._noise_of(context.channel.members)),
+                event=self._segment_event(updates, context, context.channel.members),
                 audience=context.channel.audience,
                 what="noisy sum of clipped steps",
                 subjects=frozenset(map(client_name, members)),
@@ -139,10 +144,14 @@ class SegmentSums(BaseMechanism):
     def _noise_of(self, members: tuple[int, ...]) -> float:
         return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)
 
-    def _segment_event(self, updates: Updates, rate: float, noise: float) -> Event:
+    def _segment_event(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> Event:
         """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
-        whole = segment_rate(rate, _steps_of(updates)[1])
-        return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
+        steps, most = _steps_of(updates)
+        plans = [self.plans[n] for n in members]
+        reach = max(plan.clip_norm for plan in self.plans.values()) * context.channel.clip_factor
+        length = _check_ball(updates, reach) * steps / (2 * reach)
+        first = max(length * plan.clip_norm / plan.expected_batch for plan in plans) + ROUNDING
+        return Segment(most, max(plan.rate for plan in plans), min(1.0, first), Gaussian(self._noise_of(members)))
 
     def _local_steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
         return list(updates.train_segments(self._private_plans))
@@ -169,7 +178,7 @@ class SegmentSums(BaseMechanism):
         return tuple(
             context.make_release(
                 source=client_name(member),
-                event=self._segment_event(updates, self.plans[member].rate, self._noise_of((member,))),
+                event=self._segment_event(updates, context, (member,)),
                 audience=audience,
                 what="own noisy sum of clipped steps",
                 subjects=only_client(member),
@@ -177,6 +186,23 @@ class SegmentSums(BaseMechanism):
             )
             for member in updates.cohort.members
         )
+
+
+def _check_ball(updates: Updates, reach: float) -> float:
+    """The length of a step, when all steps of the segment together stay within the reach that its noise is for.
+
+    A site is told the numbers by whom it does not trust: a longer path would move the sum by more than is claimed.
+    """
+    task = updates.task
+    if task.step_norm is None or task.learning_rate is None:
+        law = "a segment is claimed for steps of a known length, each scaled onto a ball"
+        refuse("step_norm", task.step_norm, law, 'give step_norm and learning_rate, as algorithm.name = "h2fdp" does')
+    if not (task.steps or 1) * task.learning_rate * task.step_norm <= reach * (1 + ROUNDING):
+        law = (
+            f"{task.steps} steps of learning_rate={task.learning_rate:g} reach beyond the norm {reach:g} that is noised"
+        )
+        refuse("step_norm", f"{task.step_norm:g}", law, "scale steps onto a smaller ball")
+    return task.learning_rate
 
 
 def _steps_of(updates: Updates) -> tuple[int, int]:
