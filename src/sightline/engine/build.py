@@ -29,7 +29,7 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import feature_norm
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
@@ -143,8 +143,8 @@ def build_experiment(
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
     federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root)
-    if needs_unit_features(experiment):
-        federation = unit_features(federation)
+    if (norm := feature_norm(experiment)) is not None:
+        federation = unit_features(federation, norm)
     place = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,

@@ -69,7 +69,10 @@ class SegmentSums(BaseMechanism):
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """The server where it is trusted, else every member."""
-        return NoisedBy.SERVER if context.channel.trusted else NoisedBy.CLIENT
+        return NoisedBy.SERVER if self._at_server(context) else NoisedBy.CLIENT
+
+    def _at_server(self, context: ReleaseContext) -> bool:
+        return context.channel.trusted
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """What each needs; a trusted server takes the largest of its members."""
@@ -86,7 +89,7 @@ class SegmentSums(BaseMechanism):
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
-        if context.channel.trusted:
+        if self._at_server(context):
             published = context.make_release(
                 source=context.channel.name,
                 event=self._segment_event(updates, context, context.channel.members),
@@ -103,7 +106,7 @@ class SegmentSums(BaseMechanism):
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The mean over the members, noised once by the trusted server or by each of them."""
-        if context.channel.trusted:
+        if self._at_server(context):
             noise = self._noise_of(context.channel.members)
             total, rejected = self._add_noise(
                 updates, context, [u for _, u in self._local_steps(updates)], noise, EVERYONE
@@ -117,16 +120,20 @@ class SegmentSums(BaseMechanism):
 
     def _mean_std(self, updates: Updates, context: ReleaseContext, count: int) -> float:
         """Of the noise in the mean: one noise of a trusted server, or one of each member."""
-        bound = sum_sensitivity(
-            self.plans[context.channel.members[0]].clip_norm * context.channel.clip_factor, Adjacency.REPLACE
-        )
-        if context.channel.trusted:
-            return self._noise_of(context.channel.members) * bound / count
-        return bound * math.sqrt(math.fsum(self._noise_of((n,)) ** 2 for n in updates.cohort.members)) / count
+        if self._at_server(context):
+            members = context.channel.members
+            return self._noise_of(members) * self._sensitivity(updates, context, members) / count
+        stds = (self._noise_of((n,)) * self._sensitivity(updates, context, (n,)) for n in updates.cohort.members)
+        return math.sqrt(math.fsum(std**2 for std in stds)) / count
+
+    def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
+        """What the noise multiplier is relative to."""
+        clip_norm = next(iter(self.plans.values())).clip_norm * context.channel.clip_factor
+        return sum_sensitivity(clip_norm, Adjacency.REPLACE)
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""
-        if context.channel.trusted:
+        if self._at_server(context):
             only_sums()
         return self._claim_sent(updates, context, context.channel.audience)
 
