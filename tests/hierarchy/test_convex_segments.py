@@ -110,6 +110,10 @@ def test_what_is_claimed(tmp_path):
     output = sightline.run(built(**AS_OUTPUT), out=tmp_path / "output")
     assert output.ledger.composition("client-6", "server") == {ConvexSegment(2, 1.0, Gaussian(2.0)): 2}
     assert output.epsilon == pytest.approx(sightline.accounting.gaussian(noise=1.0, steps=2).epsilon(delta=1e-5))
+    privacy = AS_OUTPUT["privacy"] | {"adjacency": "replace", "noise_multiplier": None, "noise_std": 0.5}
+    replaced = sightline.run(built(**AS_OUTPUT | {"privacy": privacy}), out=tmp_path / "replaced")
+    (event,) = replaced.ledger.composition("client-6", "server")
+    assert event.event.noise_multiplier == pytest.approx(0.5 / (2 * 2 * 0.3 / 20), rel=1e-3)  # both of two examples
     assert any("scaled to norm <= 1" in note for note in setting.federation.notes)
 
 

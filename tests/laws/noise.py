@@ -147,6 +147,7 @@ CASES: dict[str, Case] = {
     ),
     "convex steps at the client": Case(SAMPLE | {"samples": "poisson", "clients": "poisson"}, CONVEX),
     "output, convex": Case(OUTPUT, bound("convex")),
+    "output, convex, replaced": Case(OUTPUT | {"adjacency": "replace"}, bound("convex")),
     "output, clipped_model": Case(OUTPUT, bound("clipped_model")),
     "output, strongly_convex": Case(OUTPUT, bound("strongly_convex", weight_decay=CURVATURE), rounds=2),
     "output, strongly_convex, replaced": Case(
@@ -365,7 +366,8 @@ def in_convex_segments(run: Noted, call: Call, release: Release) -> torch.Tensor
     least = min(min(batch, int(run.setting.federation.sizes[n])) for n in around)
     total = sum(run.worker.update(n, call.updates.at).double() for n in who)
     count = len(call.updates.cohort.members) if at_server else 1
-    return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * 2 * eta / least)
+    reach = doubled(run) * 2 * eta / least
+    return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * reach)
 
 
 def silent(plan: PrivateSteps) -> PrivateSteps:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sightline.errors import refuse
-from sightline.events import ConvexSegment, Event, Gaussian, Poisson
-from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, with_gaussian_noise
+from sightline.events import Adjacency, ConvexSegment, Event, Gaussian, Poisson
+from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, sum_sensitivity, with_gaussian_noise
 from sightline.mechanisms.contract import NoisedValue, ReleaseContext
 from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.updates import PrivateSteps, Updates
@@ -54,6 +54,7 @@ class ConvexFacts:
     sizes: Mapping[int, int]
     by_client: bool
     """Whether every member adds its own noise, whoever gathers."""
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ class ConvexSegments(SegmentSums):
         return context.channel.trusted and not self.facts.by_client
 
     def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
-        """D of the member with the smallest batch."""
+        """D of the member with the smallest batch, twice that under replace-one."""
         eta = updates.task.learning_rate or self.facts.learning_rate
-        return eta * max(self.plans[n].clip_norm / self.plans[n].expected_batch for n in members)
+        alone = eta * max(self.plans[n].clip_norm / self.plans[n].expected_batch for n in members)
+        return sum_sensitivity(alone, self.facts.adjacency)
 
     def _multiplier(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
         if self.noise_std is not None:
@@ -91,6 +93,9 @@ class ConvexSegments(SegmentSums):
         noise = Gaussian(self._multiplier(updates, context, members))
         _, most = self._step_counts(updates)
         rate = max(self.plans[n].rate for n in members)
+        if self.facts.adjacency is Adjacency.REPLACE and min(self.plans[n].rate for n in members) < 1:
+            law = "hidden draws of convex steps are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or mechanism = "output"')
         turns = max(math.ceil(most[n] / self.plans[n].groups) for n in members)
         if turns == 1:
             return Poisson(rate, noise) if rate < 1 else noise

@@ -55,7 +55,13 @@ def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegment
         n: convex_plan(plan, sizes[n], drawn=privacy.mechanism == "gaussian", steps=steps)
         for n, plan in _private_plans(experiment, sizes).items()
     }
-    facts = ConvexFacts(local.learning_rate, local.weight_decay, dict(enumerate(sizes)), privacy.place == "client")
+    facts = ConvexFacts(
+        learning_rate=local.learning_rate,
+        weight_decay=local.weight_decay,
+        sizes=dict(enumerate(sizes)),
+        by_client=privacy.place == "client",
+        adjacency=Adjacency(privacy.adjacency),
+    )
     return ConvexSegments(plans, facts=facts, noise_std=privacy.noise_std)
 
 
