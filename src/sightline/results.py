@@ -26,7 +26,7 @@ from sightline.engine import RunRecord
 from sightline.errors import invalid
 from sightline.ledger import Ledger
 from sightline.mechanisms.convex_solver import unit_shard
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import feature_norm
 from sightline.models import FlatModel, Module
 from sightline.models.task import Task
 from sightline.shown import METRICS
@@ -197,8 +197,8 @@ class Run:
         """
         module, flat = self.model(client=client, cluster=cluster), self.flat_model()
         inputs = read_inputs(x, flat)
-        if needs_unit_features(self.experiment):
-            inputs = unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64))).x
+        if (norm := feature_norm(self.experiment)) is not None:
+            inputs = unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64)), norm).x
         with torch.no_grad():
             outputs = [module(torch.from_numpy(inputs[at : at + BATCH])) for at in range(0, len(inputs), BATCH)]
         found = torch.cat(outputs) if outputs else torch.empty(0, flat.classes)

@@ -12,6 +12,7 @@ from sightline.errors import InvalidInput, Refused
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -20,6 +21,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -37,6 +40,9 @@ EXAMPLES: dict[str, Event] = {
     "split": Split(3, Gaussian(1.2)),
     "allocation": Allocation(10, 3, Gaussian(2.0)),
     "pooled": Pooled(4, Gaussian(1.2)),
+    "segment": Segment(5, 0.1, 0.3, Gaussian(1.0)),
+    "replaced_segment": ReplacedSegment(5, 0.1, 0.3, Gaussian(1.0)),
+    "convex_segment": ConvexSegment(5, 0.1, Gaussian(2.0)),
     "repeat": Repeat(2, Poisson(0.1, Gaussian(1.3))),
     "product": Product((Gaussian(3.0), Poisson(0.3, Pure(0.2)))),
 }
@@ -44,6 +50,8 @@ NESTED: list[Event] = [
     Poisson(0.2, Product((Gaussian(2.0), Split(3, Gaussian(1.0))))),
     Poisson(0.4, Allocation(12, 1, Gaussian(1.0))),
     Poisson(0.3, Repeat(4, Gaussian(2.0))),
+    Poisson(0.3, Segment(3, 0.2, 0.5, Gaussian(1.0))),
+    Split(2, ConvexSegment(3, 0.2, Gaussian(2.0))),
     Split(2, Poisson(0.5, Gaussian(1.0))),
     Allocation(9, 2, Poisson(0.5, Gaussian(1.0))),
     Split(4, Pure(0.5)),

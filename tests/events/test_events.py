@@ -9,6 +9,7 @@ from sightline.errors import InvalidInput
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -17,6 +18,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
     from_json,
@@ -31,6 +34,9 @@ LEAVES = st.one_of(
     st.builds(Pure, st.floats(0, 10)),
     st.builds(Exponential, st.floats(0, 10)),
     st.just(Clear()),
+    st.builds(lambda z: Segment(4, 0.1, 0.3, Gaussian(z)), noise),
+    st.builds(lambda z: ReplacedSegment(4, 0.1, 0.3, Gaussian(z)), noise),
+    st.builds(lambda z: ConvexSegment(4, 0.1, Gaussian(z)), noise),
 )
 EVENTS = st.recursive(
     LEAVES,
@@ -55,7 +61,9 @@ def test_json_gives_the_event_back(event):
 @given(EVENTS)
 def test_known_coins_leave_no_coin(event):
     kinds = str(with_known_coins(event))
-    assert not any(word in kinds for word in ("Poisson", "Split", "Allocation", "WithoutReplacement", "Pooled"))
+    assert not any(
+        word in kinds for word in ("Poisson", "Split", "Allocation", "WithoutReplacement", "Pooled", "Segment")
+    )
 
 
 @given(EVENTS)
@@ -66,7 +74,7 @@ def test_scaling_twice_is_scaling_once(event):
 def test_the_registry_knows_every_event():
     assert set(Event.registry.values()) == {
         Gaussian, Clear, Pure, Exponential, Poisson, WithoutReplacement, Split, Allocation, Repeat, Product,
-        Pooled,
+        Pooled, Segment, ReplacedSegment, ConvexSegment,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from sightline import engine
 from sightline.apps.report.matrix import matrix_by_lines
 from sightline.apps.report.run_view import RunView
 from sightline.errors import InvalidInput
-from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled
+from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled, Segment
 from sightline.ledger import Ledger
 from sightline.topology.tree import ELSEWHERE, SAME, UNTRUSTED
 from sightline.training.dp_sgd_settings import DPSGDSettings
@@ -216,12 +216,14 @@ def test_sample_unit_counts_whole_segments(treed, tmp_path):
     plans, sizes = setting.mechanism.plans, setting.federation.sizes
     assert plans[4].rate == min(4, sizes[4]) / sizes[4]
     (event,) = run.ledger.composition("client-4", "edge-2")
-    assert isinstance(event, Poisson)
-    assert event.rate == pytest.approx(1 - (1 - 4 / sizes[4]) ** 2)  # m = 2 steps, never q alone
+    assert isinstance(event, Segment)
+    assert (event.steps, event.rate) == (2, 4 / sizes[4])
+    assert event.first_step == pytest.approx(1 / (2 * 4), abs=1e-4)  # C / 2 G b with C = G
     assert run.ledger.composition("client-4", "edge-2")[event] == 9
     assert 3.99 < run.epsilon <= 4.0
     (below,) = run.ledger.composition("client-0", "cloud")
-    assert below.rate == pytest.approx(1 - (1 - 4 / min(sizes[:3])) ** 2)  # the member that is drawn most often
+    assert below.rate == min(1.0, 4 / min(sizes[:3]))  # the member that is drawn most often
+    assert below.first_step == pytest.approx(1 / (2 * min(4, *sizes[:3])), abs=1e-4)
 
 
 def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):

@@ -71,7 +71,7 @@ def test_segments_of_examples_are_claimed_at_the_most_steps(treed, tmp_path, con
     sizes = engine.build_experiment(experiment).federation.sizes
     run = sightline.run(experiment, out=tmp_path / "run")
     (event,) = run.ledger.composition("client-4", "edge-2")
-    assert event.rate == pytest.approx(1 - (1 - 4 / sizes[4]) ** 4)  # 12 steps in 3 segments
+    assert (event.steps, event.rate) == (4, 4 / sizes[4])  # 12 steps in 3 segments
     assert 3.99 < run.epsilon <= 4.0
 
 
@@ -115,9 +115,29 @@ def test_a_segment_is_refused_to_clients_that_keep_something(treed):
     setting = engine.build_experiment(treed(**{"privacy.unit": "sample", "privacy.where": "edge"}))
     execution, start = DryExecution(setting.federation.sizes.tolist()), Public(torch.zeros(1))
     r = TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
-    asked = {"steps": 2, "most_steps": 2, "learning_rate": 0.1}
+    asked = {"steps": 2, "most_steps": 2, "learning_rate": 0.1, "step_norm": 0.2}
     free = r.train(r.sample(r.channels[0]), start, **asked)
     assert r.release_means([(free, r.channels[0])])
     kept = r.train(r.sample(r.channels[0]), start, memory=StateRule("control"), **asked)
     with pytest.raises(Refused, match="drawn or not"):
         r.release_means([(kept, r.channels[0])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step_norm": None}, "scaled onto a ball"),
+        ({"learning_rate": None}, "steps of a known length"),
+        ({"step_norm": 30.0}, "reach beyond the norm"),
+        ({"learning_rate": 30.0}, "reach beyond the norm"),
+        ({"steps": 3}, "1 to most_steps=2"),
+    ],
+)
+def test_a_segment_whose_steps_have_no_ball_is_refused(treed, changes, words):
+    """The law of the first draw rests on both; a site is told them by whom it does not trust."""
+    setting = engine.build_experiment(treed(**{"privacy.unit": "sample", "privacy.where": "edge"}))
+    execution, start = DryExecution(setting.federation.sizes.tolist()), Public(torch.zeros(1))
+    r = TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
+    asked = {"steps": 2, "most_steps": 2, "learning_rate": 0.1, "step_norm": 0.2} | changes
+    with pytest.raises(Refused, match=words):
+        r.release_means([(r.train(r.sample(r.channels[0]), start, **asked), r.channels[0])])

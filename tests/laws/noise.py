@@ -30,6 +30,7 @@ from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
     MECHANISMS,
     CentralMean,
+    ConvexSegments,
     LocalMean,
     Mechanism,
     NoiseByTrust,
@@ -93,6 +94,7 @@ class Case:
 SAMPLE = {"unit": "sample", "where": "client"}
 OUTPUT = SAMPLE | {"mechanism": "output"}
 TREE = {"topology": "tree", "where": "edge"}
+CONVEX = {"privacy": {"sensitivity": "convex"}}
 TRUSTED = {"topology": {"trusted": 1.0}}
 ONE_STEP = {"local": {"steps": 1}}
 PARTS = {
@@ -137,6 +139,15 @@ CASES: dict[str, Case] = {
     "segments, all edges trusted": Case(
         SAMPLE | {"topology": "tree", "algorithm": "h2fdp", "where": "edge", "samples": "poisson"}, TRUSTED
     ),
+    "convex segments": Case(
+        SAMPLE | {"topology": "tree", "algorithm": "h2fdp", "where": "edge", "samples": "poisson"}, CONVEX
+    ),
+    "convex segments, all edges trusted": Case(
+        SAMPLE | {"topology": "tree", "algorithm": "h2fdp", "where": "edge", "samples": "poisson"}, CONVEX | TRUSTED
+    ),
+    "convex steps at the client": Case(SAMPLE | {"samples": "poisson", "clients": "poisson"}, CONVEX),
+    "output, convex": Case(OUTPUT, bound("convex")),
+    "output, convex, replaced": Case(OUTPUT | {"adjacency": "replace"}, bound("convex")),
     "output, clipped_model": Case(OUTPUT, bound("clipped_model")),
     "output, strongly_convex": Case(OUTPUT, bound("strongly_convex", weight_decay=CURVATURE), rounds=2),
     "output, strongly_convex, replaced": Case(
@@ -345,6 +356,20 @@ def in_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
     return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * 2 * reach)
 
 
+def in_convex_segments(run: Noted, call: Call, release: Release) -> torch.Tensor:
+    """Paths of steps -eta / b (gradients), not clipped: each draw of an example moves them by up to 2 eta / b."""
+    eta = call.updates.task.learning_rate or LEARNING_RATE
+    at_server = call.context.channel.trusted and not release.source.startswith("client-")
+    who = call.updates.cohort.members if at_server else (sender(release),)
+    batch = run.setting.experiment.local.batch_size
+    around = call.context.channel.members if at_server else who
+    least = min(min(batch, int(run.setting.federation.sizes[n])) for n in around)
+    total = sum(run.worker.update(n, call.updates.at).double() for n in who)
+    count = len(call.updates.cohort.members) if at_server else 1
+    reach = doubled(run) * 2 * eta / least
+    return (call.value_of(release).double() * count - total) / (noises_in(release.event)[0] * reach)
+
+
 def silent(plan: PrivateSteps) -> PrivateSteps:
     """The same steps without noise."""
     return replace(plan, noise_multiplier=0.0)
@@ -431,6 +456,7 @@ LAWS: dict[type, Law | None] = {
     SampleAtServer: one_step_of_all,
     SampleAtClient: own_steps,
     SegmentSums: in_segments,
+    ConvexSegments: in_convex_segments,
     Output: perturbed_output,
     Objective: perturbed_objective,
     NoPrivacy: None,

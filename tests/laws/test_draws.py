@@ -16,7 +16,7 @@ from sightline.config import parse
 from sightline.engine.execution import AbsentClients, LiveExecution
 from sightline.engine.plan import plan_releases
 from sightline.engine.round import TrainingRound
-from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat
+from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat, Segment
 from sightline.ledger import Ledger, export_ledger
 from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
 from sightline.randomness import EVERYONE, Purpose, Streams
@@ -224,15 +224,14 @@ BY_EXAMPLES = {
 
 @pytest.mark.parametrize("words", BY_EXAMPLES.values(), ids=BY_EXAMPLES)
 def test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for(words):
-    """By hand: b / N of the smallest client, and 1 - (1 - b / N)^m for m steps that are noised as one."""
+    """By hand: b / N of the smallest client, and how many steps are noised as one."""
     file = plain(Combination(unit="sample", samples="poisson", **words))
     file["data"] |= {"size_sigma": 1.2, "size_mean": 3.0}
     file["privacy"] |= {"delta": 1e-4}  # below one over the largest client
     setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
     sizes = setting.federation.sizes.tolist()
     assert len(set(sizes)) > 3
-    inside = 5 if words["where"] == "edge" else 1
-    rate = {client_name(n): 1 - (1 - min(1.0, BATCH / size)) ** inside for n, size in enumerate(sizes)}
+    rate = {client_name(n): min(1.0, BATCH / size) for n, size in enumerate(sizes)}
     channels = {channel.name: channel for channel in (setting.topology.top, *setting.topology.channels)}
     told = 0
     for release in plan_releases(setting):
@@ -243,6 +242,7 @@ def test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for(words):
         event = release.event.event if isinstance(release.event, Repeat) else release.event
         claimed = 1.0 if isinstance(event, Gaussian) else event.rate
         assert claimed == pytest.approx(max(rate[name] for name in about))
+        assert not isinstance(event, Segment) or event.steps == 5
         assert release.subjects <= set(about)
     assert told
 

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from sightline.events import Gaussian, Pooled, Pure
-from sightline.mechanisms import MECHANISMS, NoPrivacy, PooledMean, SegmentSums
+from sightline.mechanisms import MECHANISMS, ConvexSegments, NoPrivacy, PooledMean, SegmentSums
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
 from tests.laws.noise import (
@@ -155,6 +155,8 @@ def test_the_noise_that_a_mean_is_said_to_have_is_what_it_has(name):
 def clean_update(run, call, member):
     """A known client's clipped update."""
     task, channel = call.updates.task, call.context.channel
+    if isinstance(run.setting.mechanism, ConvexSegments):
+        return run.worker.update(member, call.updates.at).double()
     radius = 0.5 * (
         task.learning_rate * task.steps if isinstance(run.setting.mechanism, SegmentSums) else channel.clip_factor
     )

@@ -7,6 +7,7 @@ from sightline.apps.report.ledger_words import sentence_shape, told_as_one
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -15,6 +16,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -31,6 +34,9 @@ WORDS = {
     Allocation(100, 7, NOISE): ["z = 1.25", "exactly 7 of 100 steps"],
     Repeat(4, NOISE): ["4 times", "z = 1.25"],
     Pooled(4, NOISE): ["z = 1.25", "4"],
+    Segment(5, 0.05, 0.125, NOISE): ["z = 1.25", "5 hidden steps", "0.05", "0.125"],
+    ReplacedSegment(5, 0.05, 0.125, NOISE): ["z = 1.25", "5 hidden steps", "any other client"],
+    ConvexSegment(5, 0.05, NOISE): ["z = 1.25", "5 hidden steps", "convex", "0.05"],
     Product((NOISE, Pure(0.5))): ["together", "z = 1.25", "0.5"],
     Product(()): ["nothing new"],
 }

@@ -23,10 +23,12 @@ from sightline.accounting.schemes import (
     balanced,
     check_ins,
     clustered,
+    convex,
     dropout,
     gaussian,
     poisson,
     register_scheme,
+    segment,
     split,
 )
 
@@ -47,6 +49,7 @@ __all__ = [
     "calibrate",
     "check_ins",
     "clustered",
+    "convex",
     "delta",
     "dropout",
     "epsilon",
@@ -59,6 +62,7 @@ __all__ = [
     "refuse_large_delta",
     "register_scheme",
     "renyi_divergence",
+    "segment",
     "share_budget",
     "split",
     "to_dp_event",

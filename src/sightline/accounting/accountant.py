@@ -13,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 from sightline import shown
 from sightline.accounting.canonical import Composition, canonical_form, kinds_in
 from sightline.accounting.composition import TooFine
-from sightline.accounting.dominating_pairs import NoLaw
+from sightline.accounting.dominating_pairs import NoLaw, TwoSided
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.moments import ORDERS, pin_moments
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
@@ -22,11 +22,14 @@ from sightline.errors import invalid, refuse
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
     Poisson,
     Pure,
+    ReplacedSegment,
+    Segment,
     WithoutReplacement,
     with_known_coins,
 )
@@ -90,8 +93,9 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
     if accountant is Accountant.RDP:
         return renyi_epsilon(held, delta)
     bounds = [summed_epsilon(held)]
-    with suppress(NoLaw, TooFine):
-        bounds.append(pld_epsilon(held, delta))
+    for form in law_forms(held):
+        with suppress(NoLaw, TooFine):
+            bounds.append(pld_epsilon(form, delta))
     if len(bounds) == 1:
         bounds.append(unhidden_epsilon(held, delta))
     if not math.isfinite(min(bounds)) or moments_may_win(held):
@@ -99,10 +103,30 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
     return min(bounds)
 
 
+def law_forms(counts: Mapping[Event, int]) -> list[Mapping[Event, int]]:
+    """The composition, and the same by the other law of its replaced segments: both are bounds."""
+    if not any(isinstance(event, ReplacedSegment) for event in counts):
+        return [counts]
+    return [counts, {other_law(event): times for event, times in counts.items()}]
+
+
+def other_law(event: Event) -> Event:
+    """A replaced segment by its other law; other events as they are."""
+    return TwoSided(**vars(event)) if isinstance(event, ReplacedSegment) else event
+
+
 def chance_to_take_part(counts: Mapping[Event, int]) -> float:
     """At most how likely the subject is in anything at all: with that delta everything is private at epsilon zero."""
-    rates = [times * event.rate if isinstance(event, Poisson) else math.inf for event, times in counts.items()]
-    return math.fsum(rates) * (1 + 1e-12)
+    return math.fsum(times * chance_of_draw(event) for event, times in counts.items()) * (1 + 1e-12)
+
+
+def chance_of_draw(event: Event) -> float:
+    """At most how likely one event has the subject in it; infinite where no draw decides on that."""
+    if isinstance(event, Poisson):
+        return event.rate
+    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+        return event.steps * event.rate
+    return math.inf
 
 
 def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
@@ -138,8 +162,9 @@ def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accou
     if Accountant(accountant) is Accountant.RDP:
         return renyi_delta(counts, epsilon)
     bounds = [0.0 if summed_epsilon(counts) <= epsilon else 1.0]
-    with suppress(NoLaw, TooFine):
-        bounds.append(pld_delta(counts, epsilon))
+    for form in law_forms(counts):
+        with suppress(NoLaw, TooFine):
+            bounds.append(pld_delta(form, epsilon))
     if len(bounds) == 1 or moments_may_win(counts):
         bounds.append(renyi_delta(counts, epsilon))
     return min(bounds)
@@ -172,7 +197,7 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
     except (NoLaw, TooFine):
         lower = 0.0
     kinds = set().union(*(kinds_in(event) for event in counts))
-    return (0.0 if WithoutReplacement in kinds else min(lower, upper)), upper
+    return (0.0 if kinds & {WithoutReplacement, ReplacedSegment} else min(lower, upper)), upper
 
 
 def check_delta(delta: float) -> None:

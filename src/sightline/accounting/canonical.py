@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import singledispatch
 
 from sightline.errors import invalid, refuse
@@ -10,6 +11,7 @@ from sightline.events import (
     MOST_COUNTED,
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -18,6 +20,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -130,6 +134,18 @@ def _(event: Allocation) -> dict[Event, int]:
     return wrap_event(inner, Allocation(event.steps, event.uses, inner))
 
 
+@parts_of.register
+def _(event: Segment | ReplacedSegment | ConvexSegment) -> dict[Event, int]:
+    """Known draws where all are drawn at every step; of one step, a sampled Gaussian (but not under replace-one)."""
+    (inner,) = parts_of(event.event)
+    held = replace(event, event=lower_noise(inner))
+    if event.rate == 1 or isinstance(inner, Clear):
+        return parts_of(held.known)
+    if event.steps == 1 and not isinstance(event, ReplacedSegment):
+        return parts_of(Poisson(event.rate, held.known))
+    return {held: 1}
+
+
 def wrap_event(inner: Event, event: Event) -> dict[Event, int]:
     """The wrapper, unless there is nothing inside it."""
     return {} if inner == Product(()) else {event: 1}
@@ -166,7 +182,7 @@ def kinds_in(event: Event) -> set[type[Event]]:
 def check_adjacency(counts: Mapping[Event, int]) -> None:
     """Fixed cohorts are accounted under replace-one, hidden sampling under add/remove; they do not mix."""
     kinds = set().union(*(kinds_in(event) for event in counts)) if counts else set()
-    hidden = kinds & {Poisson, Split, Allocation}
+    hidden, replaced = kinds & {Poisson, Split, Allocation, Segment, ConvexSegment}, kinds & {ReplacedSegment}
     if WithoutReplacement in kinds and hidden:
         refuse(
             "composition",
@@ -174,3 +190,6 @@ def check_adjacency(counts: Mapping[Event, int]) -> None:
             "a fixed cohort is accounted under replace-one adjacency, hidden sampling under add/remove",
             "use Poisson cohorts, or count the fixed cohort without amplification",
         )
+    if replaced and hidden:
+        law = "a replaced segment is accounted under replace-one adjacency, hidden sampling under add/remove"
+        refuse("composition", " and ".join(sorted(kind.kind for kind in hidden | replaced)), law, "use one adjacency")

@@ -19,8 +19,10 @@ from sightline.accounting.likelihood_ratio import (
     sampled_points,
     trim_law,
 )
+from sightline.accounting.mixtures import TooFar, mixture_law, replaced_law, replaced_pair, segment_pair
 from sightline.events import (
     Allocation,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -28,6 +30,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -205,6 +209,9 @@ MOST_POINTS = 8000
 """Above this many points a native law becomes coarser instead of slower."""
 
 
+ROUGH_STEP = 0.02
+"""Of the lattice on which the spread of a segment's loss is first looked at, for noise multipliers up to one."""
+
 LEAST_CHOICE = 1e-9
 """Below this epsilon a choice is taken for any release of that epsilon: it costs nothing that could be seen."""
 CHOICE_CELLS = 400
@@ -224,7 +231,26 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
         return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
     if isinstance(event, Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
+    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+        return segment_law(event, step, tail)
     return on_step(native_law(event, tail), step)
+
+
+def segment_law(event: Segment | ReplacedSegment | ConvexSegment, step: float, tail: float) -> Law:
+    """The law of a segment on a given lattice."""
+    try:
+        if isinstance(event, TwoSided):
+            return mixture_law(replaced_pair(event), step, tail)
+        if isinstance(event, ReplacedSegment):
+            return replaced_law(event, step, tail)
+        return mixture_law(segment_pair(event, tail), step, tail)
+    except TooFar:
+        raise NoLaw from None
+
+
+@dataclass(frozen=True)
+class TwoSided(ReplacedSegment, stored=False):
+    """The same segment by its other law, two mixtures: less for few releases, more for many."""
 
 
 def check_noise(event: Gaussian) -> float:
@@ -294,6 +320,14 @@ def _(event: Poisson, tail: float) -> Law:
     points = sampled_points(native_law(event.event, tail), event.rate)
     step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
     return trim_law(points.on_lattice(step), tail)
+
+
+@law_of.register
+def _(event: Segment | ReplacedSegment | ConvexSegment, tail: float) -> Law:
+    """On a coarse lattice first, to know the spread."""
+    rough = segment_law(event, ROUGH_STEP / max(1.0, event.event.noise_multiplier), tail)  # type: ignore[attr-defined]
+    reach = rough.step * len(rough.mass)
+    return trim_law(segment_law(event, max(FINENESS * loss_deviation(rough), reach / MOST_POINTS), tail), tail)
 
 
 @law_of.register

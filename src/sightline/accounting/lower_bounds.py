@@ -14,8 +14,10 @@ from scipy.special import ndtr, ndtri
 
 from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, check_noise
 from sightline.accounting.likelihood_ratio import Array, Law, LawCache, cell_splits
+from sightline.accounting.mixtures import TooFar, collapsed_panels, segment_pair
 from sightline.events import (
     Allocation,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -23,6 +25,7 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -66,6 +69,8 @@ def atoms_for(event: Event, width: float) -> Atoms:
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         inner = gaussian_atoms(check_noise(event.event), width, rate=event.rate)
         return sampled_atoms(inner, event.rate)
+    if isinstance(event, Segment | ConvexSegment):
+        return segment_atoms(event, width)
     return native_atoms(event)
 
 
@@ -106,6 +111,20 @@ def _(event: WithoutReplacement) -> Atoms:
 @atoms_of.register
 def _(event: Poisson) -> Atoms:
     return sampled_atoms(native_atoms(event.event), event.rate)
+
+
+@atoms_of.register
+def _(event: Segment | ConvexSegment) -> Atoms:
+    return segment_atoms(event, FINENESS * segment_atoms(event, 0.02).spread)
+
+
+def segment_atoms(event: Segment | ConvexSegment, width: float) -> Atoms:
+    """Panels of the line collapsed to their means."""
+    try:
+        pair = segment_pair(event, 1e-22)
+    except TooFar:
+        raise NoLaw from None
+    return Atoms(*collapsed_panels(pair, width))
 
 
 @atoms_of.register

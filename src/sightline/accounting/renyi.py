@@ -14,6 +14,7 @@ import numpy as np
 
 from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law
 from sightline.accounting.likelihood_ratio import Array, Law
+from sightline.accounting.mixtures import EVERY_DRAW, TooFar, mixture_moments, replaced_pair, segment_pair
 from sightline.accounting.moments import (
     MOST_ORDER,
     ORDERS,
@@ -30,6 +31,7 @@ from sightline.errors import invalid
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -37,6 +39,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     WithoutReplacement,
 )
@@ -170,6 +174,29 @@ def _(event: WithoutReplacement) -> Array:
 @backward_of.register
 def _(event: WithoutReplacement) -> Backward:
     return Backward(forward_moments(event), backward_moments(event.event).missing)
+
+
+@forward_of.register
+def _(event: Segment | ConvexSegment) -> Array:
+    """Of the mixture; where its shifts are out of reach, of known draws."""
+    try:
+        return mixture_moments(segment_pair(event, EVERY_DRAW))
+    except TooFar:
+        return forward_moments(event.known)
+
+
+@backward_of.register
+def _(event: Segment | ConvexSegment) -> Backward:
+    return from_law(event, event.known)
+
+
+@forward_of.register
+def _(event: ReplacedSegment) -> Array:
+    """Of the two mixtures, which mirror each other; never more than with known draws."""
+    try:
+        return np.minimum(mixture_moments(replaced_pair(event)), forward_moments(event.known))
+    except TooFar:
+        return forward_moments(event.known)
 
 
 def from_law(event: Event, inner: Event) -> Backward:

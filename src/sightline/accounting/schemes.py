@@ -19,12 +19,16 @@ from sightline.accounting.published import AsPublished, clustered_noise
 from sightline.errors import invalid
 from sightline.events import (
     MOST_COUNTED,
+    Adjacency,
     Allocation,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
     Poisson,
     Product,
+    ReplacedSegment,
+    Segment,
     Split,
     scale_noise,
 )
@@ -95,8 +99,8 @@ Numbers = Mapping[str, Any]
 class Parameter:
     """A number of a scheme: a keyword of its function, an option of the commands, a field of the page.
 
-    On the page it goes from `low` to `high` and starts at `start`; a number without a range is left out there, and must
-    not be required.
+    On the page it goes from `low` to `high` and starts at `start`; a number without a range, a word or a switch is left
+    out there, and must not be required.
     """
 
     name: str
@@ -112,6 +116,10 @@ class Parameter:
     """Where the noise is searched for a budget: so much of the budget, where nobody says it."""
     counts: str = ""
     """Whom it counts, if delta is promised to each of them: a large delta is noted."""
+    choices: tuple[str, ...] = ()
+    """The words it may be, if it is a word."""
+    flag: bool = False
+    """Whether it is a switch, off unless it is said."""
 
     def starting_at(self, start: float) -> "Parameter":
         """The same parameter with another start."""
@@ -274,6 +282,15 @@ SELECTIONS = Parameter("selections", TENTH, whole=True, derive=lambda n: n["roun
 CHOICE = Parameter(
     "selection_epsilon", "What one choice costs.", "Epsilon of a choice", 1e-3, 10, 0.1, budget_share=0.03
 )
+SEGMENT_NOISE = replace(NOISE, help="Noise over 2 eta m G, the largest effect of m steps in the ball G.")
+SEGMENT_STEPS = Parameter("steps", "Hidden steps of a segment, m.", "Steps of a segment", 1, 10_000, 5, whole=True)
+SEGMENTS = Parameter("segments", "Segments, each released once.", "Segments", 1, 1_000_000, 50, whole=True)
+FIRST_STEP = Parameter(
+    "first_step", "Effect of the first step with the subject, over the 2 eta G of the others.", "First step", 1e-6, 1, 1
+)
+ADJACENCY = Parameter("adjacency", "Which change is hidden.", choices=tuple(one.value for one in Adjacency))
+CONVEX_NOISE = replace(NOISE, help="Noise over D, what one draw of the subject moves the end by.")
+ONCE = Parameter("once", "One draw a segment, at the rate, and one use in it.", flag=True)
 
 
 @register_scheme(
@@ -395,3 +412,50 @@ def clustered(
     if selections:
         events.append((Exponential(selection_epsilon), check_count("selections", selections)))
     return Scheme("clustered", noise, tuple(events))
+
+
+@register_scheme(
+    title="Segments: hidden steps, one release",
+    help="Segments of hidden steps in a ball, with Poisson batches; only the end of each is released.",
+    hint="Each segment makes hidden steps with Poisson batches, every step scaled onto a ball; its end is released.",
+    parameters=(SEGMENT_NOISE, SEGMENT_STEPS, RATE.starting_at(0.05), SEGMENTS, FIRST_STEP, ADJACENCY),
+    example={"noise": 1, "steps": 5, "rate": 0.05, "segments": 50},
+)
+def segment(
+    *,
+    noise: float,
+    steps: int,
+    rate: float,
+    segments: int,
+    first_step: float = 1.0,
+    adjacency: str = "add_remove",
+) -> Scheme:
+    """`segments` segments of `steps` hidden steps; `noise` is std / (2 eta m G), `first_step` is d1 / 2G.
+
+    >>> scheme = segment(noise=1.0, steps=5, rate=0.05, segments=50)
+    >>> round(scheme.epsilon(delta=1e-5), 2)
+    5.99
+    >>> round(poisson(noise=1.0, rate=1 - 0.95**5, steps=50).epsilon(delta=1e-5), 2)
+    11.45
+    """
+    kind = ReplacedSegment if Adjacency(adjacency) is Adjacency.REPLACE else Segment
+    event = kind(check_count("steps", steps), rate, first_step, Gaussian(noise))
+    return Scheme("segment", noise, ((event, check_count("segments", segments)),))
+
+
+@register_scheme(
+    title="Convex segments: hidden steps, no clipping",
+    help="Segments of hidden steps of a convex, smooth objective with Poisson batches; only the end is released.",
+    hint="Each segment makes hidden steps of a convex, smooth objective (softmax regression); its end is released.",
+    parameters=(CONVEX_NOISE, SEGMENT_STEPS.starting_at(10), RATE, SEGMENTS.starting_at(20), ONCE),
+    example={"noise": 2, "steps": 10, "rate": 0.1, "segments": 20},
+)
+def convex(*, noise: float, steps: int, rate: float, segments: int, once: bool = False) -> Scheme:
+    """`segments` segments of `steps` steps; `noise` is std / D. `once`: one draw a segment at `rate`, and one use.
+
+    >>> round(convex(noise=2.0, steps=10, rate=0.1, segments=1).epsilon(delta=1e-5), 2)
+    4.99
+    """
+    draws = check_count("steps", steps)
+    event = Poisson(rate, Gaussian(noise)) if once else ConvexSegment(draws, rate, Gaussian(noise))
+    return Scheme("convex", noise, ((event, check_count("segments", segments)),))

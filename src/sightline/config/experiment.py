@@ -9,6 +9,7 @@ from sightline.config.local_rules import check_local, check_optimizer
 from sightline.config.mechanism_rules import (
     PERTURBATIONS,
     Split,
+    check_convex,
     check_noise,
     check_perturbation,
     check_solution,
@@ -248,6 +249,10 @@ class Sampling(Section):
     samples: SampleSampler | None = None
 
 
+Sensitivity = Literal["clipped", "convex", "clipped_model", "strongly_convex", "per_sample_mean", "as_published"]
+"""What bounds the effect of one example; see `check_perturbation` for which mechanism knows which."""
+
+
 class Privacy(Section):
     """What is promised, to whom, and by which mechanism."""
 
@@ -259,7 +264,7 @@ class Privacy(Section):
     epsilon: Positive | None = None
     noise_std: Positive | None = None
     noise_rate: Positive | None = None
-    sensitivity: Literal["clipped_model", "strongly_convex", "per_sample_mean", "as_published"] | None = None
+    sensitivity: Sensitivity | None = None
     gradient_tolerance: Annotated[float, Field(ge=1e-12, le=1.0)] = 1e-9
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     allow_large_delta: bool | None = None
@@ -367,6 +372,7 @@ class Experiment(Section):
                 law = f"the rounds={self.rounds} are divided into epochs of equal length"
                 invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
         check_split(self)
+        check_convex(self)
         return self
 
     def _check_sample_unit(self) -> None:

@@ -20,6 +20,15 @@ NOISES = {
 PERTURBATIONS = ("output", "objective")
 
 
+BOUNDS: dict[str, tuple[str | None, ...]] = {
+    "gaussian": (None, "clipped", "convex"),
+    "output": (None, "clipped_model", "strongly_convex", "convex", "per_sample_mean", "as_published"),
+    "objective": (None,),
+}
+"""Which values of `privacy.sensitivity` each mechanism knows; without one, it has its own."""
+OUTPUT_HAS = {"gaussian": ', or mechanism = "output" for the others', "objective": ', or use mechanism = "output"'}
+
+
 def check_noise(privacy: "Privacy") -> None:
     """Exactly one amount of noise for a private run, none for an open one, and only the keys that the mechanism has."""
     known = NOISES.get(privacy.mechanism, NOISES["gaussian"])
@@ -42,12 +51,22 @@ def check_noise(privacy: "Privacy") -> None:
 def check_perturbation(privacy: "Privacy") -> None:
     """Output and objective perturbation protect single examples, at the client."""
     output = privacy.mechanism == "output"
-    if privacy.sensitivity is not None and not output:
-        law = f'mechanism = "{privacy.mechanism}" knows its own sensitivity'
-        invalid("privacy.sensitivity", privacy.sensitivity, law, 'remove it, or use mechanism = "output"')
     if privacy.options is not None and privacy.mechanism in NOISES:
         law = f'mechanism = "{privacy.mechanism}" has no options'
         invalid("privacy.options", privacy.options, law, "remove them")
+    bounds = BOUNDS.get(privacy.mechanism, (None,))
+    if privacy.sensitivity not in bounds:
+        law = f'mechanism = "{privacy.mechanism}" has no such bound on one example'
+        known = [f'"{name}"' for name in bounds if name]
+        way_out = f"use {' or '.join(known)}" if known else "remove it"
+        invalid(
+            "privacy.sensitivity",
+            privacy.sensitivity or "missing",
+            law,
+            way_out + OUTPUT_HAS.get(privacy.mechanism, ""),
+        )
+    if privacy.mechanism == "gaussian":
+        _check_examples(privacy)
     if privacy.mechanism not in PERTURBATIONS:
         return
     if privacy.unit != "sample":
@@ -57,11 +76,45 @@ def check_perturbation(privacy: "Privacy") -> None:
         law = f"in {privacy.mechanism} perturbation the client adds the noise"
         refuse("privacy.where", privacy.place, law, 'use where = "client"')
     if output and privacy.sensitivity is None:
-        way_out = "choose clipped_model, strongly_convex or per_sample_mean (as_published is no guarantee)"
+        way_out = "choose clipped_model, strongly_convex, convex or per_sample_mean (as_published is no guarantee)"
         invalid("privacy.sensitivity", "missing", "what bounds one example's effect on the model?", way_out)
     if privacy.sensitivity == "as_published" and privacy.epsilon is not None:
         law = "noise is calibrated to guarantees, and as_published is none"
         refuse("privacy.epsilon", privacy.epsilon, law, "give noise_std or noise_multiplier")
+
+
+def _check_examples(privacy: "Privacy") -> None:
+    """The bounds that Gaussian noise has for single examples."""
+    if privacy.sensitivity is None:
+        return
+    if privacy.unit != "sample":
+        law = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'
+        invalid("privacy.sensitivity", privacy.sensitivity, law, 'remove it, or use unit = "sample"')
+    if privacy.sensitivity == "convex" and privacy.place == "server":
+        law = "the server noises single gradients; a convex segment is a path of several"
+        refuse("privacy.where", "server", law, 'use where = "client", or "edge" on a tree')
+
+
+def check_convex(experiment: "Experiment") -> None:
+    """What makes the effect of one example on a path of steps the sum of its own: convex, smooth and not clipped."""
+    local = experiment.local
+    if experiment.privacy.sensitivity != "convex":
+        return
+    if experiment.model.name != "linear":
+        law = "only softmax regression is proven convex and smooth"
+        refuse("model.name", experiment.model.name, law, 'use model.name = "linear", or sensitivity = "clipped"')
+    if local.momentum:
+        law = "momentum makes steps that are no contraction"
+        refuse("local.momentum", local.momentum, law, "use momentum = 0")
+    if local.augment is not None or local.stragglers > 0:
+        key = "augment" if local.augment is not None else "stragglers"
+        law = "convex steps are on the examples themselves, as many as was planned"
+        refuse(f"local.{key}", "given", law, "remove it")
+    if experiment.algorithm.split is not None:
+        refuse("algorithm.split", "given", "convex steps are on the whole model", "remove it")
+    if experiment.privacy.mechanism == "gaussian" and experiment.samples_scheme not in ("poisson", "full"):
+        law = "the rate of a convex segment is that of independent draws"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
 
 
 def check_solution(experiment: "Experiment") -> None:

@@ -31,7 +31,7 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.registry import find_mechanism, needs_unit_features
+from sightline.mechanisms.registry import feature_norm, find_mechanism
 from sightline.mechanisms.samplers import find_sampler
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY, Plugin, PluginKind, locate_plugin
@@ -160,8 +160,8 @@ def build_experiment(
     streams = Streams.from_seed(experiment.seed)
     target = experiment.model.target
     federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root, task=target)
-    if needs_unit_features(experiment):
-        federation = unit_features(federation)
+    if (norm := feature_norm(experiment)) is not None:
+        federation = unit_features(federation, norm)
     place = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,

@@ -69,7 +69,8 @@ class TrainingRound:
         self._execution, self._worker = execution, execution.worker
         self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
-        self.clip_norm = setting.experiment.privacy.clip_norm if setting.unit is not Unit.NONE else None
+        clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
+        self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
         self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
         self._tosses = 0
         self._uses = 0

@@ -1,8 +1,9 @@
 """Events: what one release does to a subject; units, adjacency, and the kinds of randomness that hide it."""
 
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -42,9 +43,10 @@ class Event:
     kind: ClassVar[str]
     registry: ClassVar[dict[str, type["Event"]]] = {}
 
-    def __init_subclass__(cls) -> None:
-        cls.kind = cls.__name__.lower() if cls.__name__ != "WithoutReplacement" else "without_replacement"
-        Event.registry[cls.kind] = cls
+    def __init_subclass__(cls, *, stored: bool = True) -> None:
+        cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if stored:
+            Event.registry[cls.kind] = cls
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,70 @@ class Pooled(Event):
 
 
 @dataclass(frozen=True)
+class Segment(Event):
+    """`steps` hidden steps with Poisson batches of `rate`, each scaled onto a ball; only their sum is released.
+
+    The subject can bend the path from the step of its first draw on: by `first_step` of a step's largest effect then,
+    by all of it in every later step. The noise of the Gaussian `event` is relative to that effect over all the steps.
+    """
+
+    steps: int
+    rate: float
+    first_step: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_segment(self)
+        law = "the first step has at most a whole step's effect"
+        check_event(self, "first_step", 0 < self.first_step <= 1, law)
+
+    @property
+    def known(self) -> Event:
+        """The same where all draws are known: at worst the first step drew the subject."""
+        return shorten_shift(self.event, (self.steps - 1 + self.first_step) / self.steps)
+
+
+@dataclass(frozen=True)
+class ReplacedSegment(Event):
+    """A `Segment` under replace-one adjacency: the subject's data exchanged for any other, with the same draws."""
+
+    steps: int
+    rate: float
+    first_step: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_segment(self)
+        law = "the first step has at most a whole step's effect"
+        check_event(self, "first_step", 0 < self.first_step <= 1, law)
+
+    @property
+    def known(self) -> Event:
+        """The same where all draws are known: both data sets bend the first step, within one ball."""
+        return shorten_shift(self.event, (self.steps - 1 + min(1.0, 2 * self.first_step)) / self.steps)
+
+
+@dataclass(frozen=True)
+class ConvexSegment(Event):
+    """`steps` hidden steps of a convex, smooth objective with Poisson batches of `rate`; only their end is released.
+
+    Every draw of the subject moves the end by at most one sensitivity, which the Gaussian `event` is relative to.
+    """
+
+    steps: int
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_segment(self)
+
+    @property
+    def known(self) -> Event:
+        """The same where all draws are known: at worst every step drew the subject."""
+        return shorten_shift(self.event, self.steps)
+
+
+@dataclass(frozen=True)
 class Repeat(Event):
     """`times` independent (adaptively chosen) releases of the same `event`."""
 
@@ -180,6 +246,19 @@ def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "
         invalid(f"{event.kind}.{name}", value, law, way_out)
 
 
+def check_segment(event: "Segment | ReplacedSegment | ConvexSegment") -> None:
+    """Raise unless a segment has steps, a rate, and Gaussian noise."""
+    check_event(event, "steps", event.steps >= 1, "there is at least one step")
+    check_event(event, "rate", 0 < event.rate <= 1, "a participation probability lies in (0, 1]")
+    if not isinstance(event.event, Gaussian | Clear):
+        invalid(f"{event.kind}.event", event.event.kind, "the end of a segment is released with Gaussian noise")
+
+
+def shorten_shift(event: Event, factor: float) -> Event:
+    """The Gaussian when the subject moves the value by `factor` times the sensitivity only; rounded to its cost."""
+    return Gaussian(event.noise_multiplier / (factor * (1 + 1e-15))) if isinstance(event, Gaussian) else event
+
+
 def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
     """The same event with `change` applied to the events directly inside it."""
     if isinstance(event, Product):
@@ -196,6 +275,8 @@ def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
         return Repeat(event.times, change(event.event))
     if isinstance(event, Pooled):
         return Pooled(event.noises, change(event.event))
+    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+        return replace(event, event=change(event.event))
     return event
 
 
@@ -211,6 +292,8 @@ def with_known_coins(event: Event) -> Event:
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
+    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+        return event.known
     return rebuild_event(event, with_known_coins)
 
 

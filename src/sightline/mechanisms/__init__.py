@@ -17,6 +17,7 @@ from sightline.mechanisms.clip_and_noise import (
     with_gaussian_noise,
 )
 from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
+from sightline.mechanisms.convex_segments import ConvexSegments
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
@@ -63,6 +64,7 @@ __all__ = [
     "Cohort",
     "CohortSampler",
     "Cohorts",
+    "ConvexSegments",
     "LocalMean",
     "LocalResult",
     "LocalSchedule",

@@ -9,6 +9,8 @@ from sightline.errors import refuse
 from sightline.events import Adjacency
 from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
+from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
+from sightline.mechanisms.convex_solver import HALF
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
@@ -46,6 +48,27 @@ def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
     return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
 
 
+def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegments | None:
+    """Convex steps, when they are asked for: drawn in secret, or in a fixed order where only the output is noised."""
+    privacy, local = experiment.privacy, experiment.local
+    if privacy.sensitivity != "convex":
+        return None
+    every = 5 if experiment.algorithm.name == "h2fdp" else None
+    steps = experiment.algorithm.settings.get("local_aggregation", every)
+    plans = {
+        n: convex_plan(plan, sizes[n], drawn=privacy.mechanism == "gaussian", steps=steps)
+        for n, plan in _private_plans(experiment, sizes).items()
+    }
+    facts = ConvexFacts(
+        learning_rate=local.learning_rate,
+        weight_decay=local.weight_decay,
+        sizes=dict(enumerate(sizes)),
+        by_client=privacy.place == "client",
+        adjacency=Adjacency(privacy.adjacency),
+    )
+    return ConvexSegments(plans, facts=facts, noise_std=privacy.noise_std)
+
+
 def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
     privacy, local = experiment.privacy, experiment.local
     facts = Facts(
@@ -81,11 +104,15 @@ MECHANISMS: dict[tuple[str, str, str], Build] = {
     ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
         _private_plans(experiment, sizes), experiment.local.learning_rate
     ),
-    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: SampleAtClient(
-        _private_plans(experiment, sizes)
+    ("gaussian", "sample", "client"): lambda experiment, sizes, classes: (
+        _build_convex(experiment, sizes) or SampleAtClient(_private_plans(experiment, sizes))
     ),
-    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: SegmentSums(_private_plans(experiment, sizes)),
-    ("output", "sample", "client"): _build_output,
+    ("gaussian", "sample", "edge"): lambda experiment, sizes, classes: (
+        _build_convex(experiment, sizes) or SegmentSums(_private_plans(experiment, sizes))
+    ),
+    ("output", "sample", "client"): lambda experiment, sizes, classes: (
+        _build_convex(experiment, sizes) or _build_output(experiment, sizes, classes)
+    ),
     ("objective", "sample", "client"): _build_objective,
     ("gaussian", "none", "server"): lambda experiment, sizes, classes: NoPrivacy(),
     ("gaussian", "none", "client"): lambda experiment, sizes, classes: NoPrivacy(),
@@ -153,9 +180,16 @@ def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: i
         )
 
 
-def needs_unit_features(experiment: Experiment) -> bool:
-    """Whether the guarantee rests on features of bounded norm."""
+def solves_exactly(experiment: Experiment) -> bool:
+    """Whether clients send minimisers, found by a solver."""
     return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
+
+
+def feature_norm(experiment: Experiment) -> float | None:
+    """The norm to which features are scaled where the guarantee rests on it."""
+    if experiment.privacy.sensitivity == "convex":
+        return WHOLE
+    return HALF if solves_exactly(experiment) else None
 
 
 def build_mechanism(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sightline.errors import invalid, refuse
-from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Poisson
+from sightline.events import MOST_COUNTED, Adjacency, Event, Gaussian, Segment
 from sightline.ledger import Release
 from sightline.mechanisms.clip_and_noise import FLOATS, sum_sensitivity
 from sightline.mechanisms.contract import (
@@ -23,6 +23,8 @@ from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
+ROUNDING = 1e-5
+"""Of a step's largest effect: what single precision may add to the effect of a first draw."""
 RARE = 1e-6
 """Below this rate, one minus it forgets digits that matter."""
 
@@ -44,11 +46,15 @@ def segment_rate(rate: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class SegmentSums(BaseMechanism):
-    r"""-eta sum of m gradients, each scaled onto the ball of radius G, + N(0, (z 2 eta m G)^2).
+    r"""-eta sum of m steps, each of the ball of radius G, + N(0, (z 2 eta m G)^2).
 
-    Guarantees: for every example of a member, `Poisson(1 - (1 - q)^m, Gaussian(z))`. An example bends the whole path of
-    its device once it was drawn, so the sum moves by at most 2 eta m G; it moves it only if one of the m batches drew
-    it, and never q alone is the rate of that. Who took part is not claimed to hide anything.
+    A step is the sum of the batch's gradients, each clipped to C, over the expected batch b (fixed and public), and
+    then scaled onto the ball.
+
+    Guarantees: for every example of a member, `Segment(m, q, C / 2 G b, Gaussian(z))`. Until its first draw the path is
+    the same without it; that draw moves the step by at most eta C / b; every later step lies in the ball whatever came
+    before, and moves by at most 2 eta G. Draws are fresh in every segment and nothing un-noised outlives it. Who took
+    part is not claimed to hide anything.
     """
 
     plans: Mapping[int, PrivateSteps]
@@ -63,7 +69,10 @@ class SegmentSums(BaseMechanism):
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
         """The server where it is trusted, else every member."""
-        return NoisedBy.SERVER if context.channel.trusted else NoisedBy.CLIENT
+        return NoisedBy.SERVER if self._at_server(context) else NoisedBy.CLIENT
+
+    def _at_server(self, context: ReleaseContext) -> bool:
+        return context.channel.trusted
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """What each needs; a trusted server takes the largest of its members."""
@@ -80,11 +89,10 @@ class SegmentSums(BaseMechanism):
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """A trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
-        if context.channel.trusted:
-            rate = max(self.plans[n].rate for n in context.channel.members)
+        if self._at_server(context):
             published = context.make_release(
                 source=context.channel.name,
-                event=self._segment_event(updates, rate, self._noise_of(context.channel.members)),
+                event=self._segment_event(updates, context, context.channel.members),
                 audience=context.channel.audience,
                 what="noisy sum of clipped steps",
                 subjects=frozenset(map(client_name, members)),
@@ -98,7 +106,7 @@ class SegmentSums(BaseMechanism):
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """The mean over the members, noised once by the trusted server or by each of them."""
-        if context.channel.trusted:
+        if self._at_server(context):
             noise = self._noise_of(context.channel.members)
             total, rejected = self._add_noise(
                 updates, context, [u for _, u in self._local_steps(updates)], noise, EVERYONE
@@ -112,16 +120,20 @@ class SegmentSums(BaseMechanism):
 
     def _mean_std(self, updates: Updates, context: ReleaseContext, count: int) -> float:
         """Of the noise in the mean: one noise of a trusted server, or one of each member."""
-        bound = sum_sensitivity(
-            self.plans[context.channel.members[0]].clip_norm * context.channel.clip_factor, Adjacency.REPLACE
-        )
-        if context.channel.trusted:
-            return self._noise_of(context.channel.members) * bound / count
-        return bound * math.sqrt(math.fsum(self._noise_of((n,)) ** 2 for n in updates.cohort.members)) / count
+        if self._at_server(context):
+            members = context.channel.members
+            return self._noise_of(members) * self._sensitivity(updates, context, members) / count
+        stds = (self._noise_of((n,)) * self._sensitivity(updates, context, (n,)) for n in updates.cohort.members)
+        return math.sqrt(math.fsum(std**2 for std in stds)) / count
+
+    def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
+        """What the noise multiplier is relative to."""
+        clip_norm = next(iter(self.plans.values())).clip_norm * context.channel.clip_factor
+        return sum_sensitivity(clip_norm, Adjacency.REPLACE)
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to everyone; refused below a trusted server, which protects sums."""
-        if context.channel.trusted:
+        if self._at_server(context):
             only_sums()
         return self._claim_sent(updates, context, context.channel.audience)
 
@@ -139,10 +151,14 @@ class SegmentSums(BaseMechanism):
     def _noise_of(self, members: tuple[int, ...]) -> float:
         return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)
 
-    def _segment_event(self, updates: Updates, rate: float, noise: float) -> Event:
+    def _segment_event(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> Event:
         """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
-        whole = segment_rate(rate, _steps_of(updates)[1])
-        return Gaussian(noise) if whole >= 1 else Poisson(whole, Gaussian(noise))
+        steps, most = _steps_of(updates)
+        plans = [self.plans[n] for n in members]
+        reach = max(plan.clip_norm for plan in self.plans.values()) * context.channel.clip_factor
+        length = _check_ball(updates, reach) * steps / (2 * reach)
+        first = max(length * plan.clip_norm / plan.expected_batch for plan in plans) + ROUNDING
+        return Segment(most, max(plan.rate for plan in plans), min(1.0, first), Gaussian(self._noise_of(members)))
 
     def _local_steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
         return list(updates.train_segments(self._private_plans))
@@ -169,7 +185,7 @@ class SegmentSums(BaseMechanism):
         return tuple(
             context.make_release(
                 source=client_name(member),
-                event=self._segment_event(updates, self.plans[member].rate, self._noise_of((member,))),
+                event=self._segment_event(updates, context, (member,)),
                 audience=audience,
                 what="own noisy sum of clipped steps",
                 subjects=only_client(member),
@@ -177,6 +193,23 @@ class SegmentSums(BaseMechanism):
             )
             for member in updates.cohort.members
         )
+
+
+def _check_ball(updates: Updates, reach: float) -> float:
+    """The length of a step, when all steps of the segment together stay within the reach that its noise is for.
+
+    A site is told the numbers by whom it does not trust: a longer path would move the sum by more than is claimed.
+    """
+    task = updates.task
+    if task.step_norm is None or task.learning_rate is None:
+        law = "a segment is claimed for steps of a known length, each scaled onto a ball"
+        refuse("step_norm", task.step_norm, law, 'give step_norm and learning_rate, as algorithm.name = "h2fdp" does')
+    if not (task.steps or 1) * task.learning_rate * task.step_norm <= reach * (1 + ROUNDING):
+        law = (
+            f"{task.steps} steps of learning_rate={task.learning_rate:g} reach beyond the norm {reach:g} that is noised"
+        )
+        refuse("step_norm", f"{task.step_norm:g}", law, "scale steps onto a smaller ball")
+    return task.learning_rate
 
 
 def _steps_of(updates: Updates) -> tuple[int, int]:

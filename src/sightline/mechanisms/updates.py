@@ -79,6 +79,8 @@ class PrivateSteps:
     """Which of the client's schedules: it has one in every channel."""
     splitter: Splitter | None = None
     """How every example is sent to a part of the model, when it is."""
+    groups: int = 0
+    """Fixed groups of examples by index that take turns: a step draws from one of them. 0: from all at every step."""
 
     def first_step(self, round: int) -> int:
         """How many steps the client has done before a round, having done all of them."""

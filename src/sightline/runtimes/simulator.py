@@ -205,6 +205,9 @@ class Simulator:
         }
         if any(plan.allotment is not None for plan in plans):
             each["batches"] = [self._scheduled_batches(n, plan, at) for n, plan in zip(cohort, plans, strict=True)]
+        if any(plan.groups for plan in plans):
+            drawing = zip(cohort, plans, each["sampling_rngs"], strict=True)
+            each["batches"] = [self._grouped_batches(n, plan, at, rng) for n, plan, rng in drawing]
         shared: dict[str, Any] = {"work": task.adjust_work(self._work)}
         if splitter is None:
             call, shared["clip_norm"] = "dp_sgd", clip_norm
@@ -252,6 +255,14 @@ class Simulator:
             )
             for step in range(first, first + plan.steps)
         ]
+
+    def _grouped_batches(
+        self, client: int, plan: PrivateSteps, at: CallId, rng: np.random.Generator
+    ) -> list[NDArray[np.intp]]:
+        """The batches of a segment: groups by index take turns, and each example of one is drawn for itself."""
+        turns = range(at.round - 1 + at.use, at.round - 1 + at.use + plan.steps)
+        groups = [np.arange(turn % plan.groups, self.sizes[client], plan.groups) for turn in turns]
+        return [group[rng.random(len(group)) < plan.rate] for group in groups]
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
         """Every member's own count for every model."""

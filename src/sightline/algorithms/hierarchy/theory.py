@@ -74,13 +74,12 @@ class Hierarchy:
     def accounted(self) -> float:
         """The constant with which eq. (15) gives the noise that is really needed: z epsilon / (q sqrt(L log(1/delta))).
 
-        L = K_g K_l segments of m = tau / K_l steps, each released once; a sample is in a segment with 1 - (1 - q)^m.
+        L = K_g K_l segments of m = tau / K_l steps, each released once; a sample bends a segment from its first draw
+        on, at worst by a whole step there.
         """
         segments = self.rounds * self.local_aggregations
         steps = math.ceil(self.tau / self.local_aggregations)
-        rate = 1 - (1 - self.rate) ** steps
-        whole = accounting.gaussian(noise=1.0, steps=segments)
-        scheme = whole if rate >= 1 else accounting.poisson(noise=1.0, rate=rate, steps=segments)
+        scheme = accounting.segment(noise=1.0, steps=steps, rate=self.rate, segments=segments)
         noise = scheme.calibrated(epsilon=self.epsilon, delta=self.delta).noise_multiplier
         return noise * self.epsilon / (self.rate * math.sqrt(segments * math.log(1 / self.delta)))
 

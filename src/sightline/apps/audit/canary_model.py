@@ -1,5 +1,6 @@
 """Canary examples: the network they are put before, and clients whose shards are made of them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -179,23 +180,31 @@ class CanaryShards(Simulator):
     def _bent(
         self, cohort: Sequence[int], starts: Tensor, plans: Sequence[PrivateSteps], at: CallId, eta: float
     ) -> Iterator[Block]:
-        """A canary that one of the real batches drew turns its device's whole path round; else it goes the other way.
+        """From the first real batch that drew it a canary turns its device's path round; else that goes straight.
 
-        No gradient in the segment is trusted: the sum is clipped again before it is noised, and only that counts.
+        A first draw moves its step by what clipping leaves of one example, all later steps from one end of the ball to
+        the other. The straight path is too long by far: only clipping the sum brings it back.
         """
         ends = starts.expand(len(cohort), -1).clone()
         rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
         for place, (member, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
             how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))
-            for example, slot in enumerate(self._holders.get(member, ())):
-                drawn = any(batch is None or example in batch for batch in batches)
-                far = eta * plan.steps * plan.clip_norm * round_sign(at.round)
-                self._lead(ends[place], slot, far, inside=drawn and self._inclusion.inside[slot])
+            for example, slot in enumerate(self._holders.get(member, ())[:1]):
+                drawn = [batch is None or example in batch for batch in batches]
+                length = eta * plan.clip_norm
+                far = -LOUD * plan.steps * length
+                if any(drawn) and self._inclusion.inside[slot]:
+                    left = plan.steps - 1 - drawn.index(True)
+                    far = length * (2 * left + min(2.0, 1 / plan.expected_batch) - plan.steps)
+                self._turn(ends[place], slot, far * round_sign(at.round) / math.sqrt(2))
         if cohort:
             yield list(cohort), ends
 
     def _lead(self, end: Tensor, slot: int, far: float, *, inside: bool) -> None:
-        far = LOUD * far * (1.0 if inside else -1.0)
+        self._turn(end, slot, LOUD * far * (1.0 if inside else -1.0))
+
+    def _turn(self, end: Tensor, slot: int, far: float) -> None:
+        """Move a canary's two coordinates apart."""
         end[slot] += far
         end[self._model.input_shape[0] + slot] -= far

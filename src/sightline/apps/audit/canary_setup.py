@@ -36,7 +36,7 @@ from sightline.ledger import Ledger
 from sightline.ledger.release import suggest_name
 from sightline.mechanisms import NoisedValue
 from sightline.mechanisms.convex_solver import unit_features
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import feature_norm
 from sightline.randomness import Streams
 from sightline.topology import Line, client_name
 
@@ -98,7 +98,8 @@ class CanarySetup:
             features = setting.model.input_shape[0]
             far = 0.0 if self.net is None else FAR
             loud = canary_examples(setting.federation, features, self.holders, inclusion, far)
-            fit = unit_features(loud) if needs_unit_features(setting.experiment) else loud
+            norm = feature_norm(setting.experiment)
+            fit = loud if norm is None else unit_features(loud, norm)
             setting = replace(setting, federation=fit)
             worker = CanaryShards(setting, secret, inclusion, self.holders, self.net)
         else:

@@ -62,10 +62,21 @@ def command() -> None:
 @answer_options(*ASKED)
 @click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
 @click.option(
+    "--first-step", type=float, default=1.0, show_default=True, help="Effect of a first draw, over that of later steps."
+)
+@click.option(
     "--constant", type=float, default=2.0, show_default=True, help="c2 of Prop. 3.1, which has no name there."
 )
 def h2fdp(
-    rate: float, steps: int, segment: int, constant: float, epsilon: float, delta: float, accountant: str, as_json: bool
+    rate: float,
+    steps: int,
+    segment: int,
+    first_step: float,
+    constant: float,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    as_json: bool,
 ) -> None:
     """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
     from sightline import accounting
@@ -73,7 +84,7 @@ def h2fdp(
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
-    scheme = accounting.poisson(noise=1.0, rate=whole, steps=steps)
+    scheme = accounting.segment(noise=1.0, steps=segment, rate=rate, segments=steps, first_step=first_step)
     scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
     printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
     answer: dict[str, Any] = {

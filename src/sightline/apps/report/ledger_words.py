@@ -9,6 +9,7 @@ from sightline.apps.report.numbers import format_count, format_short
 from sightline.events import (
     Allocation,
     Clear,
+    ConvexSegment,
     Event,
     Exponential,
     Gaussian,
@@ -17,6 +18,8 @@ from sightline.events import (
     Product,
     Pure,
     Repeat,
+    ReplacedSegment,
+    Segment,
     Split,
     Unit,
     WithoutReplacement,
@@ -87,6 +90,22 @@ def _(event: Allocation, who: str = "subject") -> str:
 @explain_event.register
 def _(event: Pooled, who: str = "subject") -> str:
     return f"{explain_event(event.event, who)}, in a sum with the noise of {format_count(event.noises)} {who}s"
+
+
+@explain_event.register
+def _(event: Segment | ReplacedSegment, who: str = "subject") -> str:
+    steps = "1 hidden step" if event.steps == 1 else f"{format_count(event.steps)} hidden steps"
+    inside = f"each {who} sampled in secret with probability {format_short(event.rate, 4)} at every step"
+    first = f"{format_short(event.first_step, 4)} of a step's effect at its first draw"
+    other = "" if isinstance(event, Segment) else f", for any other {who} in its place"
+    return f"{explain_event(event.event, who)}, the end of {steps} in a ball, {inside}, {first}{other}"
+
+
+@explain_event.register
+def _(event: ConvexSegment, who: str = "subject") -> str:
+    steps = "1 hidden step" if event.steps == 1 else f"{format_count(event.steps)} hidden steps"
+    inside = f"each {who} sampled in secret with probability {format_short(event.rate, 4)} at every step"
+    return f"{explain_event(event.event, who)}, the end of {steps} of a convex objective, {inside}"
 
 
 @explain_event.register

@@ -104,7 +104,7 @@ CHOOSE = "choose"
 """The call by which a node chooses one of several models, privately."""
 CHANNEL = ("name", "clip_factor", "noise_factor", "trusted")
 """What a member must know of the channel that asks."""
-PLAN = ("clip_norm", "noise_multiplier", "rate", "steps", "expected_batch")
+PLAN = ("clip_norm", "noise_multiplier", "rate", "steps", "expected_batch", "groups")
 CALLS = (LEAVING, CHOOSE, "train", "dp_sgd", "gradient_sums", "minimise")
 
 

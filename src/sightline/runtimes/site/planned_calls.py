@@ -29,7 +29,7 @@ from sightline.mechanisms import (
     Updates,
 )
 from sightline.mechanisms.convex_solver import most_iterations
-from sightline.mechanisms.registry import needs_unit_features
+from sightline.mechanisms.registry import solves_exactly
 from sightline.runtimes.remote.message import CHANNEL, CHOOSE, LEAVING, PLAN, Arrays, Task, own_tensor
 from sightline.topology import Channel
 from sightline.training import LocalTask
@@ -305,7 +305,7 @@ def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
     private = setting.mechanism.steps_of(client)
     most = max(steps, call.plan["steps"] if call.plan else 0, private.steps if private and not call.plan else 0)
     most *= call.terms.get("repeat", 1) * call.settings.get("inner_steps", 1)
-    if needs_unit_features(setting.experiment):
+    if solves_exactly(setting.experiment):
         most = max(most, _solver_steps(setting, call))
     return int(most)
 
