@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
+from sightline.accounting.cohort_laws import cohort_law, cohort_reach
 from sightline.accounting.likelihood_ratio import (
     NOTHING,
     Array,
@@ -23,6 +24,7 @@ from sightline.events import (
     Allocation,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Product,
@@ -205,6 +207,8 @@ MOST_POINTS = 8000
 """Above this many points a native law becomes coarser instead of slower."""
 
 
+ROUGH_POINTS = 500
+"""Enough to see how wide a law is."""
 LEAST_CHOICE = 1e-9
 """Below this epsilon a choice is taken for any release of that epsilon: it costs nothing that could be seen."""
 CHOICE_CELLS = 400
@@ -222,6 +226,8 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
         return gaussian_law(check_noise(event), step, tail)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
+    if isinstance(event, WithoutReplacement | FixedCohort) and isinstance(event.event, Gaussian):
+        return cohort_law(*share_and_noise(event), zero_out=isinstance(event, FixedCohort), step=step, tail=tail)
     if isinstance(event, Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
     return on_step(native_law(event, tail), step)
@@ -232,6 +238,13 @@ def check_noise(event: Gaussian) -> float:
     if event.noise_multiplier < 0.05:
         raise NoLaw
     return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
+
+
+def share_and_noise(event: WithoutReplacement | FixedCohort) -> tuple[float, float]:
+    """The share that a cohort is of all, and the noise multiplier of the Gaussian inside."""
+    if not isinstance(event.event, Gaussian):
+        raise NoLaw(f"{event.event.kind} in a cohort has no closed form")
+    return event.cohort / event.population, check_noise(event.event)
 
 
 @LawCache
@@ -283,10 +296,17 @@ def _(event: Exponential, tail: float) -> Law:
     return Law(-eps, step, mass * (2 * math.tanh(step / 4) / -math.expm1(-eps)))
 
 
-@law_of.register
-def _(event: WithoutReplacement, tail: float) -> Law:
-    """Without amplification: valid for any hidden cohort by joint convexity."""
-    return native_law(event.event, tail)
+@law_of.register(WithoutReplacement)
+@law_of.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort, tail: float) -> Law:
+    """Of a Gaussian in closed form; else without amplification: valid for any hidden cohort by joint convexity."""
+    if not isinstance(event.event, Gaussian):
+        return native_law(event.event, tail)
+    (rate, noise), zero_out = share_and_noise(event), isinstance(event, FixedCohort)
+    reach = cohort_reach(rate, noise, zero_out=zero_out, tail=tail)
+    rough = cohort_law(rate, noise, zero_out=zero_out, step=reach / ROUGH_POINTS, tail=tail)
+    step = max(min(FINENESS * loss_deviation(rough), rough.step), reach / MOST_POINTS)
+    return cohort_law(rate, noise, zero_out=zero_out, step=step, tail=tail)
 
 
 @law_of.register

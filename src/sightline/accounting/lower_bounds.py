@@ -12,12 +12,14 @@ from functools import singledispatch
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, check_noise
+from sightline.accounting.cohort_laws import cohort_atoms
+from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, check_noise, native_law, share_and_noise
 from sightline.accounting.likelihood_ratio import Array, Law, LawCache, cell_splits
 from sightline.events import (
     Allocation,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Product,
@@ -66,6 +68,9 @@ def atoms_for(event: Event, width: float) -> Atoms:
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         inner = gaussian_atoms(check_noise(event.event), width, rate=event.rate)
         return sampled_atoms(inner, event.rate)
+    if isinstance(event, WithoutReplacement | FixedCohort):
+        rate, noise = share_and_noise(event)
+        return Atoms(*cohort_atoms(rate, noise, zero_out=isinstance(event, FixedCohort), width=width))
     return native_atoms(event)
 
 
@@ -98,9 +103,11 @@ def _(event: Exponential) -> Atoms:
     return atoms_of(Pure(event.epsilon / 2))
 
 
-@atoms_of.register
-def _(event: WithoutReplacement) -> Atoms:
-    return native_atoms(event.event)
+@atoms_of.register(WithoutReplacement)
+@atoms_of.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort) -> Atoms:
+    """Of a Gaussian; for anything else in a cohort no lower end is known."""
+    return atoms_for(event, native_law(event, 1e-14).step)
 
 
 @atoms_of.register

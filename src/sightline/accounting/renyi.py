@@ -12,6 +12,7 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
+from sightline.accounting.cohort_laws import cohort_log_moments
 from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law
 from sightline.accounting.likelihood_ratio import Array, Law
 from sightline.accounting.moments import (
@@ -32,6 +33,7 @@ from sightline.events import (
     Clear,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Product,
@@ -43,6 +45,8 @@ from sightline.events import (
 
 TAIL = 1e-40
 """Mass at the ends of the laws that backward moments are read from."""
+LEAST_COHORT_NOISE = 0.25
+"""With less noise the moments of a cohort's law would take long, and being hidden in it hardly helps."""
 LOW_ORDERS = np.concatenate([np.arange(1.01, 1.5, 0.01), np.arange(1.5, 20, 0.05)])
 REAL_ORDERS = np.unique(np.concatenate([np.arange(2, 20, 0.05), np.arange(20, 64, 0.5), np.arange(64, MOST_ORDER + 1)]))
 
@@ -164,12 +168,36 @@ def _(event: WithoutReplacement) -> Array:
     """Under replace-one both directions have one bound; never worse than no amplification."""
     inner = np.maximum(forward_moments(event.event), backward_moments(event.event).moments)
     centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, Gaussian) else None
-    return np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
+    known = np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
+    return known if (exact := moments_of_cohort(event)) is None else np.minimum(known, np.maximum(*exact))
 
 
 @backward_of.register
 def _(event: WithoutReplacement) -> Backward:
     return Backward(forward_moments(event), backward_moments(event.event).missing)
+
+
+@forward_of.register
+def _(event: FixedCohort) -> Array:
+    """Of a Gaussian by its law, and never worse than no amplification."""
+    inner = forward_moments(event.event)
+    return inner if (exact := moments_of_cohort(event)) is None else np.minimum(inner, exact[0])
+
+
+@backward_of.register
+def _(event: FixedCohort) -> Backward:
+    inner = backward_moments(event.event)
+    exact = moments_of_cohort(event)
+    return inner if exact is None else Backward(np.minimum(inner.moments, exact[1]), inner.missing)
+
+
+@lru_cache(maxsize=64)
+def moments_of_cohort(event: WithoutReplacement | FixedCohort) -> tuple[Array, Array] | None:
+    """Forward and backward moments by the law of a cohort; none where it is not known or would take too long."""
+    if not isinstance(event.event, Gaussian) or event.event.noise_multiplier < LEAST_COHORT_NOISE:
+        return None
+    rate, noise = event.cohort / event.population, event.event.noise_multiplier
+    return cohort_log_moments(rate, noise, zero_out=isinstance(event, FixedCohort))
 
 
 def from_law(event: Event, inner: Event) -> Backward:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import BudgetExhausted, Refused
-from sightline.events import Allocation, Poisson, Unit, WithoutReplacement
+from sightline.events import Allocation, FixedCohort, Poisson, Unit, WithoutReplacement
 from sightline.ledger import Ledger, LedgerDamaged, Release
 from sightline.mechanisms import CallId
 from sightline.topology import Channel
@@ -48,7 +48,7 @@ class ReleaseGate:
         """The claims, when every one that rests on the sampling of a cohort has a cohort of its own."""
         if self._setting.unit is Unit.CLIENT:
             for claim in claims:
-                if isinstance(claim.event, Poisson | WithoutReplacement | Allocation):
+                if isinstance(claim.event, Poisson | WithoutReplacement | FixedCohort | Allocation):
                     self._use_up(channel)
         return claims
 

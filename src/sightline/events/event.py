@@ -1,6 +1,7 @@
 """Events: what one release does to a subject; units, adjacency, and the kinds of randomness that hide it."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -43,7 +44,7 @@ class Event:
     registry: ClassVar[dict[str, type["Event"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.kind = cls.__name__.lower() if cls.__name__ != "WithoutReplacement" else "without_replacement"
+        cls.kind = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
         Event.registry[cls.kind] = cls
 
 
@@ -104,8 +105,23 @@ class WithoutReplacement(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "population", self.population >= 1, "there is somebody to draw from")
-        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
+        check_cohort(self)
+
+
+@dataclass(frozen=True)
+class FixedCohort(Event):
+    """A hidden cohort of exactly `cohort` out of `population` places (zero-out adjacency); inside it is `event`.
+
+    A subject that is zeroed out keeps its place: it may be drawn, and then adds nothing. Whoever else is drawn in its
+    place adds no more than it could.
+    """
+
+    cohort: int
+    population: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_cohort(self)
 
 
 @dataclass(frozen=True)
@@ -180,14 +196,20 @@ def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "
         invalid(f"{event.kind}.{name}", value, law, way_out)
 
 
+def check_cohort(event: "WithoutReplacement | FixedCohort") -> None:
+    """Raise unless the cohort can be drawn."""
+    check_event(event, "population", event.population >= 1, "there is somebody to draw from")
+    check_event(event, "cohort", 1 <= event.cohort <= event.population, "a cohort has 1 to `population` members")
+
+
 def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
     """The same event with `change` applied to the events directly inside it."""
     if isinstance(event, Product):
         return Product(tuple(change(part) for part in event.events))
     if isinstance(event, Poisson):
         return Poisson(event.rate, change(event.event))
-    if isinstance(event, WithoutReplacement):
-        return WithoutReplacement(event.cohort, event.population, change(event.event))
+    if isinstance(event, WithoutReplacement | FixedCohort):
+        return type(event)(event.cohort, event.population, change(event.event))
     if isinstance(event, Split):
         return Split(event.parts, change(event.event))
     if isinstance(event, Allocation):
@@ -207,7 +229,7 @@ def with_known_coins(event: Event) -> Event:
     >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
     Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
     """
-    if isinstance(event, Poisson | WithoutReplacement | Split | Pooled):
+    if isinstance(event, Poisson | WithoutReplacement | FixedCohort | Split | Pooled):
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
@@ -227,9 +249,9 @@ def against_coalition(event: Event, members: int) -> Event:
     """
     if isinstance(event, Pooled):
         return against_coalition(event.event, members)
-    if isinstance(event, WithoutReplacement):
+    if isinstance(event, WithoutReplacement | FixedCohort):
         inner, left = against_coalition(event.event, members), event.population - members
-        return WithoutReplacement(event.cohort, left, inner) if event.cohort < left else inner
+        return type(event)(event.cohort, left, inner) if event.cohort < left else inner
     return rebuild_event(event, lambda inner: against_coalition(inner, members))
 
 

@@ -11,6 +11,7 @@ from sightline.events import (
     Clear,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
@@ -66,8 +67,9 @@ def _(event: Poisson, who: str = "subject") -> str:
     return f"{inside}, each {who} sampled in secret with probability {format_short(event.rate, 4)}"
 
 
-@explain_event.register
-def _(event: WithoutReplacement, who: str = "subject") -> str:
+@explain_event.register(WithoutReplacement)
+@explain_event.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort, who: str = "subject") -> str:
     return (
         f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
     )
