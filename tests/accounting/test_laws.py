@@ -14,6 +14,7 @@ from sightline.events import (
     Clear,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
@@ -34,6 +35,7 @@ EXAMPLES: dict[str, Event] = {
     "exponential": Exponential(0.3),
     "poisson": Poisson(0.2, Gaussian(1.0)),
     "without_replacement": WithoutReplacement(20, 200, Gaussian(2.0)),
+    "fixed_cohort": FixedCohort(20, 200, Gaussian(2.0)),
     "split": Split(3, Gaussian(1.2)),
     "allocation": Allocation(10, 3, Gaussian(2.0)),
     "pooled": Pooled(4, Gaussian(1.2)),
@@ -121,7 +123,8 @@ def test_nothing_seen_costs_nothing(accountant):
 @BOTH
 def test_wrappers_without_effect_vanish(accountant):
     plain = accounting.epsilon({Gaussian(1.1): 6}, 1e-5, accountant=accountant)
-    for event in (Poisson(1.0, Gaussian(1.1)), Split(1, Gaussian(1.1)), WithoutReplacement(9, 9, Gaussian(1.1))):
+    for event in (Poisson(1.0, Gaussian(1.1)), Split(1, Gaussian(1.1)), WithoutReplacement(9, 9, Gaussian(1.1)),
+                  FixedCohort(9, 9, Gaussian(1.1))):  # fmt: skip
         assert accounting.epsilon({event: 6}, 1e-5, accountant=accountant) == plain
     assert accounting.epsilon({Allocation(6, 6, Gaussian(1.1)): 1}, 1e-5, accountant=accountant) == plain
 
@@ -129,6 +132,9 @@ def test_wrappers_without_effect_vanish(accountant):
 def test_adjacencies_do_not_mix():
     with pytest.raises(Refused, match="replace-one"):
         accounting.epsilon({WithoutReplacement(1, 10, Gaussian(1.0)): 1, Poisson(0.1, Gaussian(1.0)): 1}, 1e-5)
+    with pytest.raises(Refused, match="replace-one"):
+        accounting.epsilon({WithoutReplacement(1, 10, Gaussian(1.0)): 1, FixedCohort(1, 10, Gaussian(1.0)): 1}, 1e-5)
+    assert accounting.epsilon({FixedCohort(1, 10, Gaussian(1.0)): 1, Poisson(0.1, Gaussian(1.0)): 1}, 1e-5) > 0
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, 1.0, math.nan, 1e-300])

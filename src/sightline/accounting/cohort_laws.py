@@ -1,14 +1,14 @@
 """Cohorts of a fixed size: the law of the likelihood ratio when exactly m of n are drawn, in closed form.
 
-Everything is relative to the m - 1 others that are in the sum in any case. The subject moves the sum by v, its neighbour
-by v', and whoever takes its place when it is not drawn by w: with q = m / n
+Everything is relative to the m - 1 others that are in the sum in any case. The subject moves the sum by v, its
+neighbour by v', and whoever takes its place when it is not drawn by w: with q = m / n
 
     P = (1 - q) N(w) + q N(v)      against      Q = (1 - q) N(w) + q N(v')
 
-Under zero-out v' = 0, and v and w have norm s = 1 / noise_multiplier at most; under replace-one all three are at most s
-apart. For L > 1 the worst w lies opposite v, for L < 1 on it (decision 0180): on a line, with v = s and v' = 0, the half
-above one of the pair with w = -s (zero-out) or w = 0 (replace-one), the half below one of the pair with w = s, and what
-is left of the mass at one.
+Under zero-out v' = 0, and v and w have norm s = 1 / noise_multiplier at most; under replace-one all three are at most
+s apart. For L > 1 the worst w lies opposite v, for L < 1 on it (decision 0180): on a line, with v = s and v' = 0, the
+half above one of the pair with w = -s (zero-out) or w = 0 (replace-one), the half below one of the pair with w = s, and
+what is left of the mass at one.
 """
 
 import math
@@ -115,12 +115,13 @@ class Half:
         go to the lower and to the upper end of each.
         """
         numbers = np.arange(cells + 1) if self.is_upper else np.arange(-cells, 1)
-        losses = step * numbers
+        losses = np.asarray(step * numbers, dtype=np.float64)
         ends = np.where(numbers == 0, self.middle, self.place_of(losses))
         x, log_mass, cell = self.panels(ends)
         mass = np.exp(log_mass)
         raised = mass * np.clip(np.expm1(self.log_ratio(x) - losses[cell]) / math.expm1(step), 0.0, 1.0)
-        return losses[:-1], np.bincount(cell, mass - raised, cells), np.bincount(cell, raised, cells)
+        low, high = np.bincount(cell, mass - raised, cells), np.bincount(cell, raised, cells)
+        return losses[:-1], low.astype(np.float64), high.astype(np.float64)
 
     def end_masses(self, step: float, cells: int) -> tuple[float, float]:
         """The masses beyond so many cells, under P and under Q."""

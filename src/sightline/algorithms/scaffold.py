@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
+from sightline.algorithms.contract import PRIVATE_SIZES, Algorithm, Round, State, keeps_state
+from sightline.config import Experiment
+from sightline.errors import refuse
 from sightline.mechanisms import LocalResult, Public, StateRule
 
 
@@ -69,6 +71,19 @@ def current_models(state: State, clients: range) -> Public:
 
 SAYS = "Clients keep control variates to themselves; the server's is computed from released means."
 
+
+def check_experiment(experiment: Experiment) -> None:
+    """Refuse what `keeps_state` refuses, and steps by size where a neighbour may have another size."""
+    keeps_state("scaffold")(experiment)
+    privacy = experiment.privacy
+    if privacy.unit == "client" and privacy.adjacency == "replace" and experiment.local.steps is None:
+        law = (
+            "scaffold's control variates are scaled by the steps of the largest and of the mean client: "
+            + PRIVATE_SIZES
+        )
+        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or give local.steps')
+
+
 ALGORITHM = Algorithm(
-    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=keeps_state("scaffold")
+    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=check_experiment, remembers=True
 )

@@ -7,7 +7,8 @@ from typing import Self
 
 import torch
 
-from sightline.events import Event, Gaussian, Pooled
+from sightline.errors import refuse
+from sightline.events import Allocation, Event, FixedCohort, Gaussian, Pooled, WithoutReplacement
 from sightline.ledger import Release
 from sightline.mechanisms.clip_and_noise import FLOATS, Clipper, NoisySum, clip_update, sum_sensitivity
 from sightline.mechanisms.contract import (
@@ -69,9 +70,11 @@ class CentralMean(BaseMechanism):
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """The hand-over to the server, and the noisy mean that everybody sees."""
+        event = context.sampler.hidden_event(self.noise_event(self.noise_multiplier * context.channel.noise_factor))
+        refuse_remembered_draws(event, updates)
         published = context.make_release(
             source=context.channel.name,
-            event=context.sampler.hidden_event(self.noise_event(self.noise_multiplier * context.channel.noise_factor)),
+            event=event,
             audience=context.channel.audience,
             what="noisy mean of clipped updates",
             inputs=updates.sources,
@@ -119,6 +122,15 @@ class CentralMean(BaseMechanism):
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """The expected cohort: the true one is a secret."""
         return context.sampler.expected
+
+
+def refuse_remembered_draws(event: Event, updates: Updates) -> None:
+    """Refuse cohorts whose draws are tied together where members train by what they kept: it tells who was drawn."""
+    recall = updates.recall
+    tied = isinstance(event, FixedCohort | WithoutReplacement | Allocation)
+    if tied and recall is not None and recall.memory.linear is not None:
+        law = f"clients keep {recall.memory.name} and train by it later, which tells who was drawn, and so who was not"
+        refuse("client_state", recall.memory.name, law, 'use sampling.clients.scheme = "poisson" or "full"')
 
 
 @dataclass(frozen=True)

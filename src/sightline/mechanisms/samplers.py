@@ -10,7 +10,7 @@ from scipy.special import gammaln
 
 from sightline.config import ClientSampler
 from sightline.errors import invalid, refuse
-from sightline.events import Adjacency, Event, Poisson, WithoutReplacement
+from sightline.events import Adjacency, Event, FixedCohort, Poisson, WithoutReplacement
 from sightline.mechanisms.schedule import Allotment, Schedules
 
 
@@ -138,13 +138,14 @@ class PoissonCohorts(Memoryless):
 class FixedCohorts(Memoryless):
     """Exactly `size` clients, uniformly without replacement: not Poisson, and not accounted as if it were.
 
-    Under replace-one adjacency it is amplified as what it is. Under add/remove (zero-out) the size of the cohort ties
-    the clients' draws together, no amplification is claimed, and the event is the unsampled one.
+    Everybody keeps a place that can be drawn: who is zeroed out, under add/remove, adds nothing when it is drawn.
     """
 
     population: int
     size: int
     adjacency: Adjacency
+    hidden: bool = True
+    """Whether who was drawn stays a secret; not where clients remember it and later train by what they remember."""
 
     @property
     def expected(self) -> float:
@@ -156,14 +157,15 @@ class FixedCohorts(Memoryless):
         return tuple(sorted(int(n) for n in rng.choice(self.population, self.size, replace=False)))
 
     def hidden_event(self, event: Event) -> Event:
-        """`WithoutReplacement` of all but one under replace-one, else the event itself.
+        """`FixedCohort` of all but one under add/remove, `WithoutReplacement` under replace-one.
 
         An observer who is a client and was not drawn knows that the cohort came from the others: for it the population
-        is one smaller, and that is what is claimed against everybody.
+        is one smaller, and that is what is claimed against everybody. Where nothing is hidden it is the event itself.
         """
-        if self.adjacency is Adjacency.REPLACE and self.size < self.population - 1:
-            return WithoutReplacement(self.size, self.population - 1, event)
-        return event
+        if not self.hidden or self.size >= self.population - 1:
+            return event
+        kind = WithoutReplacement if self.adjacency is Adjacency.REPLACE else FixedCohort
+        return kind(self.size, self.population - 1, event)
 
     def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
         """C(n - some, m) / C(n, m): the members are drawn without replacement."""
