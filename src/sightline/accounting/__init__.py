@@ -12,6 +12,7 @@ from sightline.accounting.accountant import (
 )
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
+from sightline.accounting.certified import Certificate, certify_balanced
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
@@ -24,8 +25,10 @@ from sightline.accounting.schemes import (
     check_ins,
     clustered,
     dropout,
+    fixed,
     gaussian,
     poisson,
+    pooled,
     register_scheme,
     split,
 )
@@ -35,6 +38,7 @@ __all__ = [
     "Accountant",
     "Budget",
     "BudgetLine",
+    "Certificate",
     "Composition",
     "GaussianBound",
     "GaussianFilter",
@@ -45,17 +49,20 @@ __all__ = [
     "SchemeFamily",
     "balanced",
     "calibrate",
+    "certify_balanced",
     "check_ins",
     "clustered",
     "delta",
     "dropout",
     "epsilon",
     "epsilon_curve",
+    "fixed",
     "from_dp_event",
     "gaussian",
     "interval",
     "large_delta_note",
     "poisson",
+    "pooled",
     "refuse_large_delta",
     "register_scheme",
     "renyi_divergence",

@@ -16,6 +16,7 @@ from sightline.events import (
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -107,6 +108,16 @@ def _(event: Pooled) -> dict[Event, int]:
     if event.noises == 1 or not isinstance(inner, Gaussian):  # noises of another kind do not add up to more
         return parts_of(inner)
     return {Gaussian(inner.noise_multiplier * math.sqrt(event.noises) * (1 - 1e-12)): 1}
+
+
+@parts_of.register
+def _(event: PooledDraws) -> dict[Event, int]:
+    inner = simplify_event(event.event)
+    if not isinstance(inner, Gaussian):  # noises of another kind do not add up to more; the draws are no secret
+        return parts_of(inner)
+    if event.rate == 1:
+        return parts_of(Pooled(event.others + 1, inner))
+    return {PooledDraws(event.rate, event.others, inner): 1}
 
 
 @parts_of.register

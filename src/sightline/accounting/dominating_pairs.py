@@ -6,6 +6,7 @@ from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
 from sightline.accounting.cohort_laws import cohort_law, cohort_reach
@@ -14,6 +15,7 @@ from sightline.accounting.likelihood_ratio import (
     Array,
     Law,
     LawCache,
+    Points,
     gaussian_law,
     multiply_laws,
     on_step,
@@ -27,6 +29,7 @@ from sightline.events import (
     FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -207,6 +210,8 @@ MOST_POINTS = 8000
 """Above this many points a native law becomes coarser instead of slower."""
 
 
+MOST_POOLED = 160
+"""So many numbers of noises are told apart."""
 ROUGH_POINTS = 500
 """Enough to see how wide a law is."""
 LEAST_CHOICE = 1e-9
@@ -228,6 +233,8 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
         return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
     if isinstance(event, WithoutReplacement | FixedCohort) and isinstance(event.event, Gaussian):
         return cohort_law(*share_and_noise(event), zero_out=isinstance(event, FixedCohort), step=step, tail=tail)
+    if isinstance(event, PooledDraws):
+        return pooled_points(event, step, tail).on_lattice(step)
     if isinstance(event, Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
     return on_step(native_law(event, tail), step)
@@ -314,6 +321,47 @@ def _(event: Poisson, tail: float) -> Law:
     points = sampled_points(native_law(event.event, tail), event.rate)
     step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
     return trim_law(points.on_lattice(step), tail)
+
+
+@law_of.register
+def _(event: PooledDraws, tail: float) -> Law:
+    noise = check_noise(inner_gaussian(event))
+    step = FINENESS / noise / math.sqrt(1 + event.rate * event.others)
+    return trim_law(pooled_points(event, step, tail).on_lattice(step), tail)
+
+
+def inner_gaussian(event: PooledDraws) -> Gaussian:
+    """The Gaussian inside, or no law."""
+    if not isinstance(event.event, Gaussian):
+        raise NoLaw(f"{event.event.kind} does not add up to more")
+    return event.event
+
+
+def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
+    """(probability, noise multiplier) for every number of others that were drawn, given that the subject was.
+
+    Where there are many they are taken together, with the least noise of each group; so are the tails.
+    """
+    z, drawn = check_noise(inner_gaussian(event)), stats.binom(event.others, event.rate)
+    low, high = int(drawn.ppf(1e-22)), int(drawn.isf(1e-22))
+    starts = np.unique(np.linspace(low, high + 1, min(high + 2 - low, MOST_POOLED)).astype(np.int64))
+    ends = np.append(starts[1:], event.others + 1)
+    held = drawn.sf(starts - 1) - drawn.sf(ends - 1)
+    chances = [(float(p), z * math.sqrt(k + 1)) for p, k in zip(held, starts.tolist(), strict=True) if p > 0]
+    rest = max(0.0, 1 - math.fsum(p for p, _ in chances))
+    return [(rest, z), *chances] if rest > 0 else chances
+
+
+def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
+    """The law of all numbers of noises, each as likely as it is: the observer knows which."""
+    losses, masses, zero, infinite = [np.zeros(1)], [np.array([1 - event.rate])], 0.0, 0.0
+    for chance, noise in pooled_chances(event):
+        law = gaussian_law(min(noise, MOST_HIDDEN_NOISE), step, tail)
+        losses.append(law.loss)
+        masses.append(event.rate * chance * law.mass)
+        zero, infinite = zero + event.rate * chance * law.zero, infinite + event.rate * chance * law.infinite
+    order = np.argsort(loss := np.concatenate(losses), kind="stable")
+    return Points(loss[order], np.concatenate(masses)[order], zero, infinite)
 
 
 @law_of.register

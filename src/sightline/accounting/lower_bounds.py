@@ -13,7 +13,14 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from sightline.accounting.cohort_laws import cohort_atoms
-from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, check_noise, native_law, share_and_noise
+from sightline.accounting.dominating_pairs import (
+    NoLaw,
+    allocation_blocks,
+    check_noise,
+    native_law,
+    pooled_chances,
+    share_and_noise,
+)
 from sightline.accounting.likelihood_ratio import Array, Law, LawCache, cell_splits
 from sightline.events import (
     Allocation,
@@ -22,6 +29,7 @@ from sightline.events import (
     FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -71,7 +79,18 @@ def atoms_for(event: Event, width: float) -> Atoms:
     if isinstance(event, WithoutReplacement | FixedCohort):
         rate, noise = share_and_noise(event)
         return Atoms(*cohort_atoms(rate, noise, zero_out=isinstance(event, FixedCohort), width=width))
+    if isinstance(event, PooledDraws):
+        return pooled_atoms(event, width)
     return native_atoms(event)
+
+
+def pooled_atoms(event: PooledDraws, width: float) -> Atoms:
+    """Nothing, or as many noises as there are: atoms of all of them."""
+    each = [(chance, gaussian_atoms(noise, width)) for chance, noise in pooled_chances(event)]
+    loss = np.concatenate([np.zeros(1), *(atoms.loss for _, atoms in each)])
+    mass = np.concatenate([[1 - event.rate], *(event.rate * chance * atoms.mass for chance, atoms in each)])
+    order = np.argsort(loss, kind="stable")
+    return Atoms(loss[order], mass[order])
 
 
 @LawCache
@@ -101,6 +120,11 @@ def _(event: Pure) -> Atoms:
 def _(event: Exponential) -> Atoms:
     """A choice between two whose scores change by as much in opposite directions: log ratios +-eps/2."""
     return atoms_of(Pure(event.epsilon / 2))
+
+
+@atoms_of.register
+def _(event: PooledDraws) -> Atoms:
+    return pooled_atoms(event, native_law(event, 1e-14).step)
 
 
 @atoms_of.register(WithoutReplacement)

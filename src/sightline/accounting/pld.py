@@ -94,6 +94,17 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
     )
 
 
+def pld_backward_delta(counts: Mapping[Event, int], epsilon: float) -> float:
+    """An upper bound on delta at epsilon of the backward direction alone: without the subject against with it."""
+    strength = only_gaussian(counts)
+    if strength is not None:
+        return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
+    kinds = resolve_allocations(counts)
+    fit = fit_lattice(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
+    order = order_for_epsilon(Sum(fit.losses_by_law(thin_backward)), epsilon)
+    return compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon)
+
+
 def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Sequence[float]) -> Array:
     """Upper bounds on delta at many epsilons at once, tight where delta is near one of the anchors.
 

@@ -13,7 +13,7 @@ from functools import lru_cache, singledispatch
 import numpy as np
 
 from sightline.accounting.cohort_laws import cohort_log_moments
-from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law
+from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law, pooled_chances
 from sightline.accounting.likelihood_ratio import Array, Law
 from sightline.accounting.moments import (
     MOST_ORDER,
@@ -36,6 +36,7 @@ from sightline.events import (
     FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -137,6 +138,15 @@ def _(event: Poisson) -> Backward:
     if isinstance(event.event, Gaussian):
         return Backward(forward_moments(event))
     return from_law(event, event.event)
+
+
+@forward_of.register
+def _(event: PooledDraws) -> Array:
+    """The mean over what everybody knows; both directions are the same."""
+    chances = [(1 - event.rate, np.zeros(len(ORDERS)))]
+    chances += [(event.rate * chance, forward_moments(Gaussian(noise))) for chance, noise in pooled_chances(event)]
+    terms = [math.log(chance) + moments for chance, moments in chances]
+    return pin_moments(log_sum(np.stack(terms, axis=1)))
 
 
 @forward_of.register

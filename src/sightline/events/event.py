@@ -156,8 +156,9 @@ class Allocation(Event):
 class Pooled(Event):
     """A sum in which `noises` noises, each by itself enough for the Gaussian `event`, lie on top of one another.
 
-    Against a single observer who sees no summand and knows none of the `noises` it is Gaussian(z sqrt(noises)). Against
-    who sees the summands, and against coalitions, whose members might know some of the noises, `event` alone counts.
+    They are those that a single observer who added one itself does not know: it is Gaussian(z sqrt(noises)). An
+    outsider knows none, so one more counts against it; a coalition may know one for each of its members. Against who
+    sees the summands `event` alone counts.
     """
 
     noises: int
@@ -165,6 +166,23 @@ class Pooled(Event):
 
     def __post_init__(self) -> None:
         check_event(self, "noises", self.noises >= 1, "there is at least one noise")
+
+
+@dataclass(frozen=True)
+class PooledDraws(Event):
+    """Noises that add up, of senders that everybody knows, before they are drawn: each sends with probability `rate`.
+
+    The subject is among them, its own noise counts, and so does that of each of `others` members who were drawn; the
+    observer's own does not. In a run the draws have been made, and the event is `Pooled`.
+    """
+
+    rate: float
+    others: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
+        check_event(self, "others", self.others >= 0, "a count is not negative")
 
 
 @dataclass(frozen=True)
@@ -218,6 +236,8 @@ def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
         return Repeat(event.times, change(event.event))
     if isinstance(event, Pooled):
         return Pooled(event.noises, change(event.event))
+    if isinstance(event, PooledDraws):
+        return PooledDraws(event.rate, event.others, change(event.event))
     return event
 
 
@@ -229,30 +249,44 @@ def with_known_coins(event: Event) -> Event:
     >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
     Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
     """
-    if isinstance(event, Poisson | WithoutReplacement | FixedCohort | Split | Pooled):
+    if isinstance(event, Poisson | WithoutReplacement | FixedCohort | Split | Pooled | PooledDraws):
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
     return rebuild_event(event, with_known_coins)
 
 
-def against_coalition(event: Event, members: int) -> Event:
-    """What the event is against a coalition, `members` of whom may be in it themselves.
+def against_coalition(event: Event, members: int, parties: int) -> Event:
+    """What the event is against a coalition of so many parties, `members` of whom may be in it themselves.
 
-    Noises that they may have added protect nobody. Each of them knows whether it was in a cohort of a fixed size: at
-    worst none was, and the cohort came from those who are left.
+    Noises that they may have added, one each, protect nobody. Each of them knows whether it was in a cohort of a fixed
+    size: at worst none was, and the cohort came from those who are left.
 
-    >>> against_coalition(Pooled(4, Gaussian(2.0)), 2)
-    Gaussian(noise_multiplier=2.0)
-    >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3)
+    >>> against_coalition(Pooled(4, Gaussian(2.0)), 0, 2)
+    Pooled(noises=3, event=Gaussian(noise_multiplier=2.0))
+    >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3, 3)
     WithoutReplacement(cohort=2, population=6, event=Gaussian(noise_multiplier=2.0))
     """
+    inner = rebuild_event(event, lambda held: against_coalition(held, members, parties))
+    if isinstance(inner, Pooled):
+        return Pooled(max(1, inner.noises + 1 - parties), inner.event)
+    if isinstance(inner, PooledDraws):
+        return PooledDraws(inner.rate, max(0, inner.others + 1 - parties), inner.event)
+    if isinstance(inner, WithoutReplacement | FixedCohort):
+        left = inner.population - members
+        return type(inner)(inner.cohort, left, inner.event) if inner.cohort < left else inner.event
+    return inner
+
+
+def against_outsider(event: Event) -> Event:
+    """What the event is against a single observer who adds no noise of its own: one more protects the subject.
+
+    >>> against_outsider(Poisson(0.5, Pooled(4, Gaussian(2.0))))
+    Poisson(rate=0.5, event=Pooled(noises=5, event=Gaussian(noise_multiplier=2.0)))
+    """
     if isinstance(event, Pooled):
-        return against_coalition(event.event, members)
-    if isinstance(event, WithoutReplacement | FixedCohort):
-        inner, left = against_coalition(event.event, members), event.population - members
-        return type(event)(event.cohort, left, inner) if event.cohort < left else inner
-    return rebuild_event(event, lambda inner: against_coalition(inner, members))
+        return Pooled(event.noises + 1, event.event)
+    return rebuild_event(event, against_outsider)
 
 
 def scale_noise(event: Event, factor: float) -> Event:

@@ -54,9 +54,12 @@ def parameter_option(family: "SchemeFamily", parameter: "Parameter", *, budget: 
     shown = {} if default is None else {"default": default, "show_default": True}  # None itself would count as given
     if budget and parameter.budget_share is not None:
         said = f"{said.rstrip('.')} (default: {parameter.budget_share:g} of the budget)."
+    if parameter.flag:
+        return click.option(option_name(parameter.name), is_flag=True, help=said)
+    number = int if parameter.whole else float
     return click.option(
         option_name(parameter.name),
-        type=int if parameter.whole else float,
+        type=click.Choice(parameter.choices) if parameter.choices else number,
         required=family.is_required(parameter, budget=budget),
         help=said,
         **shown,
@@ -156,6 +159,7 @@ def account_scheme(
         lower, upper = scheme.interval(delta=delta)
         answer |= {"interval": [finite_or_none(lower), finite_or_none(upper)]}
     answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": list_events(scheme)}
+    answer |= scheme.list_facts(delta=delta)
     note = family.note_delta(numbers, delta)
     print_answer(answer | ({"note": note} if note else {}), as_json)
 

@@ -15,6 +15,7 @@ from sightline.events import (
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -89,6 +90,12 @@ def _(event: Allocation, who: str = "subject") -> str:
 @explain_event.register
 def _(event: Pooled, who: str = "subject") -> str:
     return f"{explain_event(event.event, who)}, in a sum with the noise of {format_count(event.noises)} {who}s"
+
+
+@explain_event.register
+def _(event: PooledDraws, who: str = "subject") -> str:
+    drawn = f"each of {format_count(event.others + 1)} sends with probability {format_short(event.rate, 4)}"
+    return f"{explain_event(event.event, who)}, in a sum with the noise of the other {who}s who send: {drawn}"
 
 
 @explain_event.register
