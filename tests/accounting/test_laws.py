@@ -18,6 +18,7 @@ from sightline.events import (
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -39,6 +40,7 @@ EXAMPLES: dict[str, Event] = {
     "split": Split(3, Gaussian(1.2)),
     "allocation": Allocation(10, 3, Gaussian(2.0)),
     "pooled": Pooled(4, Gaussian(1.2)),
+    "pooled_draws": PooledDraws(0.4, 7, Gaussian(1.2)),
     "repeat": Repeat(2, Poisson(0.1, Gaussian(1.3))),
     "product": Product((Gaussian(3.0), Poisson(0.3, Pure(0.2)))),
 }

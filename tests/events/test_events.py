@@ -15,6 +15,7 @@ from sightline.events import (
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -40,6 +41,7 @@ EVENTS = st.recursive(
         st.builds(Split, st.integers(1, 9), inner),
         st.builds(Repeat, st.integers(0, 9), inner),
         st.builds(Pooled, st.integers(1, 9), inner),
+        st.builds(PooledDraws, st.floats(0.01, 1), st.integers(0, 9), inner),
         st.builds(lambda e: Allocation(9, 3, e), inner),
         st.builds(lambda e: WithoutReplacement(3, 9, e), inner),
         st.builds(lambda e: FixedCohort(3, 9, e), inner),
@@ -70,7 +72,7 @@ def test_scaling_twice_is_scaling_once(event):
 def test_the_registry_knows_every_event():
     assert set(Event.registry.values()) == {
         Gaussian, Clear, Pure, Exponential, Poisson, WithoutReplacement, Split, Allocation, Repeat, Product,
-        Pooled, FixedCohort,
+        Pooled, PooledDraws, FixedCohort,
     }  # fmt: skip
 
 

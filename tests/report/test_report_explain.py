@@ -13,6 +13,7 @@ from sightline.events import (
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -33,6 +34,7 @@ WORDS = {
     Allocation(100, 7, NOISE): ["z = 1.25", "exactly 7 of 100 steps"],
     Repeat(4, NOISE): ["4 times", "z = 1.25"],
     Pooled(4, NOISE): ["z = 1.25", "4"],
+    PooledDraws(0.5, 4, NOISE): ["z = 1.25", "each of 5 sends with probability 0.5"],
     Product((NOISE, Pure(0.5))): ["together", "z = 1.25", "0.5"],
     Product(()): ["nothing new"],
 }

@@ -360,6 +360,9 @@ def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
         losses.append(law.loss)
         masses.append(event.rate * chance * law.mass)
         zero, infinite = zero + event.rate * chance * law.zero, infinite + event.rate * chance * law.infinite
+    lowest = min(float(loss[0]) for loss in losses)
+    losses.append(np.array([-step * math.ceil(-lowest / step)]))  # a lattice from there has a point at L = 1
+    masses.append(np.zeros(1))
     order = np.argsort(loss := np.concatenate(losses), kind="stable")
     return Points(loss[order], np.concatenate(masses)[order], zero, infinite)
 
