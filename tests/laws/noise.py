@@ -123,6 +123,7 @@ CASES: dict[str, Case] = {
     "local, integers": Case({"where": "client"}, {"privacy": {"arithmetic": "integer"}}),
     "local, parts": Case({"where": "client", "split": "yes"}, PARTS),
     "local, one model each": Case({"where": "client", "algorithm": "local"}),
+    "local, clusters": Case({"where": "client", "topology": "clusters", "algorithm": "oracle_clusters"}),
     "local, of everyone": Case({"where": "client", "clients": "poisson"}, EVERYONES_NOISE, rounds=8),
     "local, of everyone, replaced": Case(
         {"where": "client", "clients": "fixed", "adjacency": "replace"}, EVERYONES_NOISE
