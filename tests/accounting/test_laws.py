@@ -15,9 +15,11 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -37,12 +39,14 @@ EXAMPLES: dict[str, Event] = {
     "exponential": Exponential(0.3),
     "poisson": Poisson(0.2, Gaussian(1.0)),
     "without_replacement": WithoutReplacement(20, 200, Gaussian(2.0)),
+    "fixed_cohort": FixedCohort(20, 200, Gaussian(2.0)),
     "split": Split(3, Gaussian(1.2)),
     "allocation": Allocation(10, 3, Gaussian(2.0)),
     "pooled": Pooled(4, Gaussian(1.2)),
     "segment": Segment(5, 0.1, 0.3, Gaussian(1.0)),
     "replaced_segment": ReplacedSegment(5, 0.1, 0.3, Gaussian(1.0)),
     "convex_segment": ConvexSegment(5, 0.1, Gaussian(2.0)),
+    "pooled_draws": PooledDraws(0.4, 7, Gaussian(1.2)),
     "repeat": Repeat(2, Poisson(0.1, Gaussian(1.3))),
     "product": Product((Gaussian(3.0), Poisson(0.3, Pure(0.2)))),
 }
@@ -129,7 +133,8 @@ def test_nothing_seen_costs_nothing(accountant):
 @BOTH
 def test_wrappers_without_effect_vanish(accountant):
     plain = accounting.epsilon({Gaussian(1.1): 6}, 1e-5, accountant=accountant)
-    for event in (Poisson(1.0, Gaussian(1.1)), Split(1, Gaussian(1.1)), WithoutReplacement(9, 9, Gaussian(1.1))):
+    for event in (Poisson(1.0, Gaussian(1.1)), Split(1, Gaussian(1.1)), WithoutReplacement(9, 9, Gaussian(1.1)),
+                  FixedCohort(9, 9, Gaussian(1.1))):  # fmt: skip
         assert accounting.epsilon({event: 6}, 1e-5, accountant=accountant) == plain
     assert accounting.epsilon({Allocation(6, 6, Gaussian(1.1)): 1}, 1e-5, accountant=accountant) == plain
 
@@ -137,6 +142,9 @@ def test_wrappers_without_effect_vanish(accountant):
 def test_adjacencies_do_not_mix():
     with pytest.raises(Refused, match="replace-one"):
         accounting.epsilon({WithoutReplacement(1, 10, Gaussian(1.0)): 1, Poisson(0.1, Gaussian(1.0)): 1}, 1e-5)
+    with pytest.raises(Refused, match="replace-one"):
+        accounting.epsilon({WithoutReplacement(1, 10, Gaussian(1.0)): 1, FixedCohort(1, 10, Gaussian(1.0)): 1}, 1e-5)
+    assert accounting.epsilon({FixedCohort(1, 10, Gaussian(1.0)): 1, Poisson(0.1, Gaussian(1.0)): 1}, 1e-5) > 0
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, 1.0, math.nan, 1e-300])

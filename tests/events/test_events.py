@@ -12,9 +12,11 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -45,8 +47,10 @@ EVENTS = st.recursive(
         st.builds(Split, st.integers(1, 9), inner),
         st.builds(Repeat, st.integers(0, 9), inner),
         st.builds(Pooled, st.integers(1, 9), inner),
+        st.builds(PooledDraws, st.floats(0.01, 1), st.integers(0, 9), inner),
         st.builds(lambda e: Allocation(9, 3, e), inner),
         st.builds(lambda e: WithoutReplacement(3, 9, e), inner),
+        st.builds(lambda e: FixedCohort(3, 9, e), inner),
         st.builds(lambda e: Product(tuple(e)), st.lists(inner, max_size=3)),
     ),
     max_leaves=6,
@@ -62,7 +66,8 @@ def test_json_gives_the_event_back(event):
 def test_known_coins_leave_no_coin(event):
     kinds = str(with_known_coins(event))
     assert not any(
-        word in kinds for word in ("Poisson", "Split", "Allocation", "WithoutReplacement", "Pooled", "Segment")
+        word in kinds
+        for word in ("Poisson", "Split", "Allocation", "WithoutReplacement", "FixedCohort", "Pooled", "Segment")
     )
 
 
@@ -74,7 +79,7 @@ def test_scaling_twice_is_scaling_once(event):
 def test_the_registry_knows_every_event():
     assert set(Event.registry.values()) == {
         Gaussian, Clear, Pure, Exponential, Poisson, WithoutReplacement, Split, Allocation, Repeat, Product,
-        Pooled, Segment, ReplacedSegment, ConvexSegment,
+        Pooled, PooledDraws, FixedCohort, Segment, ReplacedSegment, ConvexSegment,
     }  # fmt: skip
 
 
@@ -87,6 +92,7 @@ def test_the_registry_knows_every_event():
         lambda: Poisson(0.0, Clear()),
         lambda: Poisson(1.1, Clear()),
         lambda: WithoutReplacement(5, 4, Clear()),
+        lambda: FixedCohort(0, 4, Clear()),
         lambda: Split(0, Clear()),
         lambda: Allocation(3, 4, Clear()),
         lambda: Repeat(-1, Clear()),

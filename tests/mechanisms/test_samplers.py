@@ -1,11 +1,13 @@
 """Every sampler draws what its event says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from sightline.config import ClientSampler
-from sightline.events import Adjacency, Gaussian, Poisson, WithoutReplacement
+from sightline.events import Adjacency, FixedCohort, Gaussian, Poisson, WithoutReplacement
 from sightline.mechanisms import SAMPLERS, Schedules, build_sampler
 from sightline.randomness import Purpose, Streams
 
@@ -66,7 +68,8 @@ def test_each_sampler_states_its_own_event():
 
 
 def test_fixed_cohorts_never_get_poissons_numbers():
-    assert sampler("fixed").hidden_event(EVENT) == EVENT
+    assert sampler("fixed").hidden_event(EVENT) == FixedCohort(3, N - 1, EVENT)
+    assert replace(sampler("fixed"), hidden=False).hidden_event(EVENT) == EVENT
 
 
 def test_a_fixed_cohort_of_nearly_all_hides_nobody():

@@ -12,6 +12,7 @@ from sightline.accounting.accountant import (
 )
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
+from sightline.accounting.certified import Certificate, certify_balanced
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
@@ -25,8 +26,10 @@ from sightline.accounting.schemes import (
     clustered,
     convex,
     dropout,
+    fixed,
     gaussian,
     poisson,
+    pooled,
     register_scheme,
     segment,
     split,
@@ -37,6 +40,7 @@ __all__ = [
     "Accountant",
     "Budget",
     "BudgetLine",
+    "Certificate",
     "Composition",
     "GaussianBound",
     "GaussianFilter",
@@ -47,6 +51,7 @@ __all__ = [
     "SchemeFamily",
     "balanced",
     "calibrate",
+    "certify_balanced",
     "check_ins",
     "clustered",
     "convex",
@@ -54,11 +59,13 @@ __all__ = [
     "dropout",
     "epsilon",
     "epsilon_curve",
+    "fixed",
     "from_dp_event",
     "gaussian",
     "interval",
     "large_delta_note",
     "poisson",
+    "pooled",
     "refuse_large_delta",
     "register_scheme",
     "renyi_divergence",

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from sightline import shown
-from sightline.accounting.canonical import Composition, canonical_form, kinds_in
+from sightline.accounting.canonical import Composition, canonical_form, inner_events, kinds_in
 from sightline.accounting.composition import TooFine
 from sightline.accounting.dominating_pairs import NoLaw, TwoSided
 from sightline.accounting.likelihood_ratio import Array
@@ -25,6 +25,7 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pure,
@@ -96,9 +97,10 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
     for form in law_forms(held):
         with suppress(NoLaw, TooFine):
             bounds.append(pld_epsilon(form, delta))
-    if len(bounds) == 1:
+    failed = len(bounds) == 1
+    if failed:
         bounds.append(unhidden_epsilon(held, delta))
-    if not math.isfinite(min(bounds)) or moments_may_win(held):
+    if not math.isfinite(min(bounds)) or moments_may_win(held, failed=failed):
         bounds.append(renyi_epsilon(held, delta, unless=min(bounds)))
     return min(bounds)
 
@@ -137,10 +139,20 @@ def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
         return math.inf
 
 
-def moments_may_win(counts: Mapping[Event, int]) -> bool:
-    """Whether moments know more than the law: zCDP of choices, fixed cohorts, eq. (3) of unequal blocks."""
+def moments_may_win(counts: Mapping[Event, int], *, failed: bool = False) -> bool:
+    """Whether moments know more than the law: zCDP of choices, eq. (3) of unequal blocks, cohorts whose law is not
+    known or could not be composed.
+    """
     kinds = set().union(*(kinds_in(event) for event in counts))
-    return bool(kinds & {Exponential, WithoutReplacement, Allocation})
+    if kinds & {Exponential, Allocation} or (failed and kinds & {WithoutReplacement, FixedCohort}):
+        return True
+    return any(unknown_cohorts(event) for event in counts)
+
+
+def unknown_cohorts(event: Event) -> bool:
+    """Whether there is a fixed cohort of anything but a Gaussian in it: such a cohort has no law of its own."""
+    cohort = isinstance(event, WithoutReplacement | FixedCohort)
+    return any((cohort and not isinstance(inner, Gaussian)) or unknown_cohorts(inner) for inner in inner_events(event))
 
 
 def summed_epsilon(counts: Mapping[Event, int]) -> float:
@@ -197,7 +209,7 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
     except (NoLaw, TooFine):
         lower = 0.0
     kinds = set().union(*(kinds_in(event) for event in counts))
-    return (0.0 if kinds & {WithoutReplacement, ReplacedSegment} else min(lower, upper)), upper
+    return (0.0 if kinds & {ReplacedSegment} else min(lower, upper)), upper
 
 
 def check_delta(delta: float) -> None:

@@ -14,9 +14,11 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -113,17 +115,28 @@ def _(event: Pooled) -> dict[Event, int]:
 
 
 @parts_of.register
+def _(event: PooledDraws) -> dict[Event, int]:
+    inner = simplify_event(event.event)
+    if not isinstance(inner, Gaussian):  # noises of another kind do not add up to more; the draws are no secret
+        return parts_of(inner)
+    if event.rate == 1:
+        return parts_of(Pooled(event.others + 1, inner))
+    return {PooledDraws(event.rate, event.others, inner): 1}
+
+
+@parts_of.register
 def _(event: Split) -> dict[Event, int]:
     inner = simplify_event(event.event)
     return parts_of(inner) if event.parts == 1 else wrap_event(inner, Split(event.parts, inner))
 
 
-@parts_of.register
-def _(event: WithoutReplacement) -> dict[Event, int]:
+@parts_of.register(WithoutReplacement)
+@parts_of.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort) -> dict[Event, int]:
     inner = simplify_event(event.event)
     if event.cohort == event.population:
         return parts_of(inner)
-    return wrap_event(inner, WithoutReplacement(event.cohort, event.population, inner))
+    return wrap_event(inner, type(event)(event.cohort, event.population, inner))
 
 
 @parts_of.register
@@ -180,15 +193,16 @@ def kinds_in(event: Event) -> set[type[Event]]:
 
 
 def check_adjacency(counts: Mapping[Event, int]) -> None:
-    """Fixed cohorts are accounted under replace-one, hidden sampling under add/remove; they do not mix."""
+    """`WithoutReplacement` is accounted under replace-one, other sampling under add/remove; they do not mix."""
     kinds = set().union(*(kinds_in(event) for event in counts)) if counts else set()
-    hidden, replaced = kinds & {Poisson, Split, Allocation, Segment, ConvexSegment}, kinds & {ReplacedSegment}
+    hidden = kinds & {Poisson, Split, Allocation, FixedCohort, Segment, ConvexSegment}
+    replaced = kinds & {ReplacedSegment}
     if WithoutReplacement in kinds and hidden:
         refuse(
             "composition",
             " and ".join(sorted(kind.kind for kind in hidden | {WithoutReplacement})),
-            "a fixed cohort is accounted under replace-one adjacency, hidden sampling under add/remove",
-            "use Poisson cohorts, or count the fixed cohort without amplification",
+            "without_replacement is accounted under replace-one adjacency, other sampling under add/remove",
+            "use Poisson cohorts, or fixed_cohort for cohorts of a fixed size under add/remove",
         )
     if replaced and hidden:
         law = "a replaced segment is accounted under replace-one adjacency, hidden sampling under add/remove"

@@ -192,7 +192,8 @@ class Composed:
         index = np.arange(len(self.tilted))
         sign = -1.0 if lower else 1.0
         tilted = np.maximum(np.maximum(self.tilted, 0.0) + sign * self.rounding, 0.0)
-        mass = tilted * np.exp(self.log_scale - self.order * self.start - (self.order * self.step) * index)
+        exponent = self.log_scale - self.order * self.start - (self.order * self.step) * index
+        mass = tilted * np.exp(np.minimum(exponent, 700.0))  # masses are at most one: what is above is rounding
         above = np.cumsum(mass[::-1] * (1 + sign * self.slack))
         gains = -math.expm1(-self.step) * np.append(0.0, above[:-1])
         delta = lfilter([1.0], [1.0, -math.exp(-self.step)], gains)

@@ -6,13 +6,16 @@ from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
+from sightline.accounting.cohort_laws import cohort_law, cohort_reach
 from sightline.accounting.likelihood_ratio import (
     NOTHING,
     Array,
     Law,
     LawCache,
+    Points,
     gaussian_law,
     multiply_laws,
     on_step,
@@ -25,8 +28,10 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -212,6 +217,10 @@ MOST_POINTS = 8000
 ROUGH_STEP = 0.02
 """Of the lattice on which the spread of a segment's loss is first looked at, for noise multipliers up to one."""
 
+MOST_POOLED = 160
+"""So many numbers of noises are told apart."""
+ROUGH_POINTS = 500
+"""Enough to see how wide a law is."""
 LEAST_CHOICE = 1e-9
 """Below this epsilon a choice is taken for any release of that epsilon: it costs nothing that could be seen."""
 CHOICE_CELLS = 400
@@ -229,6 +238,10 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
         return gaussian_law(check_noise(event), step, tail)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
+    if isinstance(event, WithoutReplacement | FixedCohort) and isinstance(event.event, Gaussian):
+        return cohort_law(*share_and_noise(event), zero_out=isinstance(event, FixedCohort), step=step, tail=tail)
+    if isinstance(event, PooledDraws):
+        return pooled_points(event, step, tail).on_lattice(step)
     if isinstance(event, Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
     if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
@@ -258,6 +271,13 @@ def check_noise(event: Gaussian) -> float:
     if event.noise_multiplier < 0.05:
         raise NoLaw
     return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
+
+
+def share_and_noise(event: WithoutReplacement | FixedCohort) -> tuple[float, float]:
+    """The share that a cohort is of all, and the noise multiplier of the Gaussian inside."""
+    if not isinstance(event.event, Gaussian):
+        raise NoLaw(f"{event.event.kind} in a cohort has no closed form")
+    return event.cohort / event.population, check_noise(event.event)
 
 
 @LawCache
@@ -309,10 +329,17 @@ def _(event: Exponential, tail: float) -> Law:
     return Law(-eps, step, mass * (2 * math.tanh(step / 4) / -math.expm1(-eps)))
 
 
-@law_of.register
-def _(event: WithoutReplacement, tail: float) -> Law:
-    """Without amplification: valid for any hidden cohort by joint convexity."""
-    return native_law(event.event, tail)
+@law_of.register(WithoutReplacement)
+@law_of.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort, tail: float) -> Law:
+    """Of a Gaussian in closed form; else without amplification: valid for any hidden cohort by joint convexity."""
+    if not isinstance(event.event, Gaussian):
+        return native_law(event.event, tail)
+    (rate, noise), zero_out = share_and_noise(event), isinstance(event, FixedCohort)
+    reach = cohort_reach(rate, noise, zero_out=zero_out, tail=tail)
+    rough = cohort_law(rate, noise, zero_out=zero_out, step=reach / ROUGH_POINTS, tail=tail)
+    step = max(min(FINENESS * loss_deviation(rough), rough.step), reach / MOST_POINTS)
+    return cohort_law(rate, noise, zero_out=zero_out, step=step, tail=tail)
 
 
 @law_of.register
@@ -328,6 +355,50 @@ def _(event: Segment | ReplacedSegment | ConvexSegment, tail: float) -> Law:
     rough = segment_law(event, ROUGH_STEP / max(1.0, event.event.noise_multiplier), tail)  # type: ignore[attr-defined]
     reach = rough.step * len(rough.mass)
     return trim_law(segment_law(event, max(FINENESS * loss_deviation(rough), reach / MOST_POINTS), tail), tail)
+
+
+@law_of.register
+def _(event: PooledDraws, tail: float) -> Law:
+    noise = check_noise(inner_gaussian(event))
+    step = FINENESS / noise / math.sqrt(1 + event.rate * event.others)
+    return trim_law(pooled_points(event, step, tail).on_lattice(step), tail)
+
+
+def inner_gaussian(event: PooledDraws) -> Gaussian:
+    """The Gaussian inside, or no law."""
+    if not isinstance(event.event, Gaussian):
+        raise NoLaw(f"{event.event.kind} does not add up to more")
+    return event.event
+
+
+def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
+    """(probability, noise multiplier) for every number of others that were drawn, given that the subject was.
+
+    Where there are many they are taken together, with the least noise of each group; so are the tails.
+    """
+    z, drawn = check_noise(inner_gaussian(event)), stats.binom(event.others, event.rate)
+    low, high = int(drawn.ppf(1e-22)), int(drawn.isf(1e-22))
+    starts = np.unique(np.linspace(low, high + 1, min(high + 2 - low, MOST_POOLED)).astype(np.int64))
+    ends = np.append(starts[1:], event.others + 1)
+    held = drawn.sf(starts - 1) - drawn.sf(ends - 1)
+    chances = [(float(p), z * math.sqrt(k + 1)) for p, k in zip(held, starts.tolist(), strict=True) if p > 0]
+    rest = max(0.0, 1 - math.fsum(p for p, _ in chances))
+    return [(rest, z), *chances] if rest > 0 else chances
+
+
+def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
+    """The law of all numbers of noises, each as likely as it is: the observer knows which."""
+    losses, masses, zero, infinite = [np.zeros(1)], [np.array([1 - event.rate])], 0.0, 0.0
+    for chance, noise in pooled_chances(event):
+        law = gaussian_law(min(noise, MOST_HIDDEN_NOISE), step, tail)
+        losses.append(law.loss)
+        masses.append(event.rate * chance * law.mass)
+        zero, infinite = zero + event.rate * chance * law.zero, infinite + event.rate * chance * law.infinite
+    lowest = min(float(loss[0]) for loss in losses)
+    losses.append(np.array([-step * math.ceil(-lowest / step)]))  # a lattice from there has a point at L = 1
+    masses.append(np.zeros(1))
+    order = np.argsort(loss := np.concatenate(losses), kind="stable")
+    return Points(loss[order], np.concatenate(masses)[order], zero, infinite)
 
 
 @law_of.register

@@ -12,7 +12,15 @@ from functools import singledispatch
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, check_noise
+from sightline.accounting.cohort_laws import cohort_atoms
+from sightline.accounting.dominating_pairs import (
+    NoLaw,
+    allocation_blocks,
+    check_noise,
+    native_law,
+    pooled_chances,
+    share_and_noise,
+)
 from sightline.accounting.likelihood_ratio import Array, Law, LawCache, cell_splits
 from sightline.accounting.mixtures import TooFar, collapsed_panels, segment_pair
 from sightline.events import (
@@ -20,8 +28,10 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -71,7 +81,21 @@ def atoms_for(event: Event, width: float) -> Atoms:
         return sampled_atoms(inner, event.rate)
     if isinstance(event, Segment | ConvexSegment):
         return segment_atoms(event, width)
+    if isinstance(event, WithoutReplacement | FixedCohort):
+        rate, noise = share_and_noise(event)
+        return Atoms(*cohort_atoms(rate, noise, zero_out=isinstance(event, FixedCohort), width=width))
+    if isinstance(event, PooledDraws):
+        return pooled_atoms(event, width)
     return native_atoms(event)
+
+
+def pooled_atoms(event: PooledDraws, width: float) -> Atoms:
+    """Nothing, or as many noises as there are: atoms of all of them."""
+    each = [(chance, gaussian_atoms(noise, width)) for chance, noise in pooled_chances(event)]
+    loss = np.concatenate([np.zeros(1), *(atoms.loss for _, atoms in each)])
+    mass = np.concatenate([[1 - event.rate], *(event.rate * chance * atoms.mass for chance, atoms in each)])
+    order = np.argsort(loss, kind="stable")
+    return Atoms(loss[order], mass[order])
 
 
 @LawCache
@@ -104,8 +128,15 @@ def _(event: Exponential) -> Atoms:
 
 
 @atoms_of.register
-def _(event: WithoutReplacement) -> Atoms:
-    return native_atoms(event.event)
+def _(event: PooledDraws) -> Atoms:
+    return pooled_atoms(event, native_law(event, 1e-14).step)
+
+
+@atoms_of.register(WithoutReplacement)
+@atoms_of.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort) -> Atoms:
+    """Of a Gaussian; for anything else in a cohort no lower end is known."""
+    return atoms_for(event, native_law(event, 1e-14).step)
 
 
 @atoms_of.register

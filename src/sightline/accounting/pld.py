@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from sightline.accounting.composition import (
     Losses,
     Sum,
+    TooFine,
     backward_losses_of,
     compose_losses,
     forward_losses_of,
@@ -31,14 +32,19 @@ from sightline.accounting.likelihood_ratio import (
     on_step,
 )
 from sightline.accounting.lower_bounds import lower_law
-from sightline.events import Allocation, Event, Gaussian, Poisson
+from sightline.events import Allocation, Event, FixedCohort, Gaussian, Poisson, WithoutReplacement
 
 TOLERANCE = 5e-5
 """Relative discretisation error of epsilon that the grid is chosen for."""
+COHORT_TOLERANCE = 1e-5
+FAST_POINTS = 2**15
+"""The same with cohorts of a fixed size, whose laws are found fast as long as they have no more points."""
 COARSE = 0.025
 """First guess: lattice step over the spread of one release."""
 MOST_POINTS = 2**20
 """No refinement beyond about this many points of one law."""
+MOST_COHORT_POINTS = 2**18
+"""The same with cohorts of a fixed size: where few are drawn of many, rare losses reach far."""
 FIRST_POINTS = 2**14
 THIN = 4096
 
@@ -61,6 +67,14 @@ def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
         return gaussian_epsilon(strength, delta)
     kinds = resolve_allocations(counts)
     fit = fit_lattice(kinds, tail_for(kinds, delta), lambda total: order_for_delta(total, delta))
+    try:
+        return fitted_epsilon(fit, delta)
+    except TooFine:
+        return fitted_epsilon(fit.coarsen(8), delta)
+
+
+def fitted_epsilon(fit: "Fit", delta: float) -> float:
+    """Epsilon of both directions on a lattice."""
     first = direction_epsilon(fit.losses_by_law(forward_losses), delta, fit.order, 0.0)
     order = order_for_delta(Sum(fit.losses_by_law(thin_backward)), delta)
     return direction_epsilon(fit.losses_by_law(backward_losses), delta, order, first)
@@ -78,6 +92,17 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
         compose_losses(Sum(fit.losses_by_law(forward_losses)), fit.order).delta(epsilon),
         compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon),
     )
+
+
+def pld_backward_delta(counts: Mapping[Event, int], epsilon: float) -> float:
+    """An upper bound on delta at epsilon of the backward direction alone: without the subject against with it."""
+    strength = only_gaussian(counts)
+    if strength is not None:
+        return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
+    kinds = resolve_allocations(counts)
+    fit = fit_lattice(kinds, tail_for(kinds, 1e-14), lambda total: order_for_epsilon(total, epsilon))
+    order = order_for_epsilon(Sum(fit.losses_by_law(thin_backward)), epsilon)
+    return compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon)
 
 
 def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Sequence[float]) -> Array:
@@ -167,27 +192,34 @@ class Fit:
         """One direction of every law, with its count."""
         return [(losses_of(*key), times) for key, times in self.laws]
 
+    def coarsen(self, factor: int) -> "Fit":
+        """The same on a coarser lattice: rare losses that reach far may ask for more points than a transform has."""
+        return Fit(tuple(((event, factor * step, tail), n) for (event, step, tail), n in self.laws), self.order)
+
 
 def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
     """The coarsest lattice on which the error of epsilon is within tolerance (or the finest that fits)."""
     step = first_step(kinds, tail)
+    cohorts = any(isinstance(event, WithoutReplacement | FixedCohort) for event, _ in kinds)
+    most = MOST_COHORT_POINTS if cohorts else MOST_POINTS
     for _ in range(12):
         laws = tuple(((event, step, tail), times) for event, times in kinds)
         fit = Fit(laws, order_of(Sum([(thin_forward(*key), times) for key, times in laws])))
         total = Sum(fit.losses_by_law(forward_losses))
         centre = total.cumulants(fit.order)
         error = discretisation_error(fit, total)
-        allowed = TOLERANCE * max(centre.mean, 0.1 * math.sqrt(centre.variance))
-        if error <= allowed or too_many(total, math.sqrt(centre.variance), step / 2):
+        fast = cohorts and max(len(losses.mass) for losses, _ in total.kinds) < FAST_POINTS
+        allowed = (COHORT_TOLERANCE if fast else TOLERANCE) * max(centre.mean, 0.1 * math.sqrt(centre.variance))
+        if error <= allowed or too_many(total, math.sqrt(centre.variance), step / 2, most):
             break
         step = lower_step(step * max(1 / 16, min(0.71, 0.9 * math.sqrt(allowed / error))))
     return fit
 
 
-def too_many(total: Sum, spread: float, step: float) -> bool:
+def too_many(total: Sum, spread: float, step: float, most: int) -> bool:
     """Whether a lattice of this step would have too many points."""
     longest = max(len(losses.mass) * losses.step for losses, _ in total.kinds)
-    return longest / step > MOST_POINTS or 16 * spread / step > 4 * MOST_POINTS
+    return longest / step > most or 16 * spread / step > 4 * most
 
 
 def discretisation_error(fit: Fit, total: Sum) -> float:

@@ -12,7 +12,8 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
-from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law
+from sightline.accounting.cohort_laws import cohort_log_moments
+from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law, pooled_chances
 from sightline.accounting.likelihood_ratio import Array, Law
 from sightline.accounting.mixtures import EVERY_DRAW, TooFar, mixture_moments, replaced_pair, segment_pair
 from sightline.accounting.moments import (
@@ -34,8 +35,10 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -47,6 +50,8 @@ from sightline.events import (
 
 TAIL = 1e-40
 """Mass at the ends of the laws that backward moments are read from."""
+LEAST_COHORT_NOISE = 0.25
+"""With less noise the moments of a cohort's law would take long, and being hidden in it hardly helps."""
 LOW_ORDERS = np.concatenate([np.arange(1.01, 1.5, 0.01), np.arange(1.5, 20, 0.05)])
 REAL_ORDERS = np.unique(np.concatenate([np.arange(2, 20, 0.05), np.arange(20, 64, 0.5), np.arange(64, MOST_ORDER + 1)]))
 
@@ -140,6 +145,15 @@ def _(event: Poisson) -> Backward:
 
 
 @forward_of.register
+def _(event: PooledDraws) -> Array:
+    """The mean over what everybody knows; both directions are the same."""
+    chances = [(1 - event.rate, np.zeros(len(ORDERS)))]
+    chances += [(event.rate * chance, forward_moments(Gaussian(noise))) for chance, noise in pooled_chances(event)]
+    terms = [math.log(chance) + moments for chance, moments in chances]
+    return pin_moments(log_sum(np.stack(terms, axis=1)))
+
+
+@forward_of.register
 def _(event: Split) -> Array:
     return mean_moments(forward_moments(event.event), event.parts)
 
@@ -168,7 +182,8 @@ def _(event: WithoutReplacement) -> Array:
     """Under replace-one both directions have one bound; never worse than no amplification."""
     inner = np.maximum(forward_moments(event.event), backward_moments(event.event).moments)
     centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, Gaussian) else None
-    return np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
+    known = np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
+    return known if (exact := moments_of_cohort(event)) is None else np.minimum(known, np.maximum(*exact))
 
 
 @backward_of.register
@@ -197,6 +212,29 @@ def _(event: ReplacedSegment) -> Array:
         return np.minimum(mixture_moments(replaced_pair(event)), forward_moments(event.known))
     except TooFar:
         return forward_moments(event.known)
+
+
+@forward_of.register
+def _(event: FixedCohort) -> Array:
+    """Of a Gaussian by its law, and never worse than no amplification."""
+    inner = forward_moments(event.event)
+    return inner if (exact := moments_of_cohort(event)) is None else np.minimum(inner, exact[0])
+
+
+@backward_of.register
+def _(event: FixedCohort) -> Backward:
+    inner = backward_moments(event.event)
+    exact = moments_of_cohort(event)
+    return inner if exact is None else Backward(np.minimum(inner.moments, exact[1]), inner.missing)
+
+
+@lru_cache(maxsize=64)
+def moments_of_cohort(event: WithoutReplacement | FixedCohort) -> tuple[Array, Array] | None:
+    """Forward and backward moments by the law of a cohort; none where it is not known or would take too long."""
+    if not isinstance(event.event, Gaussian) or event.event.noise_multiplier < LEAST_COHORT_NOISE:
+        return None
+    rate, noise = event.cohort / event.population, event.event.noise_multiplier
+    return cohort_log_moments(rate, noise, zero_out=isinstance(event, FixedCohort))
 
 
 def from_law(event: Event, inner: Event) -> Backward:

@@ -7,6 +7,7 @@ page say of it. `sightline account`, `sightline calibrate` and the page are made
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from sightline.accounting.accountant import Accountant, interval, large_delta_no
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
+from sightline.accounting.certified import BETA, Certificate, certify_balanced
 from sightline.accounting.published import AsPublished, clustered_noise
 from sightline.errors import invalid
 from sightline.events import (
@@ -24,12 +26,16 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
+    Pooled,
+    PooledDraws,
     Product,
     ReplacedSegment,
     Segment,
     Split,
+    WithoutReplacement,
     scale_noise,
 )
 
@@ -62,6 +68,16 @@ class Scheme:
         """Lower and upper bound from opposite roundings: what the grid leaves open."""
         return interval(self.composition, delta)
 
+    def list_facts(self, *, delta: float) -> dict[str, Any]:
+        """What the bound rests on besides proofs: nothing."""
+        return {}
+
+    def calibrate_over(
+        self, at: "Callable[[float], Scheme]", *, epsilon: float, delta: float, accountant: Accountant
+    ) -> "Scheme":
+        """`at` of the least noise with which it costs at most (epsilon, delta)."""
+        return at(calibrate(lambda noise: at(noise).composition, epsilon=epsilon, delta=delta, accountant=accountant))
+
     def with_noise(self, noise_multiplier: float) -> "Scheme":
         """The same scheme with another noise; an unsplit part's noise is scaled along."""
         factor = noise_multiplier / self.noise_multiplier
@@ -73,8 +89,7 @@ class Scheme:
         >>> round(gaussian(noise=1, steps=4).calibrated(epsilon=8.0, delta=1e-5).noise_multiplier, 2)
         1.2
         """
-        noise = calibrate(lambda z: self.with_noise(z).composition, epsilon=epsilon, delta=delta, accountant=accountant)
-        return self.with_noise(noise)
+        return self.calibrate_over(self.with_noise, epsilon=epsilon, delta=delta, accountant=accountant)
 
     def _repr_html_(self) -> str:
         events = shown.html_table(
@@ -82,6 +97,71 @@ class Scheme:
         )
         costs = [(f"{delta:g}", shown.rounded_up(self.epsilon(delta=delta))) for delta in DELTAS]
         return events + shown.html_table("upper bounds", ("delta", "epsilon"), costs)
+
+
+@dataclass(frozen=True)
+class CertifiedSchedule(Scheme):
+    """`balanced` whose epsilon is certified by sampling: with a small chance, counted in delta, it is wrong.
+
+    It holds for the schedule by itself. `composition` is the block bound's, as for anything that composes further.
+    """
+
+    seed: int = 0
+    beta: float = BETA
+
+    def certificate(self, *, delta: float) -> Certificate:
+        """Epsilon at delta and what it rests on."""
+        ((event, epochs),) = self.events
+        steps, uses = (event.steps, event.uses) if isinstance(event, Allocation) else (1, 1)
+        numbers = (self.noise_multiplier, steps, uses, epochs)
+        return cached_certificate(*numbers, delta, self.seed, self.beta)
+
+    def epsilon(self, *, delta: float, accountant: Accountant = Accountant.PLD) -> float:
+        """Upper bound on epsilon at delta; moments are not certified."""
+        if accountant is Accountant.RDP:
+            return super().epsilon(delta=delta, accountant=accountant)
+        return self.certificate(delta=delta).epsilon
+
+    def interval(self, *, delta: float) -> tuple[float, float]:
+        """Nothing is known of the lower end: that of the blocks lies above the truth."""
+        return 0.0, self.epsilon(delta=delta)
+
+    def list_facts(self, *, delta: float) -> dict[str, Any]:
+        """Whether draws were needed, the chance that they deceive, their seed and number."""
+        found = self.certificate(delta=delta)
+        return {"certified": found.certified, "beta": found.beta, "seed": found.seed, "draws": found.draws}
+
+    def with_noise(self, noise_multiplier: float) -> "CertifiedSchedule":
+        """The same schedule with another noise."""
+        return replace(self, noise_multiplier=noise_multiplier, events=super().with_noise(noise_multiplier).events)
+
+    def calibrate_over(
+        self, at: Callable[[float], Scheme], *, epsilon: float, delta: float, accountant: Accountant
+    ) -> Scheme:
+        """The scheme of the least noise that was found in some turns: the blocks' noise for more and more epsilon.
+
+        Every turn is certified with its share of beta, so that the best of them may be taken.
+        """
+        found, allowed, careful = [], epsilon, replace(self, beta=self.beta / TURNS)
+        for _ in range(TURNS):
+            plain = super().calibrate_over(at, epsilon=allowed, delta=delta, accountant=accountant)
+            tried = careful.with_noise(plain.noise_multiplier)
+            cost = tried.epsilon(delta=delta, accountant=accountant)
+            found += [tried] if cost <= epsilon else []
+            allowed *= 0.999 * epsilon / cost
+        return min(found, key=lambda one: one.noise_multiplier)
+
+
+TURNS = 4
+"""How often a certified schedule is tried with less noise."""
+
+
+@lru_cache(maxsize=256)
+def cached_certificate(
+    noise: float, steps: int, uses: int, epochs: int, delta: float, seed: int, beta: float
+) -> Certificate:
+    """A certificate takes seconds, and the same seed gives the same."""
+    return certify_balanced(noise=noise, steps=steps, uses=uses, epochs=epochs, delta=delta, seed=seed, beta=beta)
 
 
 def check_count(name: str, value: int) -> int:
@@ -186,7 +266,7 @@ class SchemeFamily:
         def at(noise: float) -> Scheme:
             return self.make(**{**complete, "noise": noise})
 
-        return at(calibrate(lambda z: at(z).composition, epsilon=epsilon, delta=delta, accountant=accountant))
+        return at(1.0).calibrate_over(at, epsilon=epsilon, delta=delta, accountant=accountant)
 
     def note_delta(self, numbers: Numbers, delta: float) -> str | None:
         """What is to be said of a delta that is large for those whom the numbers count, if anything."""
@@ -277,6 +357,13 @@ CHANCE = Parameter("chance", "Probability of checking in at all.", "Chance of ch
 SAMPLES = Parameter("samples", "Examples of the client.", "Examples", 1, 5e4, 8000, whole=True, counts="examples")
 BATCH_SIZE = Parameter("batch_size", "Batch size of the later rounds.", "Batch size", 8, 1e4, 32, whole=True)
 ROUNDS = Parameter("rounds", "Rounds; the first is a full batch.", "Rounds", 1, 1000, 200, whole=True)
+ADJACENCY = Parameter("adjacency", "Which change is hidden.", choices=tuple(one.value for one in Adjacency))
+CERTIFIED = Parameter("certified", "Sample the true law: less epsilon, in seconds, with a confidence.", flag=True)
+SEED = Parameter("seed", "Seed of the draws of a certificate.", whole=True)
+CLIP_NOISE = replace(NOISE, help="Noise multiplier z = sigma / clip norm.")
+COHORT = Parameter("cohort", "Clients in a cohort.", "Cohort", 1, 1e6, 10, whole=True)
+CLIENTS = Parameter("clients", "All clients.", "Clients", 2, 1e9, 100, whole=True, counts="clients")
+EVERYONE = Parameter("everyone", "All clients send noise, also who is not drawn: the draws are hidden.", flag=True)
 TENTH = "Private choices (default: a tenth of the rounds)."
 SELECTIONS = Parameter("selections", TENTH, whole=True, derive=lambda n: n["rounds"] // 10)
 CHOICE = Parameter(
@@ -309,18 +396,20 @@ def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     title="Balanced: exactly k of T steps",
     help="Each subject is used in exactly K of T steps.",
     hint="Each subject is used in exactly so many of the steps, a hidden choice.",
-    parameters=(NOISE, STEPS, USES, EPOCHS),
+    parameters=(NOISE, STEPS, USES, EPOCHS, CERTIFIED, SEED),
     example={"noise": 2, "steps": 1000, "uses": 100},
     matched_poisson=lambda n: (n["uses"] / n["steps"], n["steps"] * n["epochs"]),
 )
-def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1) -> Scheme:
+def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1, certified: bool = False, seed: int = 0) -> Scheme:
     """Each subject is used in exactly `uses` of `steps` steps, uniformly at random, anew in each of `epochs` epochs.
+
+    `certified` samples the true ratio (seconds): less epsilon, with a chance of being wrong that is counted in delta.
 
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06
     """
-    event = Allocation(check_count("steps", steps), uses, Gaussian(noise))
-    return Scheme("balanced", noise, ((event, check_count("epochs", epochs)),))
+    events = ((Allocation(check_count("steps", steps), uses, Gaussian(noise)), check_count("epochs", epochs)),)
+    return CertifiedSchedule("balanced", noise, events, seed) if certified else Scheme("balanced", noise, events)
 
 
 @register_scheme(
@@ -382,6 +471,51 @@ def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
 def gaussian(*, noise: float, steps: int) -> Scheme:
     """Every step uses every subject: local releases, full participation."""
     return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
+
+
+@register_scheme(
+    title="Fixed: exactly m of n clients",
+    help="Each step uses a hidden cohort of exactly M of N clients.",
+    hint="Each step uses a hidden cohort of a fixed size, drawn without replacement.",
+    parameters=(CLIP_NOISE, COHORT, CLIENTS, STEPS.starting_at(100), ADJACENCY),
+    example={"noise": 1, "cohort": 10, "clients": 100, "steps": 100},
+)
+def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str = "add_remove") -> Scheme:
+    """Each step uses exactly `cohort` of `clients` clients, hidden; `noise` is relative to the clip norm.
+
+    Under `replace` a client moves the sum by two clip norms, so the noise is half as large against what it can do.
+    Against a client who knows that it was not drawn itself, give one client less.
+
+    >>> round(fixed(noise=1.0, cohort=10, clients=100, steps=100).epsilon(delta=1e-5), 3)
+    18.055
+    """
+    replaced = Adjacency(adjacency) is Adjacency.REPLACE
+    kind, inner = (WithoutReplacement, Gaussian(noise / 2)) if replaced else (FixedCohort, Gaussian(noise))
+    return Scheme("fixed", noise, ((kind(cohort, clients, inner), check_count("steps", steps)),))
+
+
+@register_scheme(
+    title="Pooled: noise at every client",
+    help="Each client that sends adds noise, and only the sum is seen; who sends is drawn openly, with a probability.",
+    hint="Each client that sends adds noise of its own; against another client, who sees only the sum.",
+    parameters=(CLIP_NOISE, CLIENTS, RATE, STEPS.starting_at(50), EVERYONE),
+    example={"noise": 1, "clients": 100, "rate": 0.1, "steps": 50},
+)
+def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: bool = False) -> Scheme:
+    """Noises of clients that add up, against another client: of those who are drawn (openly), or of everyone (hidden).
+
+    >>> round(pooled(noise=1.0, clients=100, rate=0.1, steps=1).epsilon(delta=1e-5), 3)
+    1.183
+    >>> round(pooled(noise=1.0, clients=100, rate=0.1, steps=50, everyone=True).epsilon(delta=1e-5), 3)
+    0.241
+    """
+    if check_count("clients", clients) < 2:
+        invalid("clients", clients, "the observer is one of them, and the subject another", "give at least 2")
+    if everyone:
+        event: Event = Poisson(rate, Pooled(clients - 1, Gaussian(noise)))
+    else:
+        event = PooledDraws(rate, clients - 2, Gaussian(noise))
+    return Scheme("pooled", noise, ((event, check_count("steps", steps)),))
 
 
 @register_scheme(

@@ -21,17 +21,39 @@ DERIVED = "derived"
 """Marks a field of settings that follows from the experiment and is not the user's to give."""
 
 
+PRIVATE_SIZES = (
+    "a client's data may be exchanged for more or fewer examples, and steps that everybody counts with follow"
+)
+
+
 @dataclass(frozen=True)
 class WorkStats:
-    """Public facts about the work behind a released mean. Where the cohort is a secret they are the same for all."""
+    """Public facts about the work behind a released mean. Where the cohort is a secret they are the same for all.
+
+    Numbers of steps that follow from the sizes of shards are refused where these are not public: for a client whose
+    data may be exchanged for any other, also for more or fewer examples.
+    """
 
     learning_rate: float
-    steps: float
-    """Expected number of effective local steps, averaged by the weights of the mean."""
-    most_steps: float
-    """The largest number of effective local steps that any client can take."""
     share: float
     """How much of all clients' weight stands behind the mean: |S| / N, in expectation where S is a secret."""
+    counted: tuple[float, float] | None
+    """The mean and the largest number of steps; none where they are not public."""
+
+    @property
+    def steps(self) -> float:
+        """Expected number of effective local steps, averaged by the weights of the mean."""
+        return self._public_steps()[0]
+
+    @property
+    def most_steps(self) -> float:
+        """The largest number of effective local steps that any client can take."""
+        return self._public_steps()[1]
+
+    def _public_steps(self) -> tuple[float, float]:
+        if self.counted is None:
+            refuse("privacy.adjacency", "replace", PRIVATE_SIZES, 'use adjacency = "add_remove", or give local.steps')
+        return self.counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +239,8 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
 
     The server must not take the local step for them. And amplification is claimed only where draws are independent: a
     client's state tells whether it took part before, so that later updates of the others would give away who else was
-    in a cohort of fixed size, and with it the draw behind the amplification.
+    in a cohort of fixed size, and with it the draw behind the amplification. (Under add/remove such a cohort claims to
+    hide nothing, see `FixedCohorts.hidden`.)
     """
 
     def check(experiment: Experiment) -> None:
@@ -262,5 +285,7 @@ class Algorithm:
     """Whether there is nothing left to do before the rounds are over."""
     ending: str = ""
     """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""
+    remembers: bool = False
+    """Whether clients train by what they kept of earlier rounds: it tells whether they took part."""
     kept: str = ""
     """The memory that is each client's own model: what clients are judged by, private, never published."""

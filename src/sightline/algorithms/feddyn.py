@@ -65,4 +65,13 @@ def current_models(state: State, clients: range) -> Public:
 
 SAYS = "Clients keep their gradient memories to themselves; the server's drift is computed from released means."
 
-ALGORITHM = Algorithm("feddyn", FedDyn, init_state, run_round, current_models, says=SAYS, check=keeps_state("feddyn"))
+ALGORITHM = Algorithm(
+    "feddyn",
+    FedDyn,
+    init_state,
+    run_round,
+    current_models,
+    says=SAYS,
+    check=keeps_state("feddyn"),
+    remembers=True,
+)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
+from sightline.algorithms.contract import PRIVATE_SIZES, Algorithm, Round, State, keeps_state
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.mechanisms import LocalResult, Public, StateRule
@@ -73,11 +73,20 @@ SAYS = "Clients keep control variates to themselves; the server's is computed fr
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse steps from which no mean gradient can be read off."""
+    """Refuse steps that no mean gradient can be read off, and steps by size where a neighbour may have another size."""
     keeps_state("scaffold")(experiment)
     if experiment.local.adaptive:
         law = "a control variate is a mean of gradients, and Adam's steps are none"
         refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd" or "momentum"')
+    privacy = experiment.privacy
+    if privacy.unit == "client" and privacy.adjacency == "replace" and experiment.local.steps is None:
+        law = (
+            "scaffold's control variates are scaled by the steps of the largest and of the mean client: "
+            + PRIVATE_SIZES
+        )
+        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or give local.steps')
 
 
-ALGORITHM = Algorithm("scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=check_experiment)
+ALGORITHM = Algorithm(
+    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=check_experiment, remembers=True
+)

@@ -10,6 +10,7 @@ from sightline.config.mechanism_rules import (
     PERTURBATIONS,
     Split,
     check_convex,
+    check_everyone,
     check_noise,
     check_perturbation,
     check_solution,
@@ -272,6 +273,8 @@ class Privacy(Section):
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     noise_source: Literal["seed", "os"] = "seed"
     arithmetic: Literal["float", "integer"] = "float"
+    everyone_sends_noise: bool | None = None
+    """Of noise at the client: whether who is not drawn sends its noise all the same."""
     stop_at_epsilon: Positive | None = None
     accountant: Literal["pld", "rdp"] = "pld"
     options: dict[str, Any] | None = None
@@ -373,6 +376,7 @@ class Experiment(Section):
                 invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
         check_split(self)
         check_convex(self)
+        check_everyone(self)
         return self
 
     def _check_sample_unit(self) -> None:

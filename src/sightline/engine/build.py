@@ -218,7 +218,13 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
     cohorts = algorithm.cohorts(experiment)
-    return build_sampler(settings, population=len(channel.members), adjacency=adjacency, cohorts=cohorts)
+    return build_sampler(
+        settings,
+        population=len(channel.members),
+        adjacency=adjacency,
+        cohorts=cohorts,
+        remembered=algorithm.remembers,
+    )
 
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:

@@ -37,7 +37,8 @@ def effort_of(
     """Learning rate, effective steps and share of the clients behind a mean update.
 
     Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody
-    and the expected share. Otherwise means over the cohort by data size, as the mechanisms weigh.
+    and the expected share; under replace-one no number that follows from the sizes of shards. Otherwise means over the
+    cohort by data size, as the mechanisms weigh.
     """
     experiment, sizes, local = setting.experiment, setting.federation.sizes.tolist(), setting.experiment.local
     full = experiment.samples_scheme == "full"
@@ -52,7 +53,8 @@ def effort_of(
         share = math.fsum(weights.values()) / math.fsum(sizes)
     steps = {n: expected_steps(sizes[n], local, full=full) for n in weights}
     mean = math.fsum(weights[n] * steps[n] for n in weights) / math.fsum(weights.values()) if weights else 0.0
-    return WorkStats(pace.learning_rate or local.learning_rate, mean, most, share)
+    public = experiment.privacy.unit != "client" or experiment.privacy.adjacency != "replace" or local.steps is not None
+    return WorkStats(pace.learning_rate or local.learning_rate, share, (mean, most) if public else None)
 
 
 def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:

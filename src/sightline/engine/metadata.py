@@ -148,6 +148,22 @@ def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | Non
     return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
 
 
+def describe_cohorts(setting: BuiltExperiment) -> list[str]:
+    """What cohorts of a fixed size hide, where the guarantee is for clients below a trusted server."""
+    experiment = setting.experiment
+    if experiment.sampling.clients.scheme != "fixed" or setting.unit is not Unit.CLIENT or not setting.topology.trusted:
+        return []
+    if setting.algorithm.remembers:
+        return [
+            f"Clients of {setting.algorithm.name} remember that they took part: cohorts of a fixed size are not "
+            "claimed to hide anybody."
+        ]
+    return [
+        "Every cohort has a fixed size and is drawn in secret. That is counted as what it is, not as Poisson sampling, "
+        "and against a client who knows that it was not drawn itself."
+    ]
+
+
 def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     """The promise, in sentences."""
     privacy = setting.experiment.privacy
@@ -169,12 +185,7 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
             sentences.append("Below every other edge each device adds noise of its own before anything leaves it.")
     else:
         sentences.append("Nobody is trusted: the noise is added by each client before anything leaves it.")
-    scheme = setting.experiment.sampling.clients.scheme
-    if scheme == "fixed" and privacy.adjacency == "add_remove" and privacy.unit == "client":
-        sentences.append(
-            "Cohorts of a fixed size under add/remove adjacency: no amplification by sampling is claimed. "
-            'adjacency = "replace" accounts for it.'
-        )
+    sentences += describe_cohorts(setting)
     sentences += describe_schedule(setting)
     if setting.splitter is not None:
         sentences += setting.splitter.explain_guarantee({"client": "client", "sample": "example"}[privacy.unit])

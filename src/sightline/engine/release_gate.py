@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import BudgetExhausted, Refused
-from sightline.events import Allocation, Clear, Poisson, Unit, WithoutReplacement
+from sightline.events import Allocation, Clear, FixedCohort, Poisson, Unit, WithoutReplacement
 from sightline.ledger import Draw, Ledger, LedgerDamaged, Release
 from sightline.mechanisms import CallId
 from sightline.randomness import EVERYONE, Purpose
 from sightline.topology import Channel
 
-HIDDEN_COHORTS = Poisson | WithoutReplacement | Allocation
+HIDDEN_COHORTS = Poisson | WithoutReplacement | FixedCohort | Allocation
 """Events of a client that rest on the sampling of a cohort."""
 
 

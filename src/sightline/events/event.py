@@ -106,8 +106,23 @@ class WithoutReplacement(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "population", self.population >= 1, "there is somebody to draw from")
-        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
+        check_cohort(self)
+
+
+@dataclass(frozen=True)
+class FixedCohort(Event):
+    """A hidden cohort of exactly `cohort` out of `population` places (zero-out adjacency); inside it is `event`.
+
+    A subject that is zeroed out keeps its place: it may be drawn, and then adds nothing. Whoever else is drawn in its
+    place adds no more than it could.
+    """
+
+    cohort: int
+    population: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_cohort(self)
 
 
 @dataclass(frozen=True)
@@ -142,8 +157,9 @@ class Allocation(Event):
 class Pooled(Event):
     """A sum in which `noises` noises, each by itself enough for the Gaussian `event`, lie on top of one another.
 
-    Against a single observer who sees no summand and knows none of the `noises` it is Gaussian(z sqrt(noises)). Against
-    who sees the summands, and against coalitions, whose members might know some of the noises, `event` alone counts.
+    They are those that a single observer who added one itself does not know: it is Gaussian(z sqrt(noises)). An
+    outsider knows none, so one more counts against it; a coalition may know one for each of its members. Against who
+    sees the summands `event` alone counts.
     """
 
     noises: int
@@ -218,6 +234,23 @@ class ConvexSegment(Event):
 
 
 @dataclass(frozen=True)
+class PooledDraws(Event):
+    """Noises that add up, of senders that everybody knows, before they are drawn: each sends with probability `rate`.
+
+    The subject is among them, its own noise counts, and so does that of each of `others` members who were drawn; the
+    observer's own does not. In a run the draws have been made, and the event is `Pooled`.
+    """
+
+    rate: float
+    others: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
+        check_event(self, "others", self.others >= 0, "a count is not negative")
+
+
+@dataclass(frozen=True)
 class Repeat(Event):
     """`times` independent (adaptively chosen) releases of the same `event`."""
 
@@ -259,14 +292,20 @@ def shorten_shift(event: Event, factor: float) -> Event:
     return Gaussian(event.noise_multiplier / (factor * (1 + 1e-15))) if isinstance(event, Gaussian) else event
 
 
+def check_cohort(event: "WithoutReplacement | FixedCohort") -> None:
+    """Raise unless the cohort can be drawn."""
+    check_event(event, "population", event.population >= 1, "there is somebody to draw from")
+    check_event(event, "cohort", 1 <= event.cohort <= event.population, "a cohort has 1 to `population` members")
+
+
 def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
     """The same event with `change` applied to the events directly inside it."""
     if isinstance(event, Product):
         return Product(tuple(change(part) for part in event.events))
     if isinstance(event, Poisson):
         return Poisson(event.rate, change(event.event))
-    if isinstance(event, WithoutReplacement):
-        return WithoutReplacement(event.cohort, event.population, change(event.event))
+    if isinstance(event, WithoutReplacement | FixedCohort):
+        return type(event)(event.cohort, event.population, change(event.event))
     if isinstance(event, Split):
         return Split(event.parts, change(event.event))
     if isinstance(event, Allocation):
@@ -277,6 +316,8 @@ def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
         return Pooled(event.noises, change(event.event))
     if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
         return replace(event, event=change(event.event))
+    if isinstance(event, PooledDraws):
+        return PooledDraws(event.rate, event.others, change(event.event))
     return event
 
 
@@ -288,7 +329,7 @@ def with_known_coins(event: Event) -> Event:
     >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
     Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
     """
-    if isinstance(event, Poisson | WithoutReplacement | Split | Pooled):
+    if isinstance(event, Poisson | WithoutReplacement | FixedCohort | Split | Pooled | PooledDraws):
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
@@ -297,23 +338,37 @@ def with_known_coins(event: Event) -> Event:
     return rebuild_event(event, with_known_coins)
 
 
-def against_coalition(event: Event, members: int) -> Event:
-    """What the event is against a coalition, `members` of whom may be in it themselves.
+def against_coalition(event: Event, members: int, parties: int) -> Event:
+    """What the event is against a coalition of so many parties, `members` of whom may be in it themselves.
 
-    Noises that they may have added protect nobody. Each of them knows whether it was in a cohort of a fixed size: at
-    worst none was, and the cohort came from those who are left.
+    Noises that they may have added, one each, protect nobody. Each of them knows whether it was in a cohort of a fixed
+    size: at worst none was, and the cohort came from those who are left.
 
-    >>> against_coalition(Pooled(4, Gaussian(2.0)), 2)
-    Gaussian(noise_multiplier=2.0)
-    >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3)
+    >>> against_coalition(Pooled(4, Gaussian(2.0)), 0, 2)
+    Pooled(noises=3, event=Gaussian(noise_multiplier=2.0))
+    >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3, 3)
     WithoutReplacement(cohort=2, population=6, event=Gaussian(noise_multiplier=2.0))
     """
+    inner = rebuild_event(event, lambda held: against_coalition(held, members, parties))
+    if isinstance(inner, Pooled):
+        return Pooled(max(1, inner.noises + 1 - parties), inner.event)
+    if isinstance(inner, PooledDraws):
+        return PooledDraws(inner.rate, max(0, inner.others + 1 - parties), inner.event)
+    if isinstance(inner, WithoutReplacement | FixedCohort):
+        left = inner.population - members
+        return type(inner)(inner.cohort, left, inner.event) if inner.cohort < left else inner.event
+    return inner
+
+
+def against_outsider(event: Event) -> Event:
+    """What the event is against a single observer who adds no noise of its own: one more protects the subject.
+
+    >>> against_outsider(Poisson(0.5, Pooled(4, Gaussian(2.0))))
+    Poisson(rate=0.5, event=Pooled(noises=5, event=Gaussian(noise_multiplier=2.0)))
+    """
     if isinstance(event, Pooled):
-        return against_coalition(event.event, members)
-    if isinstance(event, WithoutReplacement):
-        inner, left = against_coalition(event.event, members), event.population - members
-        return WithoutReplacement(event.cohort, left, inner) if event.cohort < left else inner
-    return rebuild_event(event, lambda inner: against_coalition(inner, members))
+        return Pooled(event.noises + 1, event.event)
+    return rebuild_event(event, against_outsider)
 
 
 def scale_noise(event: Event, factor: float) -> Event:

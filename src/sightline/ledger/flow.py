@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
-from sightline.events import Event, against_coalition, with_known_coins
+from sightline.events import Event, against_coalition, against_outsider, with_known_coins
 from sightline.ledger.release import NOBODY, Parties, Release
+from sightline.topology import PUBLIC
 
+OUTSIDER = frozenset({PUBLIC})
+"""Who takes part in nothing."""
 PAGE = 1024
 """So many numbers share one integer."""
 
@@ -114,7 +117,9 @@ class View:
         known = bool(self.observers & release.coins_known_to)
         event = with_known_coins(release.event) if known else release.event
         if len(self.observers) > 1:
-            event = against_coalition(event, len(self.observers & release.subjects))
+            event = against_coalition(event, len(self.observers & release.subjects), len(self.observers))
+        elif self.observers == OUTSIDER:
+            event = against_outsider(event)
         key = (release.joint, release.subjects, event)
         if not release.subjects or (release.joint and self._knows_draws(key)):
             return

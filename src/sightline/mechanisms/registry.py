@@ -12,7 +12,7 @@ from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
 from sightline.mechanisms.convex_solver import HALF
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
-from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust
+from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.objective import Objective
@@ -217,6 +217,9 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
+    if experiment.topology.kind == "star" and asked == ("gaussian", "client", "client"):
+        kind = EveryoneNoisesMean if privacy.everyone_sends_noise else PooledMean
+        return kind(*_client_noise(experiment))
     if asked not in MECHANISMS:
         known = " or ".join(f'unit = "{unit}" with where = "{at}"' for name, unit, at in MECHANISMS if name == asked[0])
         refuse("privacy.mechanism", asked[0], f'is not for unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}")

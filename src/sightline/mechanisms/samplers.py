@@ -1,7 +1,7 @@
 """Who takes part: every sampler draws cohorts and states the event that its own draws make of a release."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ from scipy.special import gammaln
 
 from sightline.config import ClientSampler
 from sightline.errors import invalid, refuse
-from sightline.events import Adjacency, Event, Poisson, WithoutReplacement
+from sightline.events import Adjacency, Event, FixedCohort, Poisson, WithoutReplacement
 from sightline.mechanisms.sampler_laws import check_first_sampler
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.plugins import SAMPLER, locate_plugin
@@ -140,13 +140,14 @@ class PoissonCohorts(Memoryless):
 class FixedCohorts(Memoryless):
     """Exactly `size` clients, uniformly without replacement: not Poisson, and not accounted as if it were.
 
-    Under replace-one adjacency it is amplified as what it is. Under add/remove (zero-out) the size of the cohort ties
-    the clients' draws together, no amplification is claimed, and the event is the unsampled one.
+    Everybody keeps a place that can be drawn: who is zeroed out, under add/remove, adds nothing when it is drawn.
     """
 
     population: int
     size: int
     adjacency: Adjacency
+    hidden: bool = True
+    """Whether who was drawn stays a secret; not where clients remember it and later train by what they remember."""
 
     @property
     def expected(self) -> float:
@@ -158,14 +159,15 @@ class FixedCohorts(Memoryless):
         return tuple(sorted(int(n) for n in rng.choice(self.population, self.size, replace=False)))
 
     def hidden_event(self, event: Event) -> Event:
-        """`WithoutReplacement` of all but one under replace-one, else the event itself.
+        """`FixedCohort` of all but one under add/remove, `WithoutReplacement` under replace-one.
 
         An observer who is a client and was not drawn knows that the cohort came from the others: for it the population
-        is one smaller, and that is what is claimed against everybody.
+        is one smaller, and that is what is claimed against everybody. Where nothing is hidden it is the event itself.
         """
-        if self.adjacency is Adjacency.REPLACE and self.size < self.population - 1:
-            return WithoutReplacement(self.size, self.population - 1, event)
-        return event
+        if not self.hidden or self.size >= self.population - 1:
+            return event
+        kind = WithoutReplacement if self.adjacency is Adjacency.REPLACE else FixedCohort
+        return kind(self.size, self.population - 1, event)
 
     def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
         """C(n - some, m) / C(n, m): the members are drawn without replacement."""
@@ -244,16 +246,22 @@ SAMPLERS: dict[str, BuildSampler] = {
 
 
 def build_sampler(
-    settings: ClientSampler, *, population: int, adjacency: Adjacency, cohorts: Cohorts = ONE_COHORT
+    settings: ClientSampler,
+    *,
+    population: int,
+    adjacency: Adjacency,
+    cohorts: Cohorts = ONE_COHORT,
+    remembered: bool = False,
 ) -> CohortSampler:
     """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know.
 
+    Where clients train by what they `remember`, later rounds tell who was in a cohort of a fixed size: it hides nobody.
     Somebody else's sampler is held to its laws when it is first built (`sampler_laws`).
     """
     built = find_sampler(settings.scheme)(settings, population, adjacency, cohorts)
     if settings.scheme not in SAMPLERS:
         check_first_sampler(settings, built, adjacency)
-    return built
+    return replace(built, hidden=False) if remembered and isinstance(built, FixedCohorts) else built
 
 
 def find_sampler(scheme: str) -> BuildSampler:

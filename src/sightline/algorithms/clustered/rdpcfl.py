@@ -184,17 +184,19 @@ def run_round(state: State, r: Round, settings: RDPCFL) -> State:
         everyone = r.everyone()
         return run_first_round(state, r, everyone, settings) if everyone.members else state
     cohort = r.sample()
-    return train_clusters(place_clients(state, r, cohort, settings), r, cohort)
+    return train_clusters(place_clients(state, r, settings), r, cohort)
 
 
-def place_clients(state: State, r: Round, cohort: Cohort, settings: RDPCFL) -> State:
+def place_clients(state: State, r: Round, settings: RDPCFL) -> State:
     """Where everybody is in this round: up to E_c drawn afresh from the posteriors, then chosen, then frozen."""
     choices = settings.selection_rounds or 0
     last_drawn = int(state[SCORES].value[2])
     if r.time <= last_drawn:
         return moved_to(state, r, draw_clusters(r, state[CONFIDENCE]), "drawn")
     if r.time <= last_drawn + choices and settings.count != 1:  # also when one was found: see `last_soft`
-        return moved_to(state, r, choose_clusters(state, r, cohort, settings.epsilon()), "chosen")
+        # everybody, also who does not train now: when the choices begin was computed from released values, so if only
+        # the cohort chose, how many choices a client makes would depend on them too
+        return moved_to(state, r, choose_clusters(state, r, r.everyone(), settings.epsilon()), "chosen")
     if choices == 0:
         likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
         return moved_to(state, r, likeliest, "kept")
@@ -213,6 +215,9 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.local.steps is not None:
         law = "rdpcfl's first round is made of whole epochs, one step each"
         invalid("local.steps", experiment.local.steps, law, "give local.epochs")
+    if experiment.privacy.unit == "client" and experiment.privacy.adjacency == "replace":
+        law = "rdpcfl weighs the first models by the sizes of shards, and a neighbour may have more or fewer examples"
+        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or unit = "sample"')
     if experiment.privacy.mechanism != "gaussian":
         law = "rdpcfl's first round is one of full-batch gradient steps"
         refuse("privacy.mechanism", experiment.privacy.mechanism, law, 'use mechanism = "gaussian"')

@@ -159,6 +159,7 @@ def account_scheme(
         lower, upper = scheme.interval(delta=delta)
         answer |= {"interval": [finite_or_none(lower), finite_or_none(upper)]}
     answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": list_events(scheme)}
+    answer |= scheme.list_facts(delta=delta)
     note = family.note_delta(numbers, delta)
     print_answer(answer | ({"note": note} if note else {}), as_json)
 

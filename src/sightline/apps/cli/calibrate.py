@@ -118,7 +118,7 @@ def calibrate_scheme(
     scheme = family.calibrated(numbers, epsilon=epsilon, delta=delta, accountant=chosen)
     spent = scheme.epsilon(delta=delta, accountant=chosen)
     answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
-    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
+    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name} | scheme.list_facts(delta=delta)
     if family.published is not None:
         printed = family.published(**numbers, epsilon=epsilon, delta=delta)
         answer |= {"as_published_noise": finite_or_none(printed.value), "notice": printed.notice}

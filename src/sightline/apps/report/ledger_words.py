@@ -12,9 +12,11 @@ from sightline.events import (
     ConvexSegment,
     Event,
     Exponential,
+    FixedCohort,
     Gaussian,
     Poisson,
     Pooled,
+    PooledDraws,
     Product,
     Pure,
     Repeat,
@@ -69,8 +71,9 @@ def _(event: Poisson, who: str = "subject") -> str:
     return f"{inside}, each {who} sampled in secret with probability {format_short(event.rate, 4)}"
 
 
-@explain_event.register
-def _(event: WithoutReplacement, who: str = "subject") -> str:
+@explain_event.register(WithoutReplacement)
+@explain_event.register(FixedCohort)
+def _(event: WithoutReplacement | FixedCohort, who: str = "subject") -> str:
     return (
         f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
     )
@@ -106,6 +109,12 @@ def _(event: ConvexSegment, who: str = "subject") -> str:
     steps = "1 hidden step" if event.steps == 1 else f"{format_count(event.steps)} hidden steps"
     inside = f"each {who} sampled in secret with probability {format_short(event.rate, 4)} at every step"
     return f"{explain_event(event.event, who)}, the end of {steps} of a convex objective, {inside}"
+
+
+@explain_event.register
+def _(event: PooledDraws, who: str = "subject") -> str:
+    drawn = f"each of {format_count(event.others + 1)} sends with probability {format_short(event.rate, 4)}"
+    return f"{explain_event(event.event, who)}, in a sum with the noise of the other {who}s who send: {drawn}"
 
 
 @explain_event.register
