@@ -375,7 +375,6 @@ SEGMENTS = Parameter("segments", "Segments, each released once.", "Segments", 1,
 FIRST_STEP = Parameter(
     "first_step", "Effect of the first step with the subject, over the 2 eta G of the others.", "First step", 1e-6, 1, 1
 )
-ADJACENCY = Parameter("adjacency", "Which change is hidden.", choices=tuple(one.value for one in Adjacency))
 CONVEX_NOISE = replace(NOISE, help="Noise over D, what one draw of the subject moves the end by.")
 ONCE = Parameter("once", "One draw a segment, at the rate, and one use in it.", flag=True)
 

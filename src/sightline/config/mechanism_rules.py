@@ -103,9 +103,15 @@ def check_convex(experiment: "Experiment") -> None:
     if experiment.model.name != "linear":
         law = "only softmax regression is proven convex and smooth"
         refuse("model.name", experiment.model.name, law, 'use model.name = "linear", or sensitivity = "clipped"')
-    if local.momentum:
-        law = "momentum makes steps that are no contraction"
-        refuse("local.momentum", local.momentum, law, "use momentum = 0")
+    if experiment.model.target != "classification" or experiment.model.loss is not None:
+        law = "only the cross entropy of softmax regression is proven convex and smooth here"
+        refuse("model.task", experiment.model.loss or experiment.model.target, law, 'use sensitivity = "clipped"')
+    if local.momentum or local.adaptive:
+        law = "momentum and moments make steps that are no contraction"
+        refuse("local.optimizer", local.optimizer or "momentum", law, 'use optimizer = "sgd" and momentum = 0')
+    if local.schedule not in (None, "constant") or local.warmup is not None:
+        law = "the bound on a convex step is for one learning rate"
+        refuse("local.schedule", local.schedule or "warmup", law, "remove it")
     if local.augment is not None or local.stragglers > 0:
         key = "augment" if local.augment is not None else "stragglers"
         law = "convex steps are on the examples themselves, as many as was planned"
