@@ -54,6 +54,14 @@ HONEST = {
         "topology": "tree",
         "algorithm": "h2fdp",
     },
+    "examples in convex segments": {
+        "unit": "sample",
+        "where": "edge",
+        "samples": "poisson",
+        "topology": "tree",
+        "algorithm": "h2fdp",
+        "changes": {"privacy": {"sensitivity": "convex"}},
+    },
 }
 
 
