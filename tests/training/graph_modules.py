@@ -205,7 +205,7 @@ class Orthogonal(nn.Module):
 class Tied(nn.Module):
     """A table that is the output matrix as well, with positions looked up at fixed places; padding is left out."""
 
-    def __init__(self, *, width=8, mean=True):
+    def __init__(self, width=8):
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, width)
         self.positions, self.kinds = nn.Embedding(9, width), nn.Embedding(4, width, padding_idx=2)
@@ -217,13 +217,6 @@ class Tied(nn.Module):
         h = self.table(x) + self.positions(self.places[: x.shape[1]]) + self.kinds(x % 4)
         h = self.norm(torch.tanh(self.mix(h)))
         return self.last(functional.linear(h, self.table.weight).mean(1))
-
-
-class TiedWide(Tied):
-    """Wide enough for Gram norms."""
-
-    def __init__(self):
-        super().__init__(width=24)
 
 
 class HandTable(nn.Module):
@@ -295,7 +288,7 @@ class Case:
 QUICK = {
     "bare": Case(Bare, SEQUENCE), "reused": Case(Reused, VECTOR), "convolutions": Case(Convolutions, IMAGE, Kind.IMAGE),
     "recurrent": Case(Recurrent, SEQUENCE), "encoder": Case(Encoder, SEQUENCE), "lora": Case(Lora, VECTOR),
-    "tied": Case(Tied, TOKENS, Kind.TEXT), "tied wide": Case(TiedWide, TOKENS, Kind.TEXT),
+    "tied": Case(Tied, TOKENS, Kind.TEXT),
 }  # fmt: skip
 """Between them every rule; few, because each is exported once."""
 
