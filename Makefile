@@ -13,6 +13,7 @@ NOTEBOOKS := .venv-notebooks$(SUFFIX)
 DOCS := .venv-docs$(SUFFIX)
 WHEEL := .venv-wheel$(SUFFIX)
 FUZZ := .venv-fuzz$(SUFFIX)
+HF := .venv-hf$(SUFFIX)
 # an environment at $(1), unless it is there; a Python that is too old is told in one line before anything is made
 TOO_OLD := 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 3.10
 need_python = $(if $(filter $(TOO_OLD) none,$(or $(call version_of,$(1)),none)),$(error $(1) is \
@@ -27,10 +28,10 @@ export OPENBLAS_NUM_THREADS ?= 1
 TEST_WORKERS ?= 2
 PYTEST_OPTIONS := -n $(TEST_WORKERS) --durations=10
 # bytecode is kept, whatever the environment says: every process that a test starts would compile the package again
-test test-slow flower-test: export PYTHONDONTWRITEBYTECODE :=
+test test-slow flower-test hf-test: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow flower-test browser check lint format constraints bench bench-setup combinations docs docs-serve \
+.PHONY: help demo test test-slow flower-test hf-test browser check lint format constraints bench bench-setup combinations docs docs-serve \
   notebooks notebooks-test reproduce wheel-test fuzz planted clean
 
 help:            ## this list
@@ -61,6 +62,17 @@ $(FLOWER)/.ready: constraints-flower.txt pyproject.toml
 
 flower-test: $(FLOWER)/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
 	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest $(PYTEST_OPTIONS) --dist loadfile tests/flower
+
+# only what the pinned packages lack, in a folder that is put before them: torch is not installed twice
+$(HF)/.ready: $(VENV)/.ready constraints-hf.txt
+	@echo "Installing transformers and peft into $(HF) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(HF)/site-packages \
+	  -r constraints-hf.txt
+	@touch $@
+
+hf-test: $(HF)/.ready ## the tests with models of Hugging Face, made from their configurations
+	PYTHONPATH=$(HF)/site-packages $(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadfile -k hugging_face \
+	  tests/training/test_graph_clipping.py
 
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(notdir $(wildcard tests/fuzz/corpus/*))

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from sightline.data.federation import Kind
+from sightline.models.adapters import TokenLogits
 from sightline.models.flat import FlatModel, constants_of, layout_of, make_module
 
 VECTOR, IMAGE, SEQUENCE, TOKENS = (8,), (3, 8, 8), (6, 8), (6,)
@@ -153,9 +154,9 @@ class Attention(nn.Module):
 class Encoder(nn.Module):
     """A transformer encoder with bare positions and a token of its own for the class."""
 
-    def __init__(self, layers=1, dropout=0.0):
+    def __init__(self, layers=1):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.positions, self.token = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(1, 1, 8))
         self.last = head(8)
@@ -165,9 +166,13 @@ class Encoder(nn.Module):
         return self.last(self.encoder(h)[:, 0])
 
 
-class DroppedEncoder(Encoder):
+class Dropped(nn.Module):
     def __init__(self):
-        super().__init__(dropout=0.3)
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), head(8)
+
+    def forward(self, x):
+        return self.last(functional.dropout(torch.tanh(self.first(x)), 0.3, self.training))
 
 
 class Lora(nn.Module):
@@ -205,7 +210,7 @@ class Orthogonal(nn.Module):
 class Tied(nn.Module):
     """A table that is the output matrix as well, with positions looked up at fixed places; padding is left out."""
 
-    def __init__(self, *, width=8, mean=True):
+    def __init__(self, width=8):
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, width)
         self.positions, self.kinds = nn.Embedding(9, width), nn.Embedding(4, width, padding_idx=2)
@@ -217,13 +222,6 @@ class Tied(nn.Module):
         h = self.table(x) + self.positions(self.places[: x.shape[1]]) + self.kinds(x % 4)
         h = self.norm(torch.tanh(self.mix(h)))
         return self.last(functional.linear(h, self.table.weight).mean(1))
-
-
-class TiedWide(Tied):
-    """Wide enough for Gram norms."""
-
-    def __init__(self):
-        super().__init__(width=24)
 
 
 class HandTable(nn.Module):
@@ -280,7 +278,11 @@ class ScoreBias(nn.Module):
     def forward(self, x):
         q, k, v = self.packed(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         return self.last(
-            functional.scaled_dot_product_attention(q, k, v, self.bias[None]).transpose(1, 2).flatten(2).mean(1)
+            functional.scaled_dot_product_attention(q, k, v, self.bias[None])
+            .transpose(1, 2)
+            .contiguous()
+            .flatten(2)
+            .mean(1)
         )
 
 
@@ -295,7 +297,7 @@ class Case:
 QUICK = {
     "bare": Case(Bare, SEQUENCE), "reused": Case(Reused, VECTOR), "convolutions": Case(Convolutions, IMAGE, Kind.IMAGE),
     "recurrent": Case(Recurrent, SEQUENCE), "encoder": Case(Encoder, SEQUENCE), "lora": Case(Lora, VECTOR),
-    "tied": Case(Tied, TOKENS, Kind.TEXT), "tied wide": Case(TiedWide, TOKENS, Kind.TEXT),
+    "tied": Case(Tied, TOKENS, Kind.TEXT),
 }  # fmt: skip
 """Between them every rule; few, because each is exported once."""
 
@@ -318,29 +320,11 @@ def model_of(case):
     )
 
 
-def hugging_face():
+@cache
+def cases_of_hugging_face():
     """Small models of transformers and peft, made from their configuration."""
     import peft
     import transformers
-
-    class Logits(nn.Module):
-        """What a classifier of transformers gives for tokens, as a tensor."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens):
-            return (
-                self.model(input_ids=tokens, use_cache=False).logits
-                if self.cached
-                else self.model(input_ids=tokens).logits
-            )
-
-        cached = False
-
-    class Generator(Logits):
-        cached = True
 
     bert = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
@@ -359,27 +343,21 @@ def hugging_face():
 
     def lora():
         chosen = peft.LoraConfig(r=2, target_modules=["query", "value"], lora_dropout=0.0)
-        return Logits(peft.get_peft_model(transformers.BertForSequenceClassification(bert), chosen))
-
-    class LastToken(nn.Module):
-        """A language model with tied weights as a classifier of the next token."""
-
-        def __init__(self):
-            super().__init__()
-            self.model = transformers.GPT2LMHeadModel(gpt)
-
-        def forward(self, tokens):
-            return self.model(input_ids=tokens, use_cache=False).logits[:, -1]
+        return TokenLogits(peft.get_peft_model(transformers.BertForSequenceClassification(bert), chosen))
 
     text = {"shape": TOKENS, "kind": Kind.TEXT}
     return {
-        "bert": Case(lambda: Logits(transformers.BertForSequenceClassification(bert)), **text),
-        "gpt2": Case(lambda: Generator(transformers.GPT2ForSequenceClassification(gpt)), **text),
-        "gpt2 tied": Case(LastToken, classes=VOCABULARY, **text),
+        "bert": Case(lambda: TokenLogits(transformers.BertForSequenceClassification(bert)), **text),
+        "gpt2": Case(lambda: TokenLogits(transformers.GPT2ForSequenceClassification(gpt), use_cache=False), **text),
+        "gpt2 tied": Case(
+            lambda: TokenLogits(transformers.GPT2LMHeadModel(gpt), last=True, use_cache=False),
+            classes=VOCABULARY,
+            **text,
+        ),
         "peft lora": Case(lora, **text),
     }
 
 
-@cache
-def cases_of_hugging_face():
-    return hugging_face()
+def hugging_face(name, **_):
+    """A factory for experiment files."""
+    return cases_of_hugging_face()[name].make()

@@ -10,10 +10,13 @@ import torch
 from graph_modules import MORE, QUICK
 from torch.nn import functional
 
+from sightline.data.federation import Shard
+from sightline.models import build_model
 from sightline.models.certificate import certificate_of
 from sightline.models.flat import bind_parameters, flatten_module, probe_inputs
+from sightline.training import LocalWork, clipped_gradient_sum, train_local
 from sightline.training.dispatch import clipping_note, worker_for
-from sightline.training.fast import graph_worker
+from sightline.training.fast import graph_records, graph_rules, graph_worker
 from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_records import join_records
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples
@@ -21,19 +24,11 @@ from sightline.training.gradients import Balls, own_dropout
 
 HUGGING_FACE = ["bert", "gpt2", "gpt2 tied", "peft lora"]
 HAS_HUGGING_FACE = all(find_spec(name) is not None for name in ("transformers", "peft"))
+NEEDS_HUGGING_FACE = pytest.mark.skipif(not HAS_HUGGING_FACE, reason="needs pip install sightline[hf]")
 ALL = [
     *QUICK,
     *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
-    *(
-        pytest.param(
-            name,
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(not HAS_HUGGING_FACE, reason="needs pip install sightline[hf]"),
-            ],
-        )
-        for name in HUGGING_FACE
-    ),
+    *(pytest.param(n, marks=[pytest.mark.slow, NEEDS_HUGGING_FACE], id=f"hugging_face-{n}") for n in HUGGING_FACE),
 ]
 EXAMPLES = 7
 
@@ -91,6 +86,15 @@ def total_of(worker, x, y, clip, **words):
     return worker.gradient.double().clone()
 
 
+@pytest.fixture(params=["chosen", "gram", "instantiated"])
+def norms_by(request, monkeypatch):
+    """Norms from Gram matrices and from instantiated gradients, whatever would be cheaper."""
+    if request.param != "chosen":
+        for module in (graph_records, graph_rules):
+            monkeypatch.setattr(module, "gram_pays", lambda *sizes: request.param == "gram")
+
+
+@pytest.mark.usefixtures("norms_by")
 @pytest.mark.parametrize("worker", ALL, indirect=True)
 def test_norms_and_clipped_sums_are_those_of_the_examples_alone(worker):
     x, y = batch_of(worker)
@@ -114,6 +118,7 @@ def test_norms_and_clipped_sums_are_those_of_the_examples_alone(worker):
     torch.testing.assert_close(worker.logits(x), module(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("norms_by")
 @pytest.mark.parametrize("worker", ALL, indirect=True)
 def test_one_example_moves_the_sum_by_the_clip_norm_at_the_most(worker):
     """An outlier by its inputs, or where those are tokens by weights that make all gradients long."""
@@ -143,7 +148,8 @@ def test_hostile_values_leave_the_others_alone(worker, value):
         torch.testing.assert_close(got, others, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("worker", ["reused", "tied wide", "encoder"], indirect=True)
+@pytest.mark.usefixtures("norms_by")
+@pytest.mark.parametrize("worker", ["reused", "tied", "encoder"], indirect=True)
 def test_weights_of_any_size_stay_inside_the_ball(worker):
     """Huge and tiny weights: squares overflow and underflow on the way to the norm."""
     x, y = batch_of(worker, 3)
@@ -153,6 +159,17 @@ def test_weights_of_any_size_stay_inside_the_ball(worker):
             for index in range(3):
                 alone = total_of(worker, x[index : index + 1], y[index : index + 1], clip_norm)
                 assert float(alone.norm()) <= clip_norm
+
+
+@pytest.mark.parametrize("positions", [1, 4])
+def test_a_factor_that_underflows_leaves_no_gradient_unclipped(positions):
+    """Squares of inputs below the smallest float32 beside large gradients: products of them are not small."""
+    torch.manual_seed(0)
+    for size in (1e-18, 1e-20, 1e-22):
+        a, g = size * torch.rand(5, positions, 30), 1e17 * torch.rand(5, positions, 40)
+        norms = graph_records.OuterGradients(a, g).square_norms().sqrt().double()
+        exact = torch.bmm(g.double().transpose(1, 2), a.double()).flatten(1).norm(dim=1)
+        assert (norms >= exact * (1 - 3e-6)).all()
 
 
 @pytest.mark.parametrize("worker", ["encoder", "tied", "recurrent"], indirect=True)
@@ -168,7 +185,7 @@ def test_balls_are_clipped_apart(worker):
     assert (got - expected).norm() <= 5e-4 * expected.norm()
 
 
-@pytest.mark.parametrize("worker", ["bare", "tied wide", "convolutions"], indirect=True)
+@pytest.mark.parametrize("worker", ["bare", "tied", "convolutions"], indirect=True)
 def test_views_of_an_example_are_averaged_before_they_are_clipped(worker):
     x, _ = batch_of(worker, 6)
     y = torch.arange(3) % worker.model.classes
@@ -195,7 +212,7 @@ def test_the_probe_sees_a_wrong_clipping(monkeypatch):
 
 
 def test_dropout_draws_from_the_clients_generator():
-    model = graph_modules.model_of(graph_modules.Case(graph_modules.DroppedEncoder, graph_modules.SEQUENCE))
+    model = graph_modules.model_of(graph_modules.Case(graph_modules.Dropped, graph_modules.VECTOR))
     worker = worker_for(model)
     assert isinstance(worker, GraphWorker)
     assert worker.dropout
@@ -225,3 +242,24 @@ def test_a_use_without_a_rule_is_told():
         GraphWorker(model, certificate_of(model))
     assert "every example is differentiated alone" in clipping_note(model)
     assert "no clipping rule for trained values in aten" in clipping_note(model)
+
+
+@pytest.mark.slow
+@NEEDS_HUGGING_FACE
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_models_of_hugging_face_are_built_and_trained_as_any_other(name):
+    case = graph_modules.cases_of_hugging_face()[name]
+    model = build_model(
+        "graph_modules:hugging_face", input_shape=case.shape, classes=case.classes, kind=case.kind,
+        vocabulary=graph_modules.VOCABULARY, settings={"name": name},
+    )  # fmt: skip
+    assert isinstance(worker_for(model), GraphWorker)
+    assert clipping_note(model) is None
+    if name == "peft lora":
+        assert all("lora" in slot.name or "classifier" in slot.name for slot in model.layout)
+    x, y = probe_inputs(model, 5).numpy(), np.arange(5) % case.classes
+    start = model.init(np.random.default_rng(0))
+    total = clipped_gradient_sum(model, start, x, y, clip_norm=0.5, rng=np.random.default_rng(0))
+    assert 0 < float(total.norm()) <= 5 * 0.5
+    for _, ends in train_local(model, start, [Shard(x, y)], LocalWork(0.1, steps=2), rngs=[np.random.default_rng(1)]):
+        assert not torch.equal(ends[0], start)

@@ -1,5 +1,7 @@
 """Modules of the user's own: whatever they do with a batch, one example moves a clipped sum by C, or they are refused."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import strange_modules as strange
@@ -14,13 +16,16 @@ from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, d
 from sightline.training.augmentation import Views
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.gradients import one_by_one, vectorised_gradients
+from sightline.training.fast.graph_worker import GraphWorker
+from sightline.training.gradients import GradientWorker, choose_rows, one_by_one, vectorised_gradients
 
 CLIP = 0.7
 RNG = np.random.default_rng
 
 
+@cache
 def model_of(name, shape=(strange.FEATURES,), kind=Kind.VECTOR):
+    """One model for all tests: each is exported once."""
     return build_model(f"strange_modules:{name}", input_shape=shape, classes=strange.CLASSES, kind=kind, settings={})
 
 
@@ -74,7 +79,8 @@ def test_the_probe_of_the_test_sees_mixing():
 @pytest.mark.parametrize("name", strange.HARMLESS)
 def test_harmless_modules_are_clipped_by_the_definition(name):
     model = model_of(name)
-    assert "is differentiated alone" in clipping_note(model)
+    note = clipping_note(model)
+    assert note is None if name in CERTIFIED else "every example is differentiated alone" in note
     vector, (x, y) = model.init(RNG(1)), examples(7)
     before = x.copy()
     got = clipped_gradient_sum(model, vector, x, y, clip_norm=CLIP, rng=RNG(0))
@@ -87,15 +93,32 @@ def test_harmless_modules_are_clipped_by_the_definition(name):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
+CERTIFIED = {"Plain", "Cached", "Attention", "Dropped", "weight_normed"}
+"""Harmless modules with a certificate; the others pass example by example."""
+
+
+def test_certified_modules_run_as_their_graph_and_the_others_example_by_example():
+    workers = {name: worker_for(model_of(name)) for name in strange.HARMLESS}
+    assert {name for name, worker in workers.items() if isinstance(worker, GraphWorker)} == CERTIFIED
+    assert all(workers[name].own_rows() is one_by_one for name in set(strange.HARMLESS) - CERTIFIED)
+    assert "one after the other" in clipping_note(model_of("Branching"))
+    assert "its code branches on values of the data" in clipping_note(model_of("Branching"))
+
+
+@pytest.mark.parametrize("name", strange.MIXING)
+def test_no_module_that_mixes_runs_as_a_batch_of_its_own_code(name):
+    """It has no certificate, or its graph does not do what its Python code does to gradients and is not taken."""
+    assert type(worker_for(model_of(name))) is GradientWorker
+
+
 def test_examples_pass_side_by_side_where_torch_can():
-    chosen = {name: worker_for(model_of(name)).own_rows() for name in strange.HARMLESS}
+    chosen = {name: choose_rows(model_of(name).module(), model_of(name)) for name in strange.HARMLESS}
     assert {name for name, rows in chosen.items() if rows is one_by_one} == {
         "Branching",
         "WritesInputs",
         "SparseGradient",
     }
     assert chosen["Attention"] is vectorised_gradients
-    assert "one after the other" in clipping_note(model_of("Branching"))
 
 
 def test_dropout_of_an_own_module_comes_from_the_clients_generator():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, square_norms
+from sightline.training.fast.per_example_norms import SMALLEST, gram_rounding, square_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +75,14 @@ def instantiate_rows(record: Record, shape: Sequence[int]) -> Tensor:
     return record.reshape(-1, *shape)
 
 
+SMALL_MATRIX = 1 << 13
+"""Gradients of matrices of so many numbers are instantiated always: they stay in the cache."""
+
+
 def gram_pays(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether norms from Gram matrices are cheaper than instantiated gradients: measured, 2 P^2 < K O."""
-    return positions == 1 or 2 * positions * positions < inputs * outputs
+    """Whether norms from Gram matrices are cheaper than instantiated gradients (measured on transformers)."""
+    size = inputs * outputs
+    return positions == 1 or (size > SMALL_MATRIX and positions * (inputs + outputs) < size)
 
 
 class TensorGradients(ABC):
@@ -101,7 +106,7 @@ class InstantiatedGradients(TensorGradients):
     """The gradients themselves."""
 
     def __init__(self, rows: Tensor) -> None:
-        self.rows = rows.float()
+        self.rows = rows.float().reshape(len(rows), -1)
 
     def square_norms(self) -> Tensor:
         """From the very rows that are added up."""
@@ -109,7 +114,7 @@ class InstantiatedGradients(TensorGradients):
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """s @ rows."""
-        total += (factors @ self.rows.flatten(1)).view(total.shape)
+        total += (factors @ self.rows).view(total.shape)
 
     @property
     def numbers(self) -> int:
@@ -121,20 +126,35 @@ class OuterGradients(TensorGradients):
     """Sums of outer products, whose norms come from Gram matrices."""
 
     def __init__(self, a: Tensor, g: Tensor) -> None:
-        self.affine = AffineNorms(a, g, bias=False)
+        self.a, self.g = a, g
 
     def square_norms(self) -> Tensor:
-        """sum_{p,q} (a_p . a_q) (g_p . g_q), and what float32 may have lost of it."""
-        return self.affine.gram_norms()
+        """sum_{p,q} (a_p . a_q) (g_p . g_q), and what float32 may have lost of it.
+
+        Lengths are read off the diagonals; what a square may have lost below the smallest float32 is added, so that a
+        factor that underflows beside a large one leaves no gradient unclipped.
+        """
+        inputs, outputs = self.a.shape[2], self.g.shape[2]
+        if self.a.shape[1] == 1:
+            return (square_norms(self.a) + SMALLEST * inputs) * (square_norms(self.g) + SMALLEST * outputs)
+        products, others = (torch.bmm(one, one.transpose(1, 2)) for one in (self.a, self.g))
+        a = (products.diagonal(dim1=1, dim2=2) + SMALLEST * inputs).sqrt()
+        g = (others.diagonal(dim1=1, dim2=2) + SMALLEST * outputs).sqrt()
+        inner = products.mul_(others).sum((1, 2)).clamp_min(0)
+        lost = SMALLEST * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
+        return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """One matrix product with the gradients scaled."""
-        total += self.affine.weight_sum(factors).view(total.shape)
+        a, scaled = self.a, self.g * factors[:, None, None]
+        if a.stride(0) < a.stride(1):  # positions first in memory: add up in that order, without a copy
+            a, scaled = a.transpose(0, 1), scaled.transpose(0, 1)
+        total += (scaled.flatten(0, 1).t() @ a.flatten(0, 1)).view(total.shape)
 
     @property
     def numbers(self) -> int:
         """Two Gram matrices."""
-        return 2 * self.affine.a.shape[1] ** 2
+        return 2 * self.a.shape[1] ** 2
 
 
 class TableGradients(TensorGradients):
@@ -173,7 +193,7 @@ class TiedGradients(TensorGradients):
 
     def square_norms(self) -> Tensor:
         """With the rounding of all three terms, which may cancel."""
-        a, g, rows = self.output.affine.a, self.output.affine.g, self.table.rows
+        a, g, rows = self.output.a, self.output.g, self.table.rows
         chosen = torch.gather(g, 2, self.table.tokens[:, None, :].expand(-1, g.shape[1], -1))
         cross = 2 * (chosen * torch.bmm(a, rows.transpose(1, 2))).sum((1, 2))
         lengths = [torch.linalg.vector_norm(one, dim=2) for one in (a, g, rows)]

@@ -1,0 +1,10 @@
+"""Clipped sum / plain gradient, transformer encoder of width 32."""
+
+from typing import Any
+
+from benchmarks.own_models import compare_plain
+
+
+def run() -> dict[str, Any]:
+    """Goal: at most 1.6."""
+    return compare_plain("encoder_32", 1.6)
