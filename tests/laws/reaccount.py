@@ -69,6 +69,11 @@ def charges(releases, subject, seen, observer):
 def unhidden(event):
     """The event to somebody who knows every coin, part and schedule in it."""
     kind = event["kind"]
+    if kind == "segment":  # at worst the first step draws the subject
+        share = (event["steps"] - 1 + event["first_step"]) / event["steps"]
+        return {"kind": "gaussian", "noise_multiplier": event["event"]["noise_multiplier"] / share}
+    if kind == "convex_segment":
+        return {"kind": "gaussian", "noise_multiplier": event["event"]["noise_multiplier"] / event["steps"]}
     if kind in ("poisson", "without_replacement", "split", "pooled"):
         return unhidden(event["event"])
     if kind == "allocation":
@@ -122,7 +127,24 @@ def drawn(event, present, rng):
             return scheduled(event, present, rng)
         case "without_replacement":
             return fixed(event, present, rng)
+        case "segment" | "convex_segment":
+            return bent(event, present, rng)
     raise NotImplementedError(event["kind"])
+
+
+def bent(event, present, rng):
+    """The end of a segment on a line: every step draws the subject or not, and each draw bends the path as it may."""
+    steps, rate, noise = event["steps"], event["rate"], event["event"]["noise_multiplier"]
+    draws = rng.random((steps, len(present))) < rate
+    if event["kind"] == "segment":
+        shifts = (event["first_step"] + steps - 1 - np.arange(steps)) / (steps * noise)
+        weights = rate * (1 - rate) ** np.arange(steps)
+        moved = np.where(draws.any(0), shifts[draws.argmax(0)], 0.0)
+    else:
+        shifts, weights = np.arange(1, steps + 1) / noise, stats.binom.pmf(np.arange(1, steps + 1), steps, rate)
+        moved = draws.sum(0) / noise
+    y = moved * present + rng.standard_normal(len(present))
+    return np.log((1 - rate) ** steps + weights @ np.exp(shifts[:, None] * y - shifts[:, None] ** 2 / 2))
 
 
 def scheduled(event, present, rng):

@@ -426,6 +426,8 @@ COMMANDS = {
     "dropout": "--noise 1.5 --rate 0.125 --steps 64",
     "check-ins": "--noise 1.5 --steps 64 --chance 0.5",
     "gaussian": "--noise 1.5 --steps 64",
+    "segment": "--noise 1.5 --steps 5 --rate 0.125 --segments 8 --first-step 0.25",
+    "convex": "--noise 1.5 --steps 5 --rate 0.125 --segments 8",
     "clustered": "--noise 1.5 --samples 90 --batch-size 9 --rounds 20 --selection-epsilon 0.1",
 }
 

@@ -50,18 +50,19 @@ def check_noise(privacy: "Privacy") -> None:
 def check_perturbation(privacy: "Privacy") -> None:
     """Output and objective perturbation protect single examples, at the client."""
     output = privacy.mechanism == "output"
-    if privacy.sensitivity not in BOUNDS[privacy.mechanism]:
+    known = BOUNDS.get(privacy.mechanism, (None,))
+    if privacy.sensitivity not in known:
         law = f'mechanism = "{privacy.mechanism}" has no such bound on one example'
-        known = [f'"{name}"' for name in BOUNDS[privacy.mechanism] if name]
-        way_out = f"use {' or '.join(known)}" if known else "remove it"
+        named = [f'"{name}"' for name in known if name]
+        way_out = f"use {' or '.join(named)}" if named else "remove it"
         invalid(
             "privacy.sensitivity",
             privacy.sensitivity or "missing",
             law,
             way_out + OUTPUT_HAS.get(privacy.mechanism, ""),
         )
+    _check_examples(privacy)
     if privacy.mechanism == "gaussian":
-        _check_examples(privacy)
         return
     if privacy.unit != "sample":
         law = f"{privacy.mechanism} perturbation protects single examples"
@@ -79,7 +80,7 @@ def check_perturbation(privacy: "Privacy") -> None:
 
 def _check_examples(privacy: "Privacy") -> None:
     """The bounds that Gaussian noise has for single examples."""
-    if privacy.sensitivity is None:
+    if privacy.sensitivity is None or privacy.mechanism != "gaussian":
         return
     if privacy.unit != "sample":
         law = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'
