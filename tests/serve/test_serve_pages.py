@@ -428,6 +428,8 @@ COMMANDS = {
     "gaussian": "--noise 1.5 --steps 64",
     "fixed": "--noise 1.5 --cohort 5 --clients 50 --steps 64",
     "pooled": "--noise 1.5 --clients 20 --rate 0.25 --steps 64",
+    "segment": "--noise 1.5 --steps 5 --rate 0.125 --segments 8 --first-step 0.25",
+    "convex": "--noise 1.5 --steps 5 --rate 0.125 --segments 8",
     "clustered": "--noise 1.5 --samples 90 --batch-size 9 --rounds 20 --selection-epsilon 0.1",
 }
 
