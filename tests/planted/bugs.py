@@ -393,19 +393,28 @@ Build = Callable[""",
 """,
         "tests/models/test_certificate_rules.py::test_nothing_works_over_the_batch",
     ),
-    "views-cut-anywhere": bug(
-        "the rule of views does not ask whether examples stay whole",
+    "before-and-after-swapped": bug(
+        "a view says that the batch stands before what it stands behind",
         "models/certificate/rules_shapes.py",
-        "if not ahead or not behind or left % ahead or right % behind:",
-        "if not ahead or not behind:",
+        "return BatchAxis(dim, left // ahead, right // behind)",
+        "return BatchAxis(dim, right // behind, left // ahead)",
         "tests/models/test_certificate_rules.py::test_views_that_cut_across_examples_have_no_tag",
     ),
-    "own-place-by-any-index": bug(
-        "any index of the batch's axis counts as each example's own place",
+    "gather-along-the-batch": bug(
+        "the rule of gather and scatter does not ask along which axis entries move",
         "models/certificate/rules_shapes.py",
-        "    if isinstance(call.tags[nodes[0]], BatchPositions):\n        return own_place_tag(call, found, dims, nodes)\n    if any(call.tags[one] is not None for one in nodes) or found.dim in dims:",
-        "    if isinstance(call.tags[nodes[0]], BatchPositions):\n        return own_place_tag(call, found, dims, nodes)\n    if any(call.tags[one] is not None for one in nodes):",
-        "tests/models/test_certificate_rules.py::test_a_batch_of_positions_only_indexes_the_batch",
+        """    if tags or call.dim("dim", call.rank(call["self"])) == tag.dim:
+        object_to("moves entries""",
+        """    if tags:
+        object_to("moves entries""",
+        "tests/models/test_certificate_rules.py::test_examples_do_not_meet",
+    ),
+    "attention-over-the-batch": bug(
+        "the rule of attention takes the batch for positions",
+        "models/certificate/rules_layers.py",
+        'if tag.dim >= rank - 2 or (call["enable_gqa"]',
+        'if (call["enable_gqa"]',
+        "tests/models/test_certificate_rules.py::test_examples_do_not_meet",
     ),
     "counts-in-the-backward-pass": bug(
         "an embedding that counts tokens of the batch in its backward pass is certified",
