@@ -131,7 +131,7 @@ def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[st
     signature = exported.graph_signature
     if signature.inputs_to_lifted_custom_objs:
         raise_at(None, "forward uses objects that are no tensors", "use tensors")
-    parameters, buffers = one_names(dict(module.named_parameters(remove_duplicate=False))), {}
+    parameters = one_names(dict(module.named_parameters(remove_duplicate=False)))
     buffers = one_names(dict(module.named_buffers(remove_duplicate=False)))
     found: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
     for node in exported.graph.nodes:
