@@ -196,8 +196,8 @@ BUGS: dict[str, Bug] = {
     "trusted-server-knows-no-draws": bug(
         "the server is said not to know whom it drew",
         "mechanisms/gaussian_means.py",
-        "            coins_known_to=frozenset({context.channel.name}),\n",
-        "",
+        "            coins_known_to=frozenset({context.channel.name}),\n            joint=context.joint,\n",
+        "            joint=context.joint,\n",
         f"{DRAWS}::test_who_draws_a_cohort_is_said_to_know_it",
     ),
     # noise
