@@ -30,6 +30,7 @@ from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
     MECHANISMS,
     CentralMean,
+    EveryoneNoisesMean,
     LocalMean,
     Mechanism,
     NoiseByTrust,
@@ -94,6 +95,7 @@ SAMPLE = {"unit": "sample", "where": "client"}
 OUTPUT = SAMPLE | {"mechanism": "output"}
 TREE = {"topology": "tree", "where": "edge"}
 TRUSTED = {"topology": {"trusted": 1.0}}
+EVERYONES_NOISE = {"privacy": {"everyone_sends_noise": True}}
 ONE_STEP = {"local": {"steps": 1}}
 PARTS = {
     "algorithm": {"split": {"parts": 3, "unsplit": ["first"], "unsplit_noise": 1.6, "unsplit_clip_norm": 0.2}},
@@ -121,6 +123,11 @@ CASES: dict[str, Case] = {
     "local, integers": Case({"where": "client"}, {"privacy": {"arithmetic": "integer"}}),
     "local, parts": Case({"where": "client", "split": "yes"}, PARTS),
     "local, one model each": Case({"where": "client", "algorithm": "local"}),
+    "local, clusters": Case({"where": "client", "topology": "clusters", "algorithm": "oracle_clusters"}),
+    "local, of everyone": Case({"where": "client", "clients": "poisson"}, EVERYONES_NOISE, rounds=8),
+    "local, of everyone, replaced": Case(
+        {"where": "client", "clients": "fixed", "adjacency": "replace"}, EVERYONES_NOISE
+    ),
     "by trust": Case(TREE | {"clients": "poisson"}),
     "by trust, in segments": Case(TREE | {"algorithm": "h2fdp"}),
     "by trust, all edges trusted": Case(TREE | {"algorithm": "h2fdp", "clients": "poisson"}, TRUSTED),
@@ -422,11 +429,17 @@ def sender(release: Release) -> int:
     return int(release.source.removeprefix("client-"))
 
 
+def of_everyone(run: Noted, call: Call, release: Release) -> torch.Tensor:
+    """A mean over the expected cohort, with one noise of every member, drawn or not."""
+    return at_server(run, call, release) / math.sqrt(len(call.context.channel.members))
+
+
 Law = Callable[[Noted, Call, Release], torch.Tensor]
 LAWS: dict[type, Law | None] = {
     CentralMean: at_server,
     LocalMean: at_client,
     PooledMean: at_client,
+    EveryoneNoisesMean: of_everyone,
     NoiseByTrust: by_trust,
     SampleAtServer: one_step_of_all,
     SampleAtClient: own_steps,

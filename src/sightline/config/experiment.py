@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sightline.config.mechanism_rules import Split, check_noise, check_perturbation, check_solution, check_split
+from sightline.config.mechanism_rules import (
+    Split,
+    check_everyone,
+    check_noise,
+    check_perturbation,
+    check_solution,
+    check_split,
+)
 from sightline.config.section import (
     ClipNorm,
     Count,
@@ -207,6 +214,8 @@ class Privacy(Section):
     adjacency: Literal["add_remove", "replace"] = "add_remove"
     noise_source: Literal["seed", "os"] = "seed"
     arithmetic: Literal["float", "integer"] = "float"
+    everyone_sends_noise: bool | None = None
+    """Of noise at the client: whether who is not drawn sends its noise all the same."""
     stop_at_epsilon: Positive | None = None
     accountant: Literal["pld", "rdp"] = "pld"
 
@@ -303,6 +312,7 @@ class Experiment(Section):
                 law = f"the rounds={self.rounds} are divided into epochs of equal length"
                 invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
         check_split(self)
+        check_everyone(self)
         return self
 
     def _check_sample_unit(self) -> None:

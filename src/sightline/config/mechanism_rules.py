@@ -85,6 +85,20 @@ def _check_exact(experiment: "Experiment") -> None:
         refuse("local.stragglers", experiment.local.stragglers, law, "use stragglers = 0")
 
 
+def check_everyone(experiment: "Experiment") -> None:
+    """Noise of everybody, drawn or not, hides the draws of a star whose clients add it."""
+    privacy, name = experiment.privacy, "privacy.everyone_sends_noise"
+    if not privacy.everyone_sends_noise:
+        return
+    if (privacy.unit, privacy.mechanism, privacy.place) != ("client", "gaussian", "client"):
+        law = 'is of noise that clients add to their updates: unit = "client", mechanism = "gaussian", where = "client"'
+        invalid(name, True, law, "leave it out")
+    if experiment.topology.kind != "star":
+        invalid(name, True, f"everybody's noise is in the one mean of a star, this is a {experiment.topology.kind}")
+    if privacy.arithmetic == "integer":
+        invalid(name, True, "a sum of rounded noises is not a rounded Gaussian", 'use arithmetic = "float"')
+
+
 class Split(Section):
     """Into how many parts, what stays whole, and how the two are clipped."""
 

@@ -30,7 +30,6 @@ from sightline.mechanisms import (
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
 from sightline.mechanisms.registry import needs_unit_features
-from sightline.mechanisms.samplers import FixedCohorts
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
@@ -188,8 +187,13 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
     cohorts = algorithm.cohorts(experiment)
-    sampler = build_sampler(settings, population=len(channel.members), adjacency=adjacency, cohorts=cohorts)
-    return replace(sampler, hidden=False) if isinstance(sampler, FixedCohorts) and algorithm.remembers else sampler
+    return build_sampler(
+        settings,
+        population=len(channel.members),
+        adjacency=adjacency,
+        cohorts=cohorts,
+        remembered=algorithm.remembers,
+    )
 
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:

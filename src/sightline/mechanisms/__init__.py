@@ -18,7 +18,7 @@ from sightline.mechanisms.clip_and_noise import (
 )
 from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
-from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust, PooledMean
+from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.registry import MECHANISMS, build_mechanism
 from sightline.mechanisms.samplers import (
@@ -63,6 +63,7 @@ __all__ = [
     "Cohort",
     "CohortSampler",
     "Cohorts",
+    "EveryoneNoisesMean",
     "LocalMean",
     "LocalResult",
     "LocalSchedule",

@@ -239,18 +239,106 @@ class PooledMean(LocalMean):
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
     members. k is who was drawn, at a rate that must not depend on what was released. Not claimed with integer
     arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
-    then add no noise.
+    then add no noise, nor where members start from values of their own, in which noise may be that nobody else saw.
     """
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claim_mean(updates, context)
         others = len(sent) - 1
-        nodes = updates.worker.nodes
-        if others < 2 or self.noisy_sum is not FLOATS or not (nodes is None or nodes.steadfast):
+        own_noise = bool(updates.behind) or self.keeps_noised
+        if others < 2 or own_noise or self.noisy_sum is not FLOATS or not all_answer(updates):
             return *sent, mean
         gatherer = frozenset({context.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
+
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """Whom the noises of others protect from."""
+        if self.noisy_sum is not FLOATS:
+            return []
+        return ["Who sees only the mean meets the noise of all clients who sent, but its own: it can learn less."]
+
+
+def all_answer(updates: Updates) -> bool:
+    """Whether every noise that is claimed will arrive: nodes may fail to answer."""
+    nodes = updates.worker.nodes
+    return nodes is None or nodes.steadfast
+
+
+@dataclass(frozen=True)
+class EveryoneNoisesMean(LocalMean):
+    """(sum of the cohort's clipped updates + one noise N(0, (z S)^2) of every member) / expected cohort.
+
+    Who is not drawn sends its noise alone, so neither the number of noises nor who sends tells of the draws.
+
+    Guarantees: for every client, the event that the sampler makes of `Pooled(N - 1, Gaussian(z))`, against everyone but
+    the server, who gathers what each of the N members sends and is charged `Gaussian(z)` in every round.
+    """
+
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """One release about all members: a row for each who was drawn would tell who was."""
+        self.check_noises(updates, context)
+        alone = self.noise_event(self.noise_multiplier * context.channel.noise_factor)
+        event = context.sampler.hidden_event(Pooled(len(context.channel.members) - 1, alone))
+        refuse_remembered_draws(event, updates)
+        return (
+            context.make_release(
+                source=context.channel.name,
+                event=event,
+                audience=context.channel.audience | {context.channel.name},
+                what="mean of clipped updates with everybody's noise",
+                inputs=updates.sources,
+                coins_known_to=frozenset({context.channel.name}),
+                joint=context.joint,
+            ),
+        )
+
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """What everybody's noise is for."""
+        return ["Every client sends noise in every round, drawn or not: who sees only the mean cannot tell who was."]
+
+    def check_noises(self, updates: Updates, context: ReleaseContext) -> None:
+        """Refuse where the noises of all members would not be there, or not add up."""
+        name, way_out = "privacy.everyone_sends_noise", "leave it out"
+        if not all_answer(updates):
+            refuse(name, True, "real nodes may not answer, and then add no noise", way_out)
+        if updates.behind or self.keeps_noised:
+            refuse(name, True, "members start from values of their own, in which their noise may be", way_out)
+        if len(context.channel.members) < 2:
+            refuse(name, True, "one member's noise alone would be known to it", "add clients")
+
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
+        """What all members send, over the expected cohort."""
+        drawn = self.compute_each(updates, context)
+        clip_norm = self.clip_norm * context.channel.clip_factor
+        noise = self.noise_multiplier * context.channel.noise_factor
+        total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
+        for member in context.channel.members:
+            total += drawn.values[member] if member in drawn.values else self._noise_alone(member, updates, context)
+        std = noise * sum_sensitivity(clip_norm, context.adjacency) * math.sqrt(len(context.channel.members))
+        expected = context.sampler.expected
+        return ReleaseValues({EVERYONE: (total / expected).float()}, drawn.rejected, std / expected)
+
+    def _noise_alone(self, member: int, updates: Updates, context: ReleaseContext) -> torch.Tensor:
+        """What a member sends that was not drawn."""
+        noisy, _ = self.noisy_sum(
+            [],
+            dimension=updates.worker.dimension,
+            clip_norm=self.clip_norm * context.channel.clip_factor,
+            noise_multiplier=self.noise_multiplier * context.channel.noise_factor,
+            adjacency=context.adjacency,
+            rng=context.noise(member),
+        )
+        return noisy
+
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """Refused: who publishes an update of its own was drawn."""
+        law = "personal models are published one by one, which tells who was drawn"
+        refuse("privacy.everyone_sends_noise", True, law, "leave it out")
+
+    def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
+        """All members."""
+        return float(len(context.channel.members))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sightline.events import Adjacency
 from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
-from sightline.mechanisms.gaussian_means import CentralMean, LocalMean, NoiseByTrust
+from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Bound, Facts, Output
@@ -118,4 +118,7 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
+    if experiment.topology.kind == "star" and asked == ("gaussian", "client", "client"):
+        kind = EveryoneNoisesMean if privacy.everyone_sends_noise else PooledMean
+        return kind(*_client_noise(experiment))
     return MECHANISMS[asked](experiment, sizes, classes)

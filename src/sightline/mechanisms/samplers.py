@@ -1,7 +1,7 @@
 """Who takes part: every sampler draws cohorts and states the event that its own draws make of a release."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -241,10 +241,19 @@ SAMPLERS: dict[str, Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSam
 
 
 def build_sampler(
-    settings: ClientSampler, *, population: int, adjacency: Adjacency, cohorts: Cohorts = ONE_COHORT
+    settings: ClientSampler,
+    *,
+    population: int,
+    adjacency: Adjacency,
+    cohorts: Cohorts = ONE_COHORT,
+    remembered: bool = False,
 ) -> CohortSampler:
-    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know."""
-    return SAMPLERS[settings.scheme](settings, population, adjacency, cohorts)
+    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know.
+
+    Where clients train by what they `remember`, later rounds tell who was in a cohort of a fixed size: it hides nobody.
+    """
+    sampler = SAMPLERS[settings.scheme](settings, population, adjacency, cohorts)
+    return replace(sampler, hidden=False) if remembered and isinstance(sampler, FixedCohorts) else sampler
 
 
 @dataclass(frozen=True)
