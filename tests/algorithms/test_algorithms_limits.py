@@ -5,11 +5,13 @@ import math
 import pytest
 
 import sightline
-from sightline import accounting
+from sightline import accounting, engine
 from sightline.algorithms import REGISTRY
 from sightline.engine import loop
+from sightline.engine.execution import effort_of, planned_schedule
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian
+from sightline.mechanisms import Cohort
 from tests.engine.test_resume import Crash, crash_in, left_behind
 
 STAR = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", "fedyogi")
@@ -48,7 +50,8 @@ def test_every_algorithm_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_path,
     plain = sightline.run(
         tiny(rounds=2, privacy={"unit": unit, "where": where, "noise_multiplier": 1.0}, **work), out=tmp_path / "fedavg"
     )
-    worst = max(accounting.epsilon(dict(run.ledger.composition(f"client-{n}", "public")), 1e-5) for n in range(6))
+    observer = "server" if where == "client" else "public"
+    worst = max(accounting.epsilon(dict(run.ledger.composition(f"client-{n}", observer)), 1e-5) for n in range(6))
     assert run.epsilon == worst == plain.epsilon < math.inf
 
 
@@ -93,6 +96,31 @@ def test_memory_does_not_go_with_cohorts_whose_coins_depend_on_each_other(tiny, 
         sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "run")
     run = sightline.run(tiny(rounds=2, **fixed), out=tmp_path / "zeroed")  # no amplification is claimed there
     assert run.epsilon == accounting.epsilon({Gaussian(0.8): 2}, 1e-5)
+
+
+REPLACED = {"privacy.adjacency": "replace", "sampling.clients": {"scheme": "full"}}
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_scaffold_counts_with_no_sizes_that_a_neighbour_need_not_have(tiny, tmp_path, where):
+    """Replace-one: the subject may have more or fewer examples, and everybody's control variate would be another."""
+    changes = REPLACED | {"algorithm": {"name": "scaffold"}, "privacy.where": where}
+    with pytest.raises(Refused, match="more or fewer examples"):
+        sightline.run(tiny(**changes), out=tmp_path / "refused")
+    run = sightline.run(tiny(**changes, **{"local.epochs": None, "local.steps": 2}), out=tmp_path / "run")
+    assert run.epsilon > 0
+
+
+def test_feddyn_counts_with_shares_of_clients_only(tiny, tmp_path):
+    """No number that follows from sizes is there to be used; its own share is the cohort's."""
+    setting = engine.build_experiment(tiny(**REPLACED, algorithm={"name": "feddyn"}))
+    samplers = [setting.sampler_of(channel) for channel in setting.topology.gathers]
+    stats = effort_of(setting, Cohort((0, 1)), planned_schedule(setting), samplers)
+    assert stats.share == 1.0
+    for name in ("steps", "most_steps"):
+        with pytest.raises(Refused, match="more or fewer examples"):
+            getattr(stats, name)
+    assert sightline.run(tiny(**REPLACED, algorithm={"name": "feddyn"}), out=tmp_path / "run").epsilon > 0
 
 
 def test_what_clients_keep_is_not_in_the_published_model(tiny, tmp_path):

@@ -104,6 +104,16 @@ def test_how_many_choices_there_are_does_not_depend_on_what_was_released(cluster
         assert seen[Exponential(1.5)] == min(choices, 7)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("noise", [0.2, 20.0])
+def test_who_is_not_in_every_round_makes_all_choices_too(clustered, tmp_path, noise, seed):
+    """When they begin follows from released values: if only the cohort chose, so would a client's number of choices."""
+    changes = {"sampling": {"clients": {"scheme": "poisson", "rate": 0.5}}, "privacy.noise_multiplier": noise}
+    run = ran(clustered(seed=seed, **changes), tmp_path)
+    for client in map(client_name, range(7)):
+        assert run.ledger.composition(client, "server")[Exponential(1.5)] == 2
+
+
 @pytest.mark.parametrize("changes", [{}, IFCA, ORACLE, {"topology.count": "auto"}, {"data.train_samples": 60}])
 def test_every_kind_of_observer_is_the_worst_of_its_pairs(clustered, tmp_path, changes):
     run = ran(clustered(**changes), tmp_path)

@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
 from sightline.engine.execution import DryExecution
+from sightline.engine.metadata import describe_guarantee
+from sightline.engine.plan import plan_releases
 from sightline.engine.round import TrainingRound
-from sightline.errors import InvalidInput, Refused
-from sightline.events import Clear, Gaussian, Poisson, Repeat, WithoutReplacement
+from sightline.errors import InvalidInput, Refused, SightlineError
+from sightline.events import Clear, FixedCohort, Gaussian, Poisson, Pooled, Repeat, WithoutReplacement
 from sightline.ledger import Ledger
 from sightline.mechanisms import MECHANISMS, SAMPLERS, ClientState, Public, StateRule
 from tests.oracle.fedavg_naive import central_fedavg
@@ -72,10 +75,65 @@ def test_epsilon_is_that_of_what_ran(tiny, tmp_path):
 
 def test_fixed_cohorts_are_accounted_as_fixed(tiny, tmp_path):
     fixed = {"sampling.clients": {"scheme": "fixed", "rate": 0.5}}
-    replace = sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "replace")
-    assert set(replace.ledger.composition("client-0", "public")) == {WithoutReplacement(3, 5, Gaussian(0.8))}
+    replaced = sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "replace")
+    assert set(replaced.ledger.composition("client-0", "public")) == {WithoutReplacement(3, 5, Gaussian(0.8))}
     zeroed = sightline.run(tiny(**fixed), out=tmp_path / "zeroed")
-    assert set(zeroed.ledger.composition("client-0", "public")) == {Gaussian(0.8)}
+    assert set(zeroed.ledger.composition("client-0", "public")) == {FixedCohort(3, 5, Gaussian(0.8))}
+    assert set(zeroed.ledger.composition("client-0", {"client-1", "client-2"})) == {Gaussian(0.8)}
+    assert Clear() in zeroed.ledger.composition("client-0", "server")
+    assert any(
+        "fixed size and is drawn in secret" in one for one in describe_guarantee(engine.build_experiment(tiny(**fixed)))
+    )
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_who_remembers_is_not_hidden_in_a_fixed_cohort(tiny, tmp_path, name):
+    """Later rounds tell who was in an earlier cohort: nothing is claimed of it."""
+    fixed = {"sampling.clients": {"scheme": "fixed", "rate": 0.5}, "algorithm": {"name": name}}
+    run = sightline.run(tiny(**fixed), out=tmp_path / "run")
+    assert set(run.ledger.composition("client-0", "public")) == {Gaussian(0.8)}
+    assert any(
+        "not claimed to hide anybody" in one for one in describe_guarantee(engine.build_experiment(tiny(**fixed)))
+    )
+
+
+def test_an_algorithm_that_forgets_to_say_that_it_remembers_is_refused(tiny):
+    setting = engine.build_experiment(
+        tiny(**{"sampling.clients": {"scheme": "fixed", "rate": 0.5}, "algorithm": {"name": "scaffold"}})
+    )
+    hidden = replace(
+        setting,
+        algorithm=replace(setting.algorithm, remembers=False),
+        samplers={name: replace(one, hidden=True) for name, one in setting.samplers.items()},
+    )
+    with pytest.raises(Refused, match="tells who was drawn"):
+        plan_releases(hidden)
+
+
+def test_in_a_star_noises_add_up_against_all_but_the_server(tiny, tmp_path):
+    run = sightline.run(
+        tiny(**{"privacy.where": "client", "sampling.clients": {"scheme": "full"}}), out=tmp_path / "run"
+    )
+    assert run.ledger.composition("client-0", "server") == {Gaussian(0.8): 4}
+    assert run.ledger.composition("client-0", "client-1") == {Pooled(5, Gaussian(0.8)): 4}
+    assert run.ledger.composition("client-0", "public") == {Pooled(6, Gaussian(0.8)): 4}
+    assert run.ledger.composition("client-0", {"client-1", "client-2", "public"}) == {Pooled(3, Gaussian(0.8)): 4}
+    assert run.ledger.composition("client-0", {"client-1", "server"}) == {Gaussian(0.8): 4}
+    assert run.summary["observers"]["server"] > 1.5 * run.summary["observers"]["public"]
+    assert run.epsilon == accounting.epsilon({Gaussian(0.8): 4}, 1e-5)
+
+
+def test_everybodys_noise_hides_who_was_drawn(tiny, tmp_path):
+    changes = {"privacy.where": "client", "privacy.everyone_sends_noise": True}
+    run = sightline.run(tiny(**changes), out=tmp_path / "run")
+    assert run.ledger.composition("client-0", "client-1") == {Poisson(0.6, Pooled(5, Gaussian(0.8))): 4}
+    assert run.ledger.composition("client-0", "server") == {Gaussian(0.8): 4}
+    assert run.ledger.composition("client-0", {"client-1", "client-2"}) == {Poisson(0.6, Pooled(4, Gaussian(0.8))): 4}
+    other = sightline.run(tiny(seed=9, **changes), out=tmp_path / "other")
+    assert [one.body() for one in run.ledger] == [one.body() for one in other.ledger]  # it tells nobody's draws
+    for refused in ({"privacy.arithmetic": "integer"}, {"privacy.where": "server"}, {"privacy.unit": "sample"}):
+        with pytest.raises(SightlineError, match="everyone_sends_noise"):
+            tiny(**(changes | refused))
 
 
 def test_noise_at_the_clients_trusts_nobody(tiny, tmp_path):
@@ -83,7 +141,7 @@ def test_noise_at_the_clients_trusts_nobody(tiny, tmp_path):
     took_part = [run.ledger.composition(f"client-{n}", "server").total() for n in range(6)]
     assert max(took_part) <= 4
     assert run.summary["trusted"] == []
-    assert run.summary["observers"]["server"] == run.summary["observers"]["public"]
+    assert run.summary["observers"]["server"] >= run.summary["observers"]["public"]
     assert run.epsilon == accounting.epsilon({Gaussian(0.8): max(took_part)}, 1e-5)
     assert Clear() not in run.ledger.composition("client-0", {"server", "public", "client-1"})
 
@@ -231,7 +289,7 @@ def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_pat
         assert not (tmp_path / "run").exists()
         return
     again = accounting.epsilon(dict(max(
-        (run.ledger.composition(f"client-{n}", "public") for n in range(6)),
+        (run.ledger.composition(f"client-{n}", "server" if where == "client" else "public") for n in range(6)),
         key=lambda c: accounting.epsilon(dict(c), 1e-5),
     )), 1e-5)  # fmt: skip
     assert run.epsilon == again

@@ -217,6 +217,7 @@ class Privacy(Section):
     everyone_sends_noise: bool | None = None
     """Of noise at the client: whether who is not drawn sends its noise all the same."""
     stop_at_epsilon: Positive | None = None
+    """Stop before the round that would exceed it: covered for lists that no data decide on (decisions 0081, 0192)."""
     accountant: Literal["pld", "rdp"] = "pld"
 
     @model_validator(mode="after")

@@ -176,6 +176,11 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     else:
         sentences.append("Nobody is trusted: the noise is added by each client before anything leaves it.")
     sentences += describe_cohorts(setting)
+    if privacy.stop_at_epsilon is not None:
+        sentences.append(
+            f"It stops before epsilon would exceed {privacy.stop_at_epsilon:g}. No data decide on the list of releases, "
+            "or they are claimed at their limit, so the bound for the list covers where it stops (decisions 0081, 0192)."
+        )
     sentences += describe_schedule(setting)
     if setting.splitter is not None:
         sentences += setting.splitter.explain_guarantee({"client": "client", "sample": "example"}[privacy.unit])

@@ -90,6 +90,12 @@ class ReleaseGate:
         return found
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
+        """Stop before a round that would exceed `stop_at_epsilon`.
+
+        Covered by decision 0081 (and 0192): events are decided by settings, draws and limits, never by data, so what
+        was released when it stops is the beginning of a list that is fixed beforehand. It is no filter for budgets over
+        experiments that are chosen after looking at results: that is `accounting.GaussianFilter`.
+        """
         privacy = self._setting.experiment.privacy
         if privacy.stop_at_epsilon is None:
             return

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sightline.accounting.accountant import Bridged, bridged_epsilon
 from sightline.errors import refuse
-from sightline.events import Event, Gaussian, Poisson
+from sightline.events import Event, FixedCohort, Gaussian, Poisson
 from sightline.ledger.group_pairs import Costing, Floats, Pairs, Rhythm
 
 FAR = 10**6
@@ -174,6 +174,8 @@ def gaussian_of(event: Event) -> tuple[float, float]:
     """Noise multiplier and rate of a release of DP-OGL."""
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return event.event.noise_multiplier, event.rate
+    if isinstance(event, FixedCohort):  # bridging workers are not hidden in it
+        return gaussian_of(event.event)
     if isinstance(event, Gaussian):
         return event.noise_multiplier, 1.0
     refuse("bottleneck", event.kind, "the bound is for Gaussian sums with Poisson cohorts", "leave out --bottleneck")

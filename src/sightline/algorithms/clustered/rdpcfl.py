@@ -79,7 +79,8 @@ def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> St
 def last_soft(mixture: Mixture, settings: Selecting) -> int:
     """E_c, but early enough for all choices.
 
-    How many choices there are must not depend on what was released: their number is in the epsilon that is stated.
+    How many choices there are must not depend on what was released: their number is in the epsilon that is stated
+    (decision 0193).
     """
     return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
 
