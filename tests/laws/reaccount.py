@@ -58,6 +58,8 @@ def charges(releases, subject, seen, observer):
         event = release["event"]
         if observer in names(release["coins_known_to"]):
             event = unhidden(event)
+        elif observer == "public":
+            event = with_one_more_noise(event)
         if release["joint"]:
             if release["joint"] in joint:
                 continue
@@ -66,10 +68,20 @@ def charges(releases, subject, seen, observer):
     return counts
 
 
+def with_one_more_noise(event):
+    """The event to an outsider: pools leave out one noise, that of an observer who is in them."""
+    changed = {"noises": event["noises"] + 1} if event["kind"] == "pooled" else {}
+    if "event" in event:
+        changed |= {"event": with_one_more_noise(event["event"])}
+    if "events" in event:
+        changed |= {"events": [with_one_more_noise(inner) for inner in event["events"]]}
+    return event | changed
+
+
 def unhidden(event):
     """The event to somebody who knows every coin, part and schedule in it."""
     kind = event["kind"]
-    if kind in ("poisson", "without_replacement", "split", "pooled"):
+    if kind in ("poisson", "without_replacement", "fixed_cohort", "split", "pooled"):
         return unhidden(event["event"])
     if kind == "allocation":
         return {"kind": "repeat", "times": event["uses"], "event": unhidden(event["event"])}
@@ -122,6 +134,8 @@ def drawn(event, present, rng):
             return scheduled(event, present, rng)
         case "without_replacement":
             return fixed(event, present, rng)
+        case "fixed_cohort":
+            return zeroed(event, present, rng)
     raise NotImplementedError(event["kind"])
 
 
@@ -150,6 +164,18 @@ def fixed(event, present, rng):
         return np.log1p(rate * np.expm1(side * half * seen - half * half / 2))
 
     return mixture(+1) - mixture(-1)
+
+
+def zeroed(event, present, rng):
+    """A hidden cohort under zero-out: whoever is drawn in the subject's place sends the opposite of what it would."""
+    rate, size = event["cohort"] / event["population"], len(present)
+    member = rng.random(size) < rate
+    if event["event"]["kind"] != "gaussian":  # the others send nothing: as if drawn by itself
+        return np.log1p(rate * np.expm1(drawn(event["event"], present & member, rng)))
+    s = 1 / event["event"]["noise_multiplier"]
+    seen = rng.standard_normal(size) + np.where(member, s * present, -s)
+    opposite = (1 - rate) * np.exp(-s * seen - s * s / 2)
+    return np.log(opposite + rate * np.exp(s * seen - s * s / 2)) - np.log(opposite + rate)
 
 
 @dataclass(frozen=True)
