@@ -281,14 +281,15 @@ class EveryoneNoisesMean(LocalMean):
         alone = self.noise_event(self.noise_multiplier * context.channel.noise_factor)
         event = context.sampler.hidden_event(Pooled(len(context.channel.members) - 1, alone))
         refuse_remembered_draws(event, updates)
+        gatherer = frozenset({context.channel.name})
         return (
             context.make_release(
                 source=context.channel.name,
                 event=event,
-                audience=context.channel.audience | {context.channel.name},
+                audience=context.channel.audience | gatherer,
                 what="mean of clipped updates with everybody's noise",
                 inputs=updates.sources,
-                coins_known_to=frozenset({context.channel.name}),
+                coins_known_to=gatherer,
                 joint=context.joint,
             ),
         )
