@@ -129,7 +129,7 @@ def test_slow_clipping_is_said_on_the_terminal_and_in_json(tmp_path):
         "from torch import nn\n"
         "class Odd(nn.Linear):\n"
         "    def forward(self, x):\n"
-        "        return super().forward(x.flatten(1)) * 0.5\n"
+        "        return super().forward(x.flatten(1)) * (0.5 if float(x.sum()) < 1e9 else 2.0)\n"
         "def model(input_shape, classes):\n"
         "    return Odd(64, classes)\n"
     )

@@ -279,13 +279,7 @@ class ScoreBias(nn.Module):
 
     def forward(self, x):
         q, k, v = self.packed(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        return self.last(
-            functional.scaled_dot_product_attention(q, k, v, self.bias[None])
-            .transpose(1, 2)
-            .contiguous()
-            .flatten(2)
-            .mean(1)
-        )
+        return self.last(functional.scaled_dot_product_attention(q, k, v, self.bias[None]).mean(2).flatten(1))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, t
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
 from sightline.training.fast.autograd_worker import AutogradWorker
 from sightline.training.fast.dense_stack import ChainWorker
+from sightline.training.fast.graph_worker import GraphWorker
 from sightline.training.fast.per_example_norms import fold_patches, patches_by_pixel, unfold_patches
 from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 
@@ -121,9 +122,9 @@ def chains():
 
 EXPECTED = {
     "strided": ChainWorker, "kinks": ChainWorker, "phases": ChainWorker, "odd_stride": ChainWorker, "wide": ChainWorker,
-    "gram": ChainWorker, "normed": AutogradWorker, "Net": GradientWorker, "Layered": GradientWorker, "Unused": GradientWorker, "InPlace": GradientWorker,
-    "Twice": GradientWorker, "Tied": GradientWorker, "Outside": GradientWorker, "Mean": GradientWorker, "Grouped": GradientWorker,
-    "Dilated": GradientWorker, "doubled": GradientWorker, "frozen": GradientWorker,
+    "gram": ChainWorker, "normed": AutogradWorker, "Net": GraphWorker, "Layered": GraphWorker, "Unused": GraphWorker, "InPlace": GraphWorker,
+    "Twice": GraphWorker, "Tied": GraphWorker, "Outside": GraphWorker, "Mean": GradientWorker, "Grouped": GraphWorker,
+    "Dilated": GraphWorker, "doubled": GraphWorker, "frozen": GraphWorker,
 }  # fmt: skip
 
 
