@@ -155,7 +155,7 @@ def test_the_ledger_charges_pure_epsilon_and_calibration_meets_the_target(tiny, 
         ({"privacy.unit": "client", **PROX}, "single examples"),
         ({"privacy.where": "server", **PROX}, "client adds the noise"),
         ({"privacy.epsilon": 0.01, **PROX}, "curvature"),
-        ({"privacy.sensitivity": "clipped_model", **PROX}, "own sensitivity"),
+        ({"privacy.sensitivity": "clipped_model", **PROX}, "no such bound"),
         ({"privacy.epsilon": None, "privacy.noise_std": 1.0, **PROX}, "no such noise"),
     ],
 )

@@ -140,8 +140,9 @@ def test_slow_clipping_is_said_on_the_terminal_and_in_json(tmp_path):
     )
     shown = command("run", "mine.toml", "--out", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    (note,) = json.loads(command("report", "run", "--json", cwd=tmp_path).stdout)["notes"]
+    note, compared = json.loads(command("report", "run", "--json", cwd=tmp_path).stdout)["notes"]
     assert "differentiated alone" in note
+    assert compared.startswith("Twin worlds")
     assert f"note {note}" in " ".join(shown.stdout.split())
     assert escape(note) in (tmp_path / "run" / "report.html").read_text()
 

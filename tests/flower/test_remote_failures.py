@@ -1,5 +1,7 @@
 """Nodes die, come late, refuse or send garbage: the round goes on without them, the ledger stays, the operator sees."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -68,8 +70,19 @@ def test_the_round_goes_on_without_it(trouble, plain, run_remotely, loopback):
 def test_the_ledger_is_that_of_a_round_in_which_everybody_answered(plain, run_remotely, loopback, tmp_path):
     here = sightline.run(parse(plain), out=tmp_path / "here")
     there = run_remotely(plain, post=Troubled(loopback, 3, GARBAGE["is gone"]), tell=lambda *words: None)
-    assert bits(there)[1] == bits(here)[1]
+    assert bits(there)[1] == without_pools(bits(here)[1])
     assert there.epsilon == here.epsilon
+
+
+def without_pools(bodies):
+    """Rows as nodes make them: who may not answer adds no noise, so it is counted on nobody else's."""
+    found = []
+    for body in bodies:
+        row = json.loads(body)
+        if row["event"]["kind"] == "pooled":
+            row |= {"event": row["event"]["event"], "coins_known_to": ""}
+        found.append(json.dumps(row, separators=(",", ":")))
+    return found
 
 
 def test_without_the_lost_one_the_sum_is_that_of_the_others(run_remotely, loopback, tmp_path):

@@ -1,6 +1,7 @@
 """Whole runs on parts: the ledger says what ran, one part is the plain run, secrets stay secret, refusals are clear."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import sightline
 from sightline import accounting, engine
 from sightline.config import parse
 from sightline.errors import InvalidInput, Refused
-from sightline.events import Gaussian, Poisson, Product, Repeat, Split
-from sightline.ledger import Ledger
+from sightline.events import Gaussian, Poisson, Pooled, Product, Repeat, Split
+from sightline.ledger import NOBODY, Ledger
 from sightline.mechanisms import CallId, CentralMean
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
@@ -36,12 +37,19 @@ def weights_of(run):
     return (run.directory / "model.safetensors").read_bytes()
 
 
+def alone(release):
+    """A release without the noises that others add to it: of split models they are not counted."""
+    if not isinstance(release.event, Pooled):
+        return release
+    return replace(release, event=release.event.event, coins_known_to=NOBODY)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_part_is_the_plain_run(tiny, tmp_path, kind):
     """d = 1: the same ledger, and the same model up to float32 rounding (bit for bit in the client unit)."""
     plain = sightline.run(tiny(**{"algorithm.split": None, **KINDS[kind]}), out=tmp_path / "plain")
     one = sightline.run(tiny(**{"algorithm.split": {"parts": 1}, **KINDS[kind]}), out=tmp_path / "one")
-    assert [release.body() for release in one.ledger] == [release.body() for release in plain.ledger]
+    assert [release.body() for release in one.ledger] == [alone(release).body() for release in plain.ledger]
     if kind in ("central", "at the clients", "no privacy"):
         assert weights_of(one) == weights_of(plain)
     left, right = (load_file(run.directory / "model.safetensors") for run in (one, plain))

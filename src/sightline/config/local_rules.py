@@ -45,8 +45,8 @@ def check_local(experiment: "Experiment") -> None:
         law = f"the {privacy.place} noises sums of gradients, not the steps that an optimiser makes of them"
         refuse("local.optimizer", local.optimizer, law, 'use optimizer = "sgd", or where = "client"')
     scheduled = local.schedule not in (None, "constant") or local.warmup is not None
-    if scheduled and privacy.unit == "sample" and privacy.place != "client":
-        law = f"the {privacy.place}'s noise is for steps of one learning rate"
+    if scheduled and privacy.unit == "sample" and privacy.place == "edge":
+        law = "the noise of a segment is for steps of one learning rate"
         refuse("local.schedule", local.schedule or "warmup", law, 'remove it, or use where = "client"')
 
 

@@ -112,6 +112,8 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     """
     module = model.module()
     nothing = torch.empty(model.parameters)
+    if model.task.own_loss is not None:
+        BENCH.reasons[model] = f"what the loss {model.task.loss_name} does with a batch is not known"
     if mixing_layer(module) is not None or model.task.own_loss is not None:
         return GradientWorker(model)
     if unknown_part(module) is None:
