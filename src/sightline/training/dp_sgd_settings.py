@@ -109,7 +109,7 @@ class DPSGDSettings:
     def write_sum(
         self, worker: GradientWorker, shard: Shard, x: Tensor, y: Tensor, batch: Index | None, client: int
     ) -> None:
-        """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's where the worker is."""
+        """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's where it is."""
         index = None if batch is None else worker.place_tensor(torch.from_numpy(batch))
         some = y if index is None else y[index]
         if self.views is None or self.view_rngs is None:
