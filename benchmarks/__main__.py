@@ -16,7 +16,7 @@ BENCHMARKS = {
     "opacus_mlp": "Opacus' best mode / ours, MLP",
     "own_encoder": "clipped sum / plain gradient, a transformer encoder of a user's own, width 128",
     "own_encoder_small": "the same, width 32",
-    "own_lora": "clipped sum / plain gradient, LoRA beside a frozen encoder",
+    "own_lora": "clipped sum / plain gradient, peft's LoRA beside a frozen BERT",
     "own_bert": "clipped sum / plain gradient, BERT of transformers",
     "opacus_encoder": "Opacus' best mode / ours, the encoder of width 128",
     "clients_linear": "loop over modules / stacked, 30 clients",

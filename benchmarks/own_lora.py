@@ -1,4 +1,4 @@
-"""Clipped sum / plain gradient, LoRA beside a frozen encoder."""
+"""Clipped sum / plain gradient, peft's LoRA beside a frozen BERT."""
 
 from typing import Any
 
@@ -7,4 +7,4 @@ from benchmarks.own_models import compare_plain
 
 def run() -> dict[str, Any]:
     """Goal: at most 1.1."""
-    return compare_plain("encoder_lora", 1.1)
+    return compare_plain("bert_lora", 1.1)

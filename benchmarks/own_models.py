@@ -33,21 +33,6 @@ class Encoder(nn.Module):
         return out
 
 
-class LowRank(nn.Module):
-    """A frozen linear layer with two trained factors beside it."""
-
-    def __init__(self, frozen: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.frozen = frozen.requires_grad_(False)
-        self.down = nn.Linear(frozen.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, frozen.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The frozen layer and the factors."""
-        out: Tensor = self.frozen(x) + self.up(self.down(x))
-        return out
-
-
 def encoder_128() -> nn.Module:
     """64 tokens, width 128, two layers."""
     return Encoder(128, 64)
@@ -56,15 +41,6 @@ def encoder_128() -> nn.Module:
 def encoder_32() -> nn.Module:
     """16 tokens, width 32, two layers."""
     return Encoder(32, 16)
-
-
-def encoder_lora() -> nn.Module:
-    """`encoder_128`, frozen, with factors of rank 4 beside both layers of each feed-forward part."""
-    model = Encoder(128, 64).requires_grad_(False)
-    for layer in model.encoder.layers:
-        layer.linear1, layer.linear2 = LowRank(layer.linear1, 4), LowRank(layer.linear2, 4)  # type: ignore[arg-type]
-    model.last.requires_grad_(True)
-    return model
 
 
 class BertClassifier(nn.Module):
@@ -88,10 +64,20 @@ class BertClassifier(nn.Module):
         return out
 
 
+def bert_lora() -> nn.Module:
+    """The same BERT, frozen, with peft's factors of rank 4 beside queries and values; the classifier is trained too."""
+    from peft import LoraConfig, get_peft_model
+
+    model = BertClassifier()
+    chosen = LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"])
+    model.bert = get_peft_model(model.bert, chosen)
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "encoder_128": (encoder_128, 64),
     "encoder_32": (encoder_32, 16),
-    "encoder_lora": (encoder_lora, 64),
+    "bert_lora": (bert_lora, 64),
     "bert": (BertClassifier, 64),
 }
 """Name -> factory and tokens of an example."""
@@ -130,8 +116,8 @@ def own_work(name: str) -> dict[str, Callable[[], float]]:
     from sightline.training.dp_sgd_settings import draw_gaussian
     from sightline.training.fast.graph_worker import GraphWorker
 
-    if name == "bert" and find_spec("transformers") is None:
-        raise Absent('transformers is not installed; run pip install -e ".[hf]"')
+    if name.startswith("bert") and not (find_spec("transformers") and find_spec("peft")):
+        raise Absent('transformers and peft are not installed; run pip install -e ".[hf]"')
     factory, tokens = MODELS[name]
     first = make_module(factory, seed=0)
     constants = {word: one.clone() for word, one in constants_of(first).items()}

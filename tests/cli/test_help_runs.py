@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,32 @@ EXAMPLES = sorted({line for command in ALL.values() for line in lines(command)})
 WAITING = ("sightline serve", "sightline flower site", "sightline site serve")
 """These wait for somebody; tests of their own ask them."""
 LONG = ("sightline audit", "sightline sweep", "sightline run experiments", "sightline calibrate check-ins")
+
+
+MYNET = """
+from math import prod
+
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(prod(input_shape), classes))
+
+
+class Words(nn.Module):
+    def __init__(self, vocabulary, classes, width):
+        super().__init__()
+        self.table, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1))
+
+
+def build(vocabulary, classes, width=32):
+    return Words(vocabulary, classes, width)
+"""
+"""A module of one's own, as the help of check-model names it."""
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +60,13 @@ def desk(tmp_path_factory):
         assert run_arguments(["report", "runs/quickstart", "--ledger", "ledger.json"]) == 0
         Path("groups.json").write_text(json.dumps({"workers": 3, "groups": [[0, 1], [1, 2]]}))
         assert run_arguments(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
+        Path("mynet.py").write_text(MYNET)
+        sys.path.insert(0, str(place))
         yield place
     finally:
         os.chdir(before)
+        sys.path[:] = [one for one in sys.path if one != str(place)]
+        sys.modules.pop("mynet", None)
 
 
 def words_of(line):

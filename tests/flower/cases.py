@@ -75,6 +75,15 @@ CASES |= {
     ),
     "tree, own noise": changed(**ON_TREE, algorithm=H2FDP, privacy=privacy("client", "edge", epsilon=20.0)),
     "tree, sample unit": changed(**ON_TREE, algorithm=H2FDP, privacy=privacy("sample", "edge", noise_multiplier=0.8)),
+    "tree, convex segments": changed(
+        **ON_TREE,
+        model={"name": "linear"},
+        algorithm=H2FDP,
+        privacy=privacy("sample", "edge", noise_multiplier=0.8, sensitivity="convex"),
+    ),
+    "convex steps at the client": changed(
+        **LINEAR, privacy=privacy("sample", "client", noise_multiplier=0.8, sensitivity="convex")
+    ),
     "tree, fedavg": changed(topology=TREE, privacy=privacy("client", "edge", noise_multiplier=0.8)),
     "clusters chosen by nodes": changed(
         **CLUSTERED, algorithm={"name": "rdpcfl", "selection_rounds": 2, "selection_epsilon": 1.5}

@@ -74,12 +74,16 @@ def test_counts_per_observer_in_closed_form(treed, tmp_path):
 def test_noises_of_devices_add_up_except_for_who_gathers_them(treed, tmp_path):
     run = sightline.run(treed(**{"topology": {"kind": "tree", "subnets": [5, 1]}}), out=tmp_path / "run")
     pooled = Pooled(4, Gaussian(0.8))
-    for observer in ("cloud", "public", "client-1", "client-5", "edge-1"):
+    for observer in ("cloud", "client-1", "client-5", "edge-1"):
         assert run.ledger.composition("client-0", observer) == {pooled: 9}
+    assert run.ledger.composition("client-0", "public") == {Pooled(5, Gaussian(0.8)): 9}
     assert run.ledger.composition("client-0", "edge-0") == {Gaussian(0.8): 9}
     assert run.ledger.composition("client-5", "cloud") == {Gaussian(0.8): 9}  # nobody to hide among
     assert run.ledger.composition("client-0", {"cloud", "edge-0"}) == {Gaussian(0.8): 9}
-    assert run.ledger.composition("client-0", {"client-1", "client-2"}) == {Gaussian(0.8): 9}  # they know two noises
+    assert run.ledger.composition("client-0", {"client-1", "client-2"}) == {
+        Pooled(3, Gaussian(0.8)): 9
+    }  # two are known
+    assert run.ledger.composition("client-0", {f"client-{n}" for n in range(1, 6)}) == {Pooled(1, Gaussian(0.8)): 9}
     seen = run.summary["observers"]
     assert seen[UNTRUSTED] == pytest.approx(epsilon_by_google({Gaussian(0.8): 9}), rel=2e-3)
     assert seen[SAME] == pytest.approx(epsilon_by_google({Gaussian(1.6): 9}), rel=2e-3)

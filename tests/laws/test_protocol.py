@@ -124,14 +124,14 @@ def test_members_have_a_part_where_they_noise_and_none_where_nobody_does(name):
             left = list(mechanism.client_outputs(anew, call.context))
             assert [one.member for one in left] == list(cohort)
             assert largest is None or all(float(one.value.norm()) <= largest for one in left)
-        elif mechanism.noised_value is not NoisedValue.STEPS:
+        elif mechanism.noised_value not in (NoisedValue.STEPS, NoisedValue.PATH):
             with pytest.raises(Refused, match="no part of their own"):
                 list(mechanism.client_outputs(anew, call.context))
 
 
 UNITS = {
     "client": {NoisedValue.UPDATE},
-    "sample": {NoisedValue.GRADIENT, NoisedValue.STEPS, NoisedValue.MODEL},
+    "sample": {NoisedValue.GRADIENT, NoisedValue.STEPS, NoisedValue.PATH, NoisedValue.MODEL},
     "none": {NoisedValue.NOTHING},
 }
 
@@ -141,7 +141,7 @@ def test_what_is_noised_goes_with_the_unit_the_steps_and_the_words(name):
     run = run_of(name)
     mechanism, setting = run.setting.mechanism, run.setting
     assert mechanism.noised_value in UNITS[setting.unit]
-    stepwise = mechanism.noised_value in (NoisedValue.GRADIENT, NoisedValue.STEPS)
+    stepwise = mechanism.noised_value in (NoisedValue.GRADIENT, NoisedValue.STEPS, NoisedValue.PATH)
     assert all((mechanism.steps_of(n) is not None) is stepwise for n in setting.clients)
     solved = mechanism.noised_value is NoisedValue.MODEL
     assert bool(mechanism.explain_guarantee(rounds=3, delta=1e-5, curvature=0.5)) is solved
@@ -154,7 +154,7 @@ def test_a_mechanism_has_a_form_in_parts_or_refuses_it():
     splitter = run_of("central, parts").setting.splitter
     for name in EVERY:
         mechanism = EVERY[name].setting().mechanism
-        if mechanism.noised_value in (NoisedValue.STEPS, NoisedValue.MODEL):
+        if mechanism.noised_value in (NoisedValue.STEPS, NoisedValue.PATH, NoisedValue.MODEL):
             with pytest.raises(Refused, match=f"{type(mechanism).__name__} releases whole models"):
                 mechanism.in_parts(splitter)
         else:

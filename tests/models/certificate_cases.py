@@ -3,6 +3,7 @@
 `objects` is the operation at which the proof must end; None means that the module is certified.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -472,3 +473,30 @@ attack("python-random", "Python's own random numbers", lambda s, x: s.out(x) * f
 attack("gradient-of", "a gradient taken inside forward",
        lambda s, x: s.out(x + torch.autograd.grad(s.out(x.detach().requires_grad_()).sum(), s.out.weight,
                                                   create_graph=True)[0].sum()), "sum.default")  # fmt: skip
+
+
+@torch.library.custom_op("certificate_cases::centre", mutates_args=())
+def centre(x: Tensor) -> Tensor:
+    """An operation of somebody's own, in which anything may happen."""
+    return x - x.mean(0)
+
+
+centre.register_fake(torch.empty_like)
+centre.register_autograd(lambda ctx, gradient: gradient - gradient.mean(0))
+
+attack("custom-operation", "an operation of one's own that centres", lambda s, x: s.out(centre(x)),
+       "certificate_cases::centre.default")  # fmt: skip
+attack("layer-drop", "Python's random number decides whether a layer is skipped",
+       lambda s, x: s.out(x if random.random() < 1e-9 else x + s.one(x)), "forward",
+       one=lambda: nn.Linear(8, 8))  # fmt: skip
+attack("strides", "a stride that holds the batch size",
+       lambda s, x: s.out(x[:, 0]) / x.transpose(0, 1).contiguous().stride(0), "div.Tensor", "sequence")  # fmt: skip
+attack("shape-tensor", "the shape as a tensor", lambda s, x: s.out(x) / torch._shape_as_tensor(x)[0],
+       "export")  # fmt: skip
+attack("one-over-size", "softmax of zeros along the batch",
+       lambda s, x: s.out(x) * torch.zeros(x.shape[0]).softmax(0)[:, None], "softmax.int")  # fmt: skip
+attack("own-weights", "a convolution with kernels made of the batch",
+       lambda s, x: s.out(functional.conv1d(x, x[:1], padding=0).flatten(1)), "slice.Tensor", "sequence",
+       out=head(1))  # fmt: skip
+attack("wrong-copies", "copies of the batch averaged with other examples'",
+       lambda s, x: s.out(x.repeat(2, 1).view(-1, 2, 8).mean(1)), "view.default")  # fmt: skip

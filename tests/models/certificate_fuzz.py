@@ -182,7 +182,10 @@ def false_tag(program: Program, kinds: tuple[str, ...] = KINDS) -> str | None:
     refs = [number for number, node in enumerate(program.nodes) if not isinstance(program.fakes[number], tuple | list)]
     for kind in kinds:
         inputs = [change_row(one, kind) if place < program.batched else one for place, one in enumerate(program.inputs)]
-        moved = program.run(inputs)
+        try:
+            moved = program.run(inputs)
+        except RuntimeError:  # no probability, no index
+            continue
         for ref in refs:
             tag = program.tags[program.nodes[ref]]
             if isinstance(tag, BatchSize | BatchPositions) or not isinstance(base[ref], Tensor):
@@ -601,6 +604,24 @@ class Drawer:
     def args_prelu(self):
         ref = self.tensor()
         return ref, self.fixed(self.concrete(self.shape(ref)[1]) if self.dice.random() < 0.7 else 1)
+
+    def args_bernoulli_default(self):
+        return (self.program.add(aten.sigmoid.default, self.tensor()),)
+
+    def mask(self) -> Ref:
+        return self.program.add(aten.gt.Scalar, self.tensor(), 0)
+
+    def args_masked_fill_Scalar(self):
+        return self.tensor(), self.mask(), 0.5
+
+    def args_where(self):
+        return self.mask(), self.tensor(), self.tensor()
+
+    def args_where_Scalar(self):
+        return self.mask(), 0.5, 2.0
+
+    def args_where_ScalarOther(self):
+        return self.mask(), self.tensor(), 0.5
 
     def args_where_ScalarSelf(self):
         return self.program.add(aten.gt.Scalar, self.tensor(), 0), 0.5, self.tensor()

@@ -5,6 +5,7 @@ import operator
 import warnings
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,30 @@ def test_a_batch_of_positions_only_indexes_the_batch():
     assert drawer.program.add(aten.index.Tensor, Ref(0), [drawer.program.add(aten.zeros_like.default, Ref(6))]) is None
     picked = drawer.program.add(aten.index.Tensor, Ref(0), [positions])
     assert drawer.program.tags[drawer.program.nodes[picked]] == BatchAxis(0)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_nothing_works_over_the_batch(name):
+    drawer = Drawer(1)
+    assert drawer.program.add(overload(name), Ref(0), *WRONG[name]) is None
+    along = {"roll.default": [[1], [-1]], "flip.default": [[1]]}.get(name, [-1])
+    assert drawer.program.add(overload(name), Ref(0), *along) is not None
+
+
+def test_examples_do_not_meet():
+    """Calls whose results have the right shape, so that only the rule stands against them."""
+    drawer = Drawer(1)
+    program = drawer.program
+    flat = program.add(aten.view.default, Ref(0), [drawer.size, -1])
+    places = program.add(aten.zeros_like.default, flat, dtype=torch.int64)
+    turned, above = program.add(aten.t.default, flat), program.add(aten.unsqueeze.default, flat, 0)
+    assert program.add(aten.gather.default, flat, 1, places) is not None
+    assert program.add(aten.gather.default, flat, 0, places) is None
+    assert program.add(aten.scatter_add.default, flat, -2, places, flat) is None
+    assert program.add(aten.scaled_dot_product_attention.default, above, above, above) is None
+    assert program.add(aten.matmul.default, flat, turned) is None
+    assert program.add(aten.einsum.default, "bd,bd->d", [flat, flat]) is None
+    assert program.add(aten.tril.default, flat) is None
 
 
 def test_views_that_cut_across_examples_have_no_tag():

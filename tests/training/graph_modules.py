@@ -39,10 +39,12 @@ class Bare(nn.Module):
         self.left = nn.Parameter(torch.randn(4, 6) / 3)
         self.stack = nn.Parameter(torch.randn(4, 5, 5) / 3)
         self.vector = nn.Parameter(torch.randn(5))
+        self.turn = nn.Parameter(torch.randn(5, 5) / 3)
         self.last = head(9)
 
     def forward(self, x):
         h = torch.tanh(x * self.scale + self.shift) @ self.right
+        h = torch.einsum("ik, btk -> bti", self.turn, h)
         h = self.left @ h  # (B, 4, 5)
         h = torch.tanh(h + torch.matmul(h.unsqueeze(2), self.stack).squeeze(2))
         return self.last(torch.cat([h.mean(1), h @ self.vector], 1))

@@ -16,6 +16,7 @@ from sightline.accounting.moments import ORDERS, log_sum, pin_moments
 from sightline.events import ConvexSegment, Gaussian, ReplacedSegment, Segment
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
+NEWTON_STEPS = 3
 BATCH = 1 << 15
 """Panels that are integrated at a time."""
 NARROW = 0.2
@@ -50,6 +51,16 @@ class Mixture:
             terms = self.shifts[:, None] * y[None, first : first + some] + offsets
             top = terms.max(axis=0)
             out[first : first + some] = top + np.log(np.exp(terms - top).sum(axis=0))
+        return out
+
+    def mean_shift(self, y: Array) -> Array:
+        """The mean of the shifts given the places: the slope of the logarithm."""
+        out, some = np.empty(len(y)), max(1, AT_A_TIME // len(self.shifts))
+        offsets = (np.log(self.weights) - self.shifts**2 / 2)[:, None]
+        for first in range(0, len(y), some):
+            terms = self.shifts[:, None] * y[None, first : first + some] + offsets
+            likely = np.exp(terms - terms.max(axis=0))
+            out[first : first + some] = self.shifts @ likely / likely.sum(axis=0)
         return out
 
     def mass_below(self, y: float) -> float:
@@ -170,9 +181,23 @@ def mixture_law(pair: Pair, step: float, tail: float) -> Law:
     losses = pair.log_ratio(grid)
     start = float(losses[0])
     cells = max(1, math.ceil((float(losses[-1]) - start) / step))
-    inner = np.interp(start + step * np.arange(1, cells), losses, grid)
+    inner = invert_ratio(pair, np.asarray(start + step * np.arange(1.0, cells)), grid, losses)
     mass = split_panels(pair, np.unique(np.concatenate([grid, inner])), start, step, cells)
     return close_ends(pair, mass, (float(grid[0]), float(grid[-1])), start, step)
+
+
+def invert_ratio(pair: Pair, targets: Array, grid: Array, losses: Array) -> Array:
+    """Where log L has these values, by Newton's method inside the panels of the grid that hold them.
+
+    Cells of the lattice begin and end there: were they off, a panel would lie in two cells and its nodes could tell
+    less than the law does.
+    """
+    above = np.clip(np.searchsorted(losses, targets), 1, len(grid) - 1)
+    y = np.interp(targets, losses, grid)
+    for _ in range(NEWTON_STEPS):
+        slope = np.maximum(pair.p.mean_shift(y) - pair.q.mean_shift(y), 1e-300)
+        y = np.clip(y - (pair.log_ratio(y) - targets) / slope, grid[above - 1], grid[above])
+    return np.asarray(y)
 
 
 def split_panels(pair: Pair, edges: Array, start: float, step: float, cells: int) -> Array:

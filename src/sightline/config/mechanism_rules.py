@@ -65,8 +65,7 @@ def check_perturbation(privacy: "Privacy") -> None:
             law,
             way_out + OUTPUT_HAS.get(privacy.mechanism, ""),
         )
-    if privacy.mechanism == "gaussian":
-        _check_examples(privacy)
+    _check_examples(privacy)
     if privacy.mechanism not in PERTURBATIONS:
         return
     if privacy.unit != "sample":
@@ -85,7 +84,7 @@ def check_perturbation(privacy: "Privacy") -> None:
 
 def _check_examples(privacy: "Privacy") -> None:
     """The bounds that Gaussian noise has for single examples."""
-    if privacy.sensitivity is None:
+    if privacy.sensitivity is None or privacy.mechanism != "gaussian":
         return
     if privacy.unit != "sample":
         law = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'

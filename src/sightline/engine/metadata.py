@@ -190,8 +190,8 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     sentences += describe_cohorts(setting)
     if privacy.stop_at_epsilon is not None:
         sentences.append(
-            f"It stops before epsilon would exceed {privacy.stop_at_epsilon:g}. No data decide on the list of releases, "
-            "or it is claimed at its limit: the bound for the list covers where it stops (decisions 0081, 0192)."
+            f"It stops before epsilon would exceed {privacy.stop_at_epsilon:g}. No data decide on the list of its "
+            "releases, or they are claimed at their limit: the bound for the list covers an early end (decision 0192)."
         )
     sentences += describe_schedule(setting)
     if setting.splitter is not None:

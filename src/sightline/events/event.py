@@ -367,7 +367,7 @@ def against_outsider(event: Event) -> Event:
     Poisson(rate=0.5, event=Pooled(noises=5, event=Gaussian(noise_multiplier=2.0)))
     """
     if isinstance(event, Pooled):
-        return Pooled(event.noises + 1, event.event)
+        return Pooled(min(event.noises + 1, MOST_COUNTED), event.event)
     return rebuild_event(event, against_outsider)
 
 

@@ -96,6 +96,7 @@ class NoisedValue(StrEnum):
     UPDATE = "a client's clipped update"
     GRADIENT = "a batch's gradients, clipped one by one"
     STEPS = "the sum of a device's steps: one example may bend them all"
+    PATH = "the end of a device's steps, which only its own draws of an example move"
     MODEL = "a trained model: how it was trained is not bounded step by step"
     NOTHING = "nothing"
 

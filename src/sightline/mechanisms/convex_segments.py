@@ -72,7 +72,7 @@ class ConvexSegments(SegmentSums):
     noise_std: float | None = None
     """An absolute amount of noise, in place of multiples of D."""
 
-    noised_value = NoisedValue.MODEL
+    noised_value = NoisedValue.PATH
 
     def _at_server(self, context: ReleaseContext) -> bool:
         return context.channel.trusted and not self.facts.by_client

@@ -239,15 +239,15 @@ class PooledMean(LocalMean):
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
     members. k is who was drawn, at a rate that must not depend on what was released. Not claimed with integer
     arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
-    then add no noise, nor where members start from values of their own, in which noise may be that nobody else saw.
+    then add no noise. No later update depends on a noise that only its sender knows: an algorithm gets the mean, never
+    a single message, and what clients keep is made before the noise.
     """
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claim_mean(updates, context)
         others = len(sent) - 1
-        own_noise = bool(updates.behind) or self.keeps_noised
-        if others < 2 or own_noise or self.noisy_sum is not FLOATS or not all_answer(updates):
+        if others < 2 or self.keeps_noised or self.noisy_sum is not FLOATS or not all_answer(updates):
             return *sent, mean
         gatherer = frozenset({context.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
@@ -281,14 +281,15 @@ class EveryoneNoisesMean(LocalMean):
         alone = self.noise_event(self.noise_multiplier * context.channel.noise_factor)
         event = context.sampler.hidden_event(Pooled(len(context.channel.members) - 1, alone))
         refuse_remembered_draws(event, updates)
+        gatherer = frozenset({context.channel.name})
         return (
             context.make_release(
                 source=context.channel.name,
                 event=event,
-                audience=context.channel.audience | {context.channel.name},
+                audience=context.channel.audience | gatherer,
                 what="mean of clipped updates with everybody's noise",
                 inputs=updates.sources,
-                coins_known_to=frozenset({context.channel.name}),
+                coins_known_to=gatherer,
                 joint=context.joint,
             ),
         )
@@ -302,8 +303,8 @@ class EveryoneNoisesMean(LocalMean):
         name, way_out = "privacy.everyone_sends_noise", "leave it out"
         if not all_answer(updates):
             refuse(name, True, "real nodes may not answer, and then add no noise", way_out)
-        if updates.behind or self.keeps_noised:
-            refuse(name, True, "members start from values of their own, in which their noise may be", way_out)
+        if self.keeps_noised:
+            refuse(name, True, "members keep values in which noise is that only they know", way_out)
         if len(context.channel.members) < 2:
             refuse(name, True, "one member's noise alone would be known to it", "add clients")
 

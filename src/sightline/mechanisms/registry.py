@@ -69,6 +69,13 @@ def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegment
     return ConvexSegments(plans, facts=facts, noise_std=privacy.noise_std)
 
 
+def _client_mean(experiment: Experiment) -> LocalMean:
+    """Noise at every client: in a star it adds up, since how many there are does not follow from released values."""
+    kind = PooledMean if experiment.topology.kind == "star" else LocalMean
+    kind = EveryoneNoisesMean if experiment.privacy.everyone_sends_noise else kind
+    return kind(*_client_noise(experiment))
+
+
 def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
     privacy, local = experiment.privacy, experiment.local
     facts = Facts(
@@ -99,7 +106,7 @@ Build = Callable[[Experiment, Sequence[int], int], Mechanism]
 
 MECHANISMS: dict[tuple[str, str, str], Build] = {
     ("gaussian", "client", "server"): lambda experiment, sizes, classes: CentralMean(*_client_noise(experiment)),
-    ("gaussian", "client", "client"): lambda experiment, sizes, classes: LocalMean(*_client_noise(experiment)),
+    ("gaussian", "client", "client"): lambda experiment, sizes, classes: _client_mean(experiment),
     ("gaussian", "client", "edge"): lambda experiment, sizes, classes: NoiseByTrust(*_client_noise(experiment)),
     ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
         _private_plans(experiment, sizes), experiment.local.learning_rate
@@ -217,9 +224,6 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     asked = (privacy.mechanism, privacy.unit, privacy.place)
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
-    if experiment.topology.kind == "star" and asked == ("gaussian", "client", "client"):
-        kind = EveryoneNoisesMean if privacy.everyone_sends_noise else PooledMean
-        return kind(*_client_noise(experiment))
     if asked not in MECHANISMS:
         known = " or ".join(f'unit = "{unit}" with where = "{at}"' for name, unit, at in MECHANISMS if name == asked[0])
         refuse("privacy.mechanism", asked[0], f'is not for unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}")

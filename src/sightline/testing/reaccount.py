@@ -75,6 +75,8 @@ def count_charges(releases: list[Plain], subject: str, seen: set[int], observer:
         event = release["event"]
         if observer in read_names(release["coins_known_to"]):
             event = reveal_draws(event)
+        elif observer == "public":
+            event = add_noise(event)
         if release["joint"]:
             if release["joint"] in joint:
                 continue
@@ -83,10 +85,25 @@ def count_charges(releases: list[Plain], subject: str, seen: set[int], observer:
     return counts
 
 
+def add_noise(event: Plain) -> Plain:
+    """The event to an outsider: pools leave out one noise, that of an observer who is in them."""
+    changed: Plain = {"noises": event["noises"] + 1} if event["kind"] == "pooled" else {}
+    if "event" in event:
+        changed |= {"event": add_noise(event["event"])}
+    if "events" in event:
+        changed |= {"events": [add_noise(inner) for inner in event["events"]]}
+    return event | changed
+
+
 def reveal_draws(event: Plain) -> Plain:
     """The event to somebody who knows every draw, part and schedule in it."""
     kind = event["kind"]
-    if kind in ("poisson", "without_replacement", "split", "pooled"):
+    if kind == "segment":  # at worst the first step draws the subject
+        share = (event["steps"] - 1 + event["first_step"]) / event["steps"]
+        return {"kind": "gaussian", "noise_multiplier": event["event"]["noise_multiplier"] / share}
+    if kind == "convex_segment":
+        return {"kind": "gaussian", "noise_multiplier": event["event"]["noise_multiplier"] / event["steps"]}
+    if kind in ("poisson", "without_replacement", "fixed_cohort", "split", "pooled"):
         return reveal_draws(event["event"])
     if kind == "allocation":
         return {"kind": "repeat", "times": event["uses"], "event": reveal_draws(event["event"])}
@@ -139,6 +156,10 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
             return draw_scheduled(event, present, rng)
         case "without_replacement":
             return draw_fixed(event, present, rng)
+        case "fixed_cohort":
+            return draw_zeroed(event, present, rng)
+        case "segment" | "convex_segment":
+            return draw_bent(event, present, rng)
     raise NotImplementedError(event["kind"])
 
 
@@ -168,6 +189,34 @@ def draw_fixed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
         return np.log1p(rate * np.expm1(side * half * seen - half * half / 2))
 
     return np.asarray(mixture(+1) - mixture(-1))
+
+
+def draw_zeroed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
+    """A hidden cohort under zero-out: whoever is drawn in the subject's place sends the opposite of what it would."""
+    rate, size = event["cohort"] / event["population"], len(present)
+    member = rng.random(size) < rate
+    if event["event"]["kind"] != "gaussian":  # the others send nothing: as if drawn by itself
+        return np.asarray(np.log1p(rate * np.expm1(draw_ratio(event["event"], present & member, rng))))
+    s = 1 / event["event"]["noise_multiplier"]
+    seen = rng.standard_normal(size) + np.where(member, s * present, -s)
+    opposite = (1 - rate) * np.exp(-s * seen - s * s / 2)
+    return np.asarray(np.log(opposite + rate * np.exp(s * seen - s * s / 2)) - np.log(opposite + rate))
+
+
+def draw_bent(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
+    """The end of a segment on a line: every step draws the subject or not, and each draw bends the path as it may."""
+    steps, rate, noise = event["steps"], event["rate"], event["event"]["noise_multiplier"]
+    draws = rng.random((steps, len(present))) < rate
+    if event["kind"] == "segment":
+        shifts = (event["first_step"] + steps - 1 - np.arange(steps)) / (steps * noise)
+        weights = rate * (1 - rate) ** np.arange(steps)
+        moved = np.where(draws.any(0), shifts[draws.argmax(0)], 0.0)
+    else:
+        shifts, weights = np.arange(1, steps + 1) / noise, stats.binom.pmf(np.arange(1, steps + 1), steps, rate)
+        moved = draws.sum(0) / noise
+    y = moved * present + rng.standard_normal(len(present))
+    ratios = np.exp(shifts[:, None] * y - shifts[:, None] ** 2 / 2)
+    return np.asarray(np.log((1 - rate) ** steps + weights @ ratios))
 
 
 @dataclass(frozen=True)

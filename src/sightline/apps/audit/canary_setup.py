@@ -86,7 +86,7 @@ class CanarySetup:
     @property
     def turning(self) -> bool:
         """Whether canaries pull the other way every second round: not where models add up, nor before real solvers."""
-        solved = self.setting.mechanism.noised_value is NoisedValue.MODEL
+        solved = self.setting.mechanism.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
         return self.relays is None and not solved
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:

@@ -7,6 +7,7 @@ inputs that are nobody's: a matter of getting the model that was meant, not of p
 import copy
 import io
 import logging
+import random
 import re
 import threading
 import traceback
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -129,7 +131,7 @@ def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[st
     signature = exported.graph_signature
     if signature.inputs_to_lifted_custom_objs:
         raise_at(None, "forward uses objects that are no tensors", "use tensors")
-    parameters, buffers = one_names(dict(module.named_parameters(remove_duplicate=False))), {}
+    parameters = one_names(dict(module.named_parameters(remove_duplicate=False)))
     buffers = one_names(dict(module.named_buffers(remove_duplicate=False)))
     found: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
     for node in exported.graph.nodes:
@@ -223,7 +225,7 @@ def error_line(error: BaseException) -> str:
 
 def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) -> None:
     """Object unless the graph gives the module's results and gradients, in both modes, at several sizes and weights."""
-    own = copy.deepcopy(module)
+    own, drawn = copy.deepcopy(module), other_draws()
     for rows in (inputs, inputs[:1], inputs.flip(0)):
         for training in (True, False):
             own.train(training)
@@ -238,6 +240,14 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
         with torch.no_grad():
             for _, parameter in trained_parameters(own):
                 parameter.data.mul_(1.25)
+    if other_draws() != drawn:
+        law = "forward draws from Python's or numpy's generator, which a graph does not"
+        raise_at(None, law, f"draw from torch's generator; {SLOWER}")
+
+
+def other_draws() -> str:
+    """Where the global generators of Python and numpy stand."""
+    return f"{random.getstate()}{np.random.get_state()}"  # noqa: NPY002
 
 
 def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:

@@ -81,7 +81,8 @@ class CertifiedGraph:
     """
 
     exported: "ExportedProgram"
-    axes: Mapping[fx.Node, Tags]
+    axes: Mapping[fx.Node, Tags] = field(repr=False)
+    """The tag of every node: an axis, several for several results, or None for what is batch-free."""
     parameters: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, str]
     constants: Mapping[fx.Node, Tensor] = field(repr=False)

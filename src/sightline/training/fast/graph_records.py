@@ -145,11 +145,12 @@ class OuterGradients(TensorGradients):
         return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """One matrix product with the gradients scaled."""
-        a, scaled = self.a, self.g * factors[:, None, None]
+        """One matrix product with the narrower factor scaled."""
+        a, g, scale = self.a, self.g, factors[:, None, None]
+        a, g = (a * scale, g) if a.shape[2] < g.shape[2] else (a, g * scale)
         if a.stride(0) < a.stride(1):  # positions first in memory: add up in that order, without a copy
-            a, scaled = a.transpose(0, 1), scaled.transpose(0, 1)
-        total += (scaled.flatten(0, 1).t() @ a.flatten(0, 1)).view(total.shape)
+            a, g = a.transpose(0, 1), g.transpose(0, 1)
+        total += (g.flatten(0, 1).t() @ a.flatten(0, 1)).view(total.shape)
 
     @property
     def numbers(self) -> int:

@@ -335,6 +335,33 @@ def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: in
     return site.tape.keep(spread, read)
 
 
+@add_site("einsum")
+def einsum_site(site: Site) -> Run:
+    """A trained operand gets the batch's letter and is repeated for every example."""
+    inputs, arrow, result = site.nodes["equation"].replace(" ", "").partition("->")
+    terms, operands = inputs.split(","), site.nodes["tensors"]
+    letters = {
+        terms[place][axis.dim]
+        for place, node in enumerate(operands)
+        if isinstance(axis := site.axes[node], BatchAxis) and axis.before == axis.after == 1
+    }
+    own = [place for place, node in enumerate(operands) if node in site.trained]
+    letter = letters.pop() if len(letters) == 1 and arrow and "." not in inputs else ""
+    if not letter or any(letter in terms[place] for place in own):
+        raise NoClippingRule(f"no clipping rule for {site.nodes['equation']!r} in {site.node.target}")
+    spread = ",".join(letter + term if place in own else term for place, term in enumerate(terms))
+
+    def run(**given: Any) -> Tensor:
+        tensors = list(given["tensors"])
+        for place in own:
+            value = tensors[place].detach()
+            repeated = value.expand(site.tape.batch, *value.shape)
+            tensors[place] = site.tape.keep(repeated, lambda g, node=operands[place]: [(node, g)])  # type: ignore[misc]
+        return torch.einsum(f"{spread}->{result}", tensors)
+
+    return run
+
+
 @add_site("scaled_dot_product_attention")
 def attention_site(site: Site) -> Run:
     """A trained bias of the scores; trained queries, keys or values are spread as well."""
