@@ -107,7 +107,11 @@ def run(
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     experiment, federation, factory = take_objects(experiment, data, test, model)
     directory = engine.directory_to_resume(experiment, place) if resume else None
-    setting = engine.calibrate_noise(engine.build_experiment(experiment, federation=federation, factory=factory))
+    setting = engine.calibrate_noise(
+        engine.build_experiment(
+            experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
+        )
+    )
     directory = directory or engine.new_directory(experiment, place)
     done, told = Run(directory, setting.model), _Listeners(listeners)
     way_on = _way_to_go_on(directory, data, test, model)
@@ -146,6 +150,14 @@ def _check_call(runtime: str, workers: int, *, handed_over: bool) -> Any:
     if workers < 1:
         invalid("workers", workers, "at least one process trains")
     return transport
+
+
+def _training_device(experiment: Experiment, runtime: str) -> str:
+    """Where the simulator trains its clients; nodes of other runtimes train theirs on the CPU."""
+    if runtime != "simulator" and experiment.device in ("cuda", "mps"):
+        law = "its nodes train on the CPU"
+        invalid("runtime", runtime, law, f'use the simulator for device = "{experiment.device}", or leave the key out')
+    return experiment.training_device if runtime == "simulator" else "cpu"
 
 
 def take_objects(

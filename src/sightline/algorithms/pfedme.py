@@ -39,17 +39,17 @@ class Moreau:
         """(the client's copy of the global model, its personal model)."""
         worker = worker_for(model)
         worker.weights.copy_(start)
-        copy = start.clone()
-        x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
+        copy = worker.weights.clone()
+        x, y = worker.inputs(shard.x), worker.place_tensor(torch.from_numpy(shard.y))
         for batch in shuffled_batches(len(shard), work, steps, rng):
-            some = slice(None) if batch is None else torch.from_numpy(batch)
+            some = slice(None) if batch is None else worker.place_tensor(torch.from_numpy(batch))
             some_x, some_y = x[some], y[some]
             for _ in range(self.inner_steps):
                 worker.mean_gradient(some_x, some_y)
                 worker.gradient.add_(worker.weights - copy, alpha=self.penalty)
                 worker.weights.add_(worker.gradient, alpha=-self.learning_rate)
             copy -= work.learning_rate * self.penalty * (copy - worker.weights)
-        return copy, worker.weights.clone()
+        return worker.hand_back(copy), worker.hand_back(worker.weights.clone())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sightline.config.local_rules import check_local, check_optimizer
+from sightline.config.local_rules import check_device, check_local, check_optimizer
 from sightline.config.mechanism_rules import (
     PERTURBATIONS,
     Split,
@@ -322,6 +322,8 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Annotated[int, Field(ge=1, le=10**7)]
     evaluate_every: Count = 1
+    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
+    """Where clients are trained; left out it is "auto": CUDA or MPS where torch finds it, else the CPU."""
     data: Data = Data()
     model: Model = Model()
     topology: Topology = Topology()
@@ -360,6 +362,7 @@ class Experiment(Section):
             law = "compiled code takes plain steps on whole models"
             invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')
         check_local(self)
+        check_device(self)
         if self.privacy.mechanism in PERTURBATIONS:
             check_solution(self)
         elif self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian":
@@ -400,6 +403,12 @@ class Experiment(Section):
         if self.privacy.place == "server" and self.local.steps != 1:
             law = "the server can only noise a sum of single gradients"
             refuse("privacy.where", "server", law, 'use local.steps = 1, or where = "client"')
+
+    @property
+    def training_device(self) -> str:
+        """Where clients are trained: as given, but on the CPU what runs there only."""
+        only_here = self.local.compiled or self.algorithm.split is not None
+        return "cpu" if only_here else self.device or "auto"
 
     @property
     def samples_scheme(self) -> str:

@@ -1,4 +1,4 @@
-"""What optimiser, schedule and task need of the rest of an experiment file, in one-line errors."""
+"""What optimiser, schedule, task and device need of the rest of an experiment file, in one-line errors."""
 
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,14 @@ def check_local(experiment: "Experiment") -> None:
     if scheduled and privacy.unit == "sample" and privacy.place == "edge":
         law = "the noise of a segment is for steps of one learning rate"
         refuse("local.schedule", local.schedule or "warmup", law, 'remove it, or use where = "client"')
+
+
+def check_device(experiment: "Experiment") -> None:
+    """Refuse another device than the CPU for what runs there only."""
+    if experiment.device not in ("cuda", "mps") or experiment.training_device != "cpu":
+        return
+    what = "local.compiled is code" if experiment.local.compiled else "the parts of algorithm.split are trained"
+    invalid("device", experiment.device, f"{what} on the CPU", 'use device = "cpu", or leave it out')
 
 
 def _check_mechanism(experiment: "Experiment") -> None:

@@ -38,6 +38,8 @@ from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
+from sightline.training.devices import find_device
+from sightline.training.dispatch import place_model
 from sightline.training.fast import linear_kernel
 
 
@@ -141,11 +143,12 @@ def build_experiment(
     data_root: Path | None = None,
     federation: Federation | None = None,
     factory: models.Factory | None = None,
+    device: str = "cpu",
 ) -> BuiltExperiment:
     """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
 
     A `federation` that is given stands in for the experiment's own data: real sites have theirs, and so have Python
-    programs, whose model comes from the `factory`.
+    programs, whose model comes from the `factory`. Clients are trained on the `device`, see `find_device`.
     """
     algorithm, settings = algorithms.build_algorithm(experiment)
     privacy = experiment.privacy
@@ -174,6 +177,7 @@ def build_experiment(
     every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
+    model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
         experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter

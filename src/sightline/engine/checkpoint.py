@@ -29,6 +29,7 @@ from sightline.ledger import EntryKind
 from sightline.mechanisms import ClientState, Public
 from sightline.models import code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
+from sightline.training.devices import describe_device
 
 CHECKPOINT = "checkpoint.safetensors"
 EARLIER = "checkpoint-before.safetensors"
@@ -237,13 +238,23 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
     """The hashes of everything that a run is made of, by name; packages by their version."""
     start, constants = setting.start.detach().contiguous(), setting.model.constants
     frozen = [f"{name} {tensor_digest(constants[name])}" for name in sorted(constants)]
-    return {
-        "config": file_digest(directory / CONFIG),
-        "data": file_digest(directory / DIGEST),
-        "start": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
-        "code": dict(sorted(own_code(setting))),
-        "versions": package_versions(),
-    } | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
+    return (
+        {
+            "config": file_digest(directory / CONFIG),
+            "data": file_digest(directory / DIGEST),
+            "start": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
+            "code": dict(sorted(own_code(setting))),
+            "versions": package_versions(),
+        }
+        | _other_device(setting)
+        | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
+    )
+
+
+def _other_device(setting: BuiltExperiment) -> dict[str, str]:
+    """Where clients are trained, when that is not the CPU: another device rounds otherwise."""
+    device = setting.model.device
+    return {} if device.type == "cpu" else {"device": describe_device(device)}
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -340,6 +351,8 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     ]
     was, are = before.get("code", {}), now.get("code", {})
     found += [f"code of {name}" for name in sorted({*was, *are}) if was.get(name) != are.get(name)]
+    was, are = before.get("device", "cpu"), now.get("device", "cpu")
+    found += [f"device {was} -> {are}"] if was != are else []
     if "frozen" in before and before["frozen"] != now.get("frozen"):
         found.append("frozen tensors and buffers")
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])

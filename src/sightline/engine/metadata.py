@@ -15,6 +15,7 @@ from sightline.events import Unit
 from sightline.ledger import write_parties
 from sightline.models import is_given_model
 from sightline.training import clipping_note
+from sightline.training.devices import describe_device
 
 
 def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
@@ -53,6 +54,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "seed": experiment.seed,
         "sightline_version": version("sightline"),
         "versions": package_versions(),
+        "device": describe_device(setting.model.device),
         "threads": torch.get_num_threads(),
         "mkl_cbwr": mkl.read_mode(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -14,6 +14,8 @@ from sightline.data.federation import Kind
 from sightline.errors import invalid
 from sightline.models.task import CLASSIFICATION, Task
 
+CPU = torch.device("cpu")
+
 Module = nn.Module
 """Torch's own, for packages that hand modules on and build none."""
 
@@ -64,6 +66,8 @@ class FlatModel:
     settings: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     task: Task = CLASSIFICATION
+    device: torch.device = CPU
+    """Where it is trained; its vectors and the modules that it makes are on the CPU all the same."""
 
     @property
     def parameters(self) -> int:

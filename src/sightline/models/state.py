@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import invalid, refuse
-from sightline.models.flat import FlatModel, flatten_module, probe_inputs
+from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import OURS, mixing_layer
 from sightline.models.task import probe_targets
 
@@ -320,12 +320,13 @@ def refuse_change(model: FlatModel, place: str) -> None:
 def warm_up(module: nn.Module, model: FlatModel) -> bool:
     """Let a module fill what it fills once, on inputs that are nobody's; True when it draws at random."""
     count = 2 if mixing_layer(module) is not None else 1
+    device = next((one.device for one in module.parameters()), CPU)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         for training in (False, True):
-            outputs = module.train(training)(probe_inputs(model, count))
+            outputs = module.train(training)(probe_inputs(model, count).to(device))
             if model.task.own_loss is not None:
-                model.task.losses(outputs, probe_targets(model.task, model.classes, count))
+                model.task.losses(outputs, probe_targets(model.task, model.classes, count).to(device))
         return not torch.equal(before, torch.get_rng_state())
 
 

@@ -180,7 +180,8 @@ def _receive_answer(pipe: Connection) -> BaseException | None:
 def trainer_for(
     model: FlatModel, shards: Sequence[Shard], workers: int, splitting: Splitting | None = None
 ) -> HereTrainer | PoolTrainer:
-    """Processes where they pay: not for stacks of dense networks, which are done before they could be shared out."""
-    if workers > 1 and len(shards) > 1 and dense_layers(model) is None:
+    """Processes where they pay: not for stacks of dense networks, done before they are shared, nor on one device."""
+    here = model.device.type != "cpu" or dense_layers(model) is not None
+    if workers > 1 and len(shards) > 1 and not here:
         return PoolTrainer(model, shards, splitting, workers)
     return HereTrainer(model, shards, splitting)

@@ -1,14 +1,15 @@
 """Which worker trains which model. Fast paths are chosen here and nowhere else."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from sightline.errors import SightlineError, invalid
 from sightline.models.certificate import Objection, certificate_of
-from sightline.models.flat import FlatModel, flatten_module, probe_inputs
+from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.task import probe_targets
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
@@ -110,6 +111,8 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     A module of the user's own is given a batch where a clip must bound its examples only as the graph of its
     certificate: no probe can show that it treats them apart in training and at every size.
     """
+    if model.device.type != "cpu":
+        return device_worker(model)
     module = model.module()
     nothing = torch.empty(model.parameters)
     if model.task.own_loss is not None:
@@ -122,6 +125,50 @@ def choose_worker(model: FlatModel) -> GradientWorker:
             if worker is not None and agrees_with_definition(worker):
                 return worker
     return graph_worker(model) or GradientWorker(model)
+
+
+def place_model(model: FlatModel, device: torch.device) -> FlatModel:
+    """The model, trained on a device from now on; refused where it does not compute there what it does here."""
+    placed = replace(model, device=device)
+    if device.type != "cpu":
+        worker_for(placed)
+    return placed
+
+
+def device_worker(model: FlatModel) -> GradientWorker:
+    """Autograd alone on another device: hand-written layers, stacks and compiled code are for the CPU."""
+    BENCH.reasons[model] = f"device {model.device.type}"
+    try:
+        worker = GradientWorker(model)
+        agrees = probe_device(worker)
+    except SightlineError:
+        raise
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        way_out = 'use device = "cpu"; tensors that forward makes belong on the device of its input'
+        invalid("device", model.device.type, f"{model.name} does not run there ({cause})", way_out)
+    if not agrees:
+        law = f"the gradients of {model.name} are not those that it has on the CPU"
+        invalid("device", model.device.type, law, 'use device = "cpu"')
+    return worker
+
+
+def probe_device(worker: GradientWorker) -> bool:
+    """Whether gradients of a probe are those of the CPU; of a model that draws at random, whether there are any."""
+    model, apart = worker.model, mixing_layer(worker.module) is None
+    x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
+    worker.weights.copy_(flatten_module(model.module()))
+    here = GradientWorker(replace(model, device=CPU))
+    here.weights.copy_(flatten_module(model.module()))
+    found = []
+    for one in (worker, here):
+        some = one.inputs(x.numpy()), one.place_tensor(y)
+        one.mean_gradient(*some)
+        found.append([one.hand_back(one.gradient.clone())])
+        if apart:
+            one.clipped_sum(*some, 1.0)
+            found[-1].append(one.hand_back(one.gradient.clone()))
+    return worker.dropout or all(close_by_tensor(model, there, near, 1e-5) for there, near in zip(*found, strict=True))
 
 
 def graph_worker(model: FlatModel) -> GraphWorker | None:

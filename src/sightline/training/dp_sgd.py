@@ -75,18 +75,19 @@ def private_loop(
             descent = Descent.begin(work, terms, worker.weights, client)
             with own_dropout(worker, how.sampling_rngs[client]):
                 descend_privately(worker, descent, shards[client], how, client)
-            ends[row] = worker.weights
+            ends[row] = worker.hand_back(worker.weights)
         yield block, ends
 
 
 def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, how: DPSGDSettings, client: int) -> None:
     """One client's private steps on the worker's weights."""
     x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
+    y = worker.place_tensor(torch.from_numpy(shard.y))
     noises = how.noise_of(client, worker.gradient.numel())
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
-        how.write_sum(worker, shard, x, batch, client)
+        how.write_sum(worker, shard, x, y, batch, client)
         if noise is not None:
-            worker.gradient.add_(noise, alpha=how.noise_std[client])
+            worker.gradient.add_(worker.place_tensor(noise), alpha=how.noise_std[client])
         descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))
 
 
@@ -109,9 +110,10 @@ def clipped_gradient_sum(
     check_clip_norm(clip_norm)
     worker = worker_for(model)
     worker.weights.copy_(vector)
+    y = worker.place_tensor(torch.from_numpy(shard_y))
     with own_dropout(worker, rng) if rng is not None else nullcontext():
         if views is None:
-            worker.clipped_sum(worker.inputs(shard_x), torch.from_numpy(shard_y), clip_norm)
+            worker.clipped_sum(worker.inputs(shard_x), y, clip_norm)
         else:
-            clipped_sum_of_views(worker, shard_x, torch.from_numpy(shard_y), clip_norm, *views)
-    return worker.gradient.clone()
+            clipped_sum_of_views(worker, shard_x, y, clip_norm, *views)
+    return worker.hand_back(worker.gradient.clone())

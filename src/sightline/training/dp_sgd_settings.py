@@ -106,15 +106,17 @@ class DPSGDSettings:
             return iter(self.batches[client])
         return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.sampling_rngs[client])
 
-    def write_sum(self, worker: GradientWorker, shard: Shard, x: Tensor, batch: Index | None, client: int) -> None:
-        """Write the clipped sum of a batch to the worker's gradient; `x` are the shard's inputs as the worker likes."""
-        index = slice(None) if batch is None else batch
-        y = torch.from_numpy(shard.y[index])
+    def write_sum(
+        self, worker: GradientWorker, shard: Shard, x: Tensor, y: Tensor, batch: Index | None, client: int
+    ) -> None:
+        """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's where it is."""
+        index = None if batch is None else worker.place_tensor(torch.from_numpy(batch))
+        some = y if index is None else y[index]
         if self.views is None or self.view_rngs is None:
-            some = x if batch is None else x[torch.from_numpy(batch)]
-            worker.clipped_sum(some, y, self.clip_norm)
+            worker.clipped_sum(x if index is None else x[index], some, self.clip_norm)
         else:
-            clipped_sum_of_views(worker, shard.x[index], y, self.clip_norm, self.views, self.view_rngs[client])
+            seen = shard.x if batch is None else shard.x[batch]
+            clipped_sum_of_views(worker, seen, some, self.clip_norm, self.views, self.view_rngs[client])
 
     def noise_of(self, client: int, size: int) -> Iterator[Tensor | None]:
         """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sightline.models.flat import FlatModel, Slot, bind_parameters, flatten_module, probe_inputs
+from sightline.models.flat import CPU, FlatModel, Slot, bind_parameters, flatten_module, probe_inputs
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
@@ -32,12 +32,12 @@ class Balls:
     ball_of: Mapping[str, int]
     """Tensor name -> number of its ball."""
 
-    def columns(self, slots: Sequence[Slot]) -> list[Tensor]:
+    def columns(self, slots: Sequence[Slot], device: torch.device = CPU) -> list[Tensor]:
         """The positions of each ball's tensors in the flat vector."""
         found: list[list[Tensor]] = [[] for _ in self.clip_norms]
         for slot in slots:
-            found[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop))
-        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long) for some in found]
+            found[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop, device=device))
+        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long, device=device) for some in found]
 
 
 Clip = float | Balls
@@ -88,18 +88,29 @@ def clipped_rows(gradients: Tensor, clip_norm: float) -> Tensor:
     tensor([0.5000, 0.0000])
     """
     factors = clip_factors(row_norms(gradients), clip_norm)
+    if gradients.device.type != "cpu":
+        return scaled_sum(gradients, factors)
     if not bool((factors > 0).all()):
         gradients = torch.where(factors[:, None] > 0, gradients, torch.zeros_like(gradients))
     return factors @ gradients
 
 
+def scaled_sum(rows: Tensor, factors: Tensor) -> Tensor:
+    """sum_j factor_j row_j, and nothing of a row whose factor is zero, whatever is in it.
+
+    Guarantees: nobody asks the device for a number; no product is rounded to fewer bits than float32 has, as those of
+    matrices may be.
+    """
+    return torch.where(factors[:, None] > 0, rows, torch.zeros_like(rows)).mul_(factors[:, None]).sum(0)
+
+
 def clipped_rows_apart(gradients: Tensor, clip: Balls, slots: Sequence[Slot]) -> Tensor:
     """As `clipped_rows`, every ball clipped to its own radius; a row that is not finite anywhere contributes zero."""
     finite = torch.isfinite(row_norms(gradients))
-    if not bool(finite.all()):
+    if gradients.device.type != "cpu" or not bool(finite.all()):
         gradients = torch.where(finite[:, None], gradients, torch.zeros_like(gradients))
-    total = torch.zeros(gradients.shape[1])
-    for columns, clip_norm in zip(clip.columns(slots), clip.clip_norms, strict=True):
+    total = gradients.new_zeros(gradients.shape[1])
+    for columns, clip_norm in zip(clip.columns(slots, gradients.device), clip.clip_norms, strict=True):
         total[columns] = clipped_rows(gradients[:, columns], clip_norm)
     return total
 
@@ -110,7 +121,7 @@ Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
 
 def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The definition: a forward and a backward pass for every example on its own."""
-    rows = torch.zeros(len(y), model.parameters)
+    rows = torch.zeros(len(y), model.parameters, device=x.device)
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     for index in range(len(y)):
         loss = model.task.losses(module(x[index : index + 1].clone()), y[index : index + 1], "mean")
@@ -161,7 +172,7 @@ def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor
             found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
             return found
     outputs = [module(x[index : index + 1].clone()) for index in range(len(x))]
-    return torch.cat(outputs) if outputs else torch.empty(0, model.classes)
+    return torch.cat(outputs) if outputs else torch.empty(0, model.classes, device=x.device)
 
 
 def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
@@ -210,26 +221,68 @@ class GradientWorker:
 
     A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
     example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
+
+    On another device than the CPU nothing is asked back between the steps: what comes is moved by `inputs` and
+    `place_tensor`, what leaves goes through `hand_back`, which refuses the module then if it has changed.
     """
 
     def __init__(self, model: FlatModel) -> None:
         self.model = model
+        self.device = model.device
         self.module = model.module()
-        self.weights = torch.zeros(model.parameters)
-        self.gradient = torch.zeros(model.parameters)
+        self.weights = torch.zeros(model.parameters, device=self.device)
+        self.gradient = torch.zeros(model.parameters, device=self.device)
+        self.moved = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a pass changed its own weights
         self.strange = unknown_part(self.module) or model.task.loss_name
         self.state: ModuleState | None = None
         self.dropout = any(isinstance(layer, DROPOUT) and layer.p > 0 for layer in self.module.modules())
         if self.strange is not None:
             self.dropout |= warm_up(self.module, model)
+        if self.away:
+            self.move_module()
+        if self.strange is not None:
             self.state = ModuleState(self.module, [slot.name for slot in model.layout], model.task.own_loss)
         bind_parameters(self.module, model.layout, self.weights, self.gradient)
         self.rows: Rows | None = None
         self.probing = False  # a probe wants no dropout and no way round a failure
 
+    def move_module(self) -> None:
+        """Move the module, and let one of the user's own fill there what it fills once."""
+        self.module.to(self.device)
+        if self.strange is not None:
+            warm_up(self.module, self.model)
+
+    @property
+    def away(self) -> bool:
+        """Whether it works on another device than the CPU."""
+        return self.device.type != "cpu"
+
     def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
         """A shard's inputs in the memory layout this worker likes; examples on the first axis."""
-        return torch.from_numpy(np.ascontiguousarray(x))
+        return self.place_tensor(torch.from_numpy(np.ascontiguousarray(x)))
+
+    def place_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host where the worker works; nobody waits for what is at work there."""
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device) if self.away else tensor
+
+    def hand_back(self, found: Tensor) -> Tensor:
+        """What leaves the worker, on the host; itself where the worker works there.
+
+        Guarantees: from another device nothing leaves after a pass that changed anything but its result.
+        """
+        if not self.away:
+            return found
+        if self.state is not None:
+            self.refuse_if_changed("its own weights" if bool(self.moved) else None)
+        return found.cpu()
+
+    def refuse_if_changed(self, place: str | None) -> None:
+        """Raise when a pass has changed the module's state, or what `place` names."""
+        changed = None if self.state is None else self.state.find_change() or place
+        if changed is not None:
+            refuse_change(self.model, changed)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -239,18 +292,21 @@ class GradientWorker:
             return
         before = self.weights.clone()
         yield
-        place = self.state.find_change() or (None if same_numbers(before, self.weights) else "its own weights")
-        if place is not None:
-            refuse_change(self.model, place)
+        if self.away:  # asked once, when something leaves
+            same = (before == self.weights) | ((before != before) & (self.weights != self.weights))
+            self.moved.logical_or_(~same.all())
+            return
+        self.refuse_if_changed(None if same_numbers(before, self.weights) else "its own weights")
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
-        """The logits of a batch, without dropout and without a tape; `apart`: of every example alone."""
+        """The logits of a batch on the host, without dropout and without a tape; `apart`: of every example alone."""
         self.module.eval()
         with torch.no_grad(), self.watched():
             if apart and self.strange is not None:
-                return logits_apart(self.module, self.model, self.weights, x, self.own_rows())
-            output: Tensor = self.module(x.clone())
-        return output
+                output = logits_apart(self.module, self.model, self.weights, x, self.own_rows())
+            else:
+                output = self.module(x.clone())
+        return self.hand_back(output)
 
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Write the gradient of the batch's mean loss to `gradient`."""
@@ -325,6 +381,7 @@ def own_dropout(worker: GradientWorker, rng: np.random.Generator) -> Iterator[No
     if not worker.dropout:
         yield
         return
-    with torch.random.fork_rng(devices=[]):
+    away = {"devices": [worker.device], "device_type": worker.device.type} if worker.away else {"devices": []}
+    with torch.random.fork_rng(**away):
         torch.manual_seed(int(rng.integers(2**63)))
         yield

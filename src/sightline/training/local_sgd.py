@@ -64,7 +64,7 @@ def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
             descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
             with own_dropout(worker, walk.rngs[client]):
                 descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
-            ends[row] = worker.weights
+            ends[row] = worker.hand_back(worker.weights)
         yield block, ends
 
 
@@ -74,9 +74,9 @@ def descend_client(
     """One client's steps on the worker's weights."""
     if not steps:
         return
-    x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
+    x, y = worker.inputs(shard.x), worker.place_tensor(torch.from_numpy(shard.y))
     for batch in shuffled_batches(len(shard), descent.work, steps, rng):
-        index = None if batch is None else torch.from_numpy(batch)
+        index = None if batch is None else worker.place_tensor(torch.from_numpy(batch))
         worker.mean_gradient(*((x, y) if index is None else (x[index], y[index])))
         descent.step(worker.weights, worker.gradient)
 

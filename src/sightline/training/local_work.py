@@ -295,9 +295,9 @@ class Descent:
         """The state before the first step of these clients from `start`; the velocity is zero."""
         anchor = None
         if terms.proximal:
-            anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients)
-        linear = None if terms.linear is None else client_rows(terms.linear, clients)
-        mask = None if terms.mask is None else client_rows(terms.mask, clients)
+            anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients).to(start.device)
+        linear = None if terms.linear is None else client_rows(terms.linear, clients).to(start.device)
+        mask = None if terms.mask is None else client_rows(terms.mask, clients).to(start.device)
         velocity = torch.zeros_like(start) if work.momentum or work.adam else None
         square = torch.zeros_like(start) if work.adam else None
         return cls(work, terms.proximal, anchor, linear, mask, velocity, square)

@@ -109,8 +109,9 @@ def parted_gradient_sum(
         worker = worker_for(sub.model)
         worker.weights.copy_(weights[sub.positions])
         with own_dropout(worker, rng):
-            worker.clipped_sum(worker.inputs(inputs), torch.from_numpy(y[places]), balls_of(splitting, sub, apart))
-        total[sub.positions] += worker.gradient
+            some = worker.place_tensor(torch.from_numpy(y[places]))
+            worker.clipped_sum(worker.inputs(inputs), some, balls_of(splitting, sub, apart))
+        total[sub.positions] += worker.hand_back(worker.gradient)
     return total
 
 

@@ -61,6 +61,7 @@ def machine_facts(run: RunView) -> dict[str, Any]:
     versions = run.fact("versions", {})
     return {
         "seed": None if run.fact("seed") is None else str(run.fact("seed")),
+        "device": run.fact("device"),
         "threads": run.fact("threads"),
         "MKL_CBWR": run.fact("mkl_cbwr"),
         "vector instructions": run.fact("cpu_capability"),
