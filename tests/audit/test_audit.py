@@ -27,13 +27,13 @@ CONFIDENCE = 1 - 1e-4
 """An honest mechanism is accused once in ten thousand seeds; the seeds are fixed."""
 
 
-def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, **words):
+def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, runs=0, **words):
     plainly = plain(Combination(**words))
     for section, keys in (changes or {}).items():
         plainly[section] |= keys
     return audit(
         parse(plainly), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=1,
-        delta_of_canaries=min(delta, DROWNED / canaries),
+        delta_of_canaries=min(delta, DROWNED / canaries), runs=runs,
     )  # fmt: skip
 
 

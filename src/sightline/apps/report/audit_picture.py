@@ -31,7 +31,7 @@ def audit_verdict(told: Mapping[str, Any]) -> str:
     """One sentence: is the claim refuted, and how near did the attacks come?"""
     if told["refuted"]:
         return "REFUTED: epsilon is larger than claimed, do not trust this run"
-    nearest = max(_found_share(one) for one in told["findings"])
+    nearest = _found_share(told)
     return f"not refuted: the attacks found {math.floor(100 * nearest)}% of what is claimed"
 
 
