@@ -167,8 +167,8 @@ def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int)
     family = ClaimedFamily(dict(stage.sight.events))
     scored = score_canaries(stage, runs=runs, seed=seed)
     return [
-        against_curve(stage, family, scored, confidence=confidence),
-        against_rates(stage, family, scored, confidence=confidence),
+        against_curve(stage.sight, family, scored, confidence=confidence),
+        against_rates(stage.sight, family, scored, confidence=confidence),
     ]
 
 

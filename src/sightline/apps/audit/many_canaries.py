@@ -1,6 +1,7 @@
 """Many canaries in one run, or in several: who was in, what was seen of each, and the bounds that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sightline.apps.audit.attack import (
     candidate_scores,
     one_run_lower,
 )
-from sightline.apps.audit.canary_setup import CanarySetup
+from sightline.apps.audit.canary_setup import AttackedPair, CanarySetup
 from sightline.apps.audit.observer import SHOWN, Observer
 from sightline.apps.audit.trade_off import ClaimedFamily, TradeOff, guesses_refute, least_factor, rates_refute
 from sightline.randomness import Purpose, Streams
@@ -209,11 +210,11 @@ def choose_score(inside: Runs, outside: Runs) -> tuple[str, Score, float]:
     return name, score, threshold
 
 
-def against_curve(stage: CanarySetup, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
+def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
     """The claimed curve against guesses about those that stand out most; canaries may share whatever they like."""
     count, error = len(scored.score), (1 - confidence) / len(GUESSED)
     order = np.argsort(-scored.score, kind="stable")
-    best, details = float("inf"), {"canaries": count, "runs": scored.runs, "guesses": 0, "right": 0}
+    best, refuted, details = float("inf"), False, {"canaries": count, "runs": scored.runs, "guesses": 0, "right": 0}
     for top, bottom in GUESSED if scored.enough else ():
         ins, outs = (min(round(share * count), count // 2) for share in (top, bottom))
         right = int(scored.inside[order[:ins]].sum() + (~scored.inside[order[count - outs :]]).sum())
@@ -221,31 +222,31 @@ def against_curve(stage: CanarySetup, family: ClaimedFamily, scored: ScoredCanar
         def refutes(curve: TradeOff, guesses: int = ins + outs, right: int = right) -> bool:
             return guesses_refute(curve, count, guesses, right, error=error)
 
-        factor = least_factor(family, refutes)
+        factor, refuted = least_factor(family, refutes), refuted or family.refuted_by(refutes)
         if factor < best:
             best, details = factor, {**details, "guesses": ins + outs, "right": right}
-    return _family_finding("curve", stage, family, best, confidence, details | {"attack": scored.attack})
+    found = Finding("curve", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(found, family, best, scored)
 
 
-def against_rates(stage: CanarySetup, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
+def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
     """The claimed curve against the rates of one test, when the canaries' scores are independent of each other."""
     yes = scored.score >= scored.threshold
     ins, hits = int(scored.inside.sum()), int((yes & scored.inside).sum())
     outs, alarms = len(yes) - ins, int((yes & ~scored.inside).sum())
-    factor = float("inf")
+    factor, refuted = float("inf"), False
     if scored.enough:
         most = bound_proportions(0, alarms, outs, confidence=confidence)[1]
         least = bound_proportions(hits, 0, ins, confidence=confidence)[0]
-        factor = least_factor(family, lambda curve: rates_refute(curve, hits=least, alarms=most))
+        refutes = partial(rates_refute, hits=least, alarms=most)
+        factor, refuted = least_factor(family, refutes), family.refuted_by(refutes)
     details = {"canaries": len(yes), "runs": scored.runs, "true_alarms": hits, "of": ins, "false_alarms": alarms}
-    return _family_finding("scores", stage, family, factor, confidence, details | {"attack": scored.attack})
+    found = Finding("scores", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(found, family, factor, scored)
 
 
-def _family_finding(
-    method: str, stage: CanarySetup, family: ClaimedFamily, factor: float, confidence: float, details: dict[str, Any]
-) -> Finding:
-    """The bound at the stage's delta when so much of the claimed noise, and all above, is refuted."""
-    sight = stage.sight
-    lower = family.epsilon(factor, sight.delta) if factor < float("inf") else 0.0
-    told = {**details, "noise_below": round(factor, 4)}
-    return Finding(method, lower, sight.upper, sight.delta, confidence, told, refuted=factor <= 1)
+def _with_bound(found: Finding, family: ClaimedFamily, factor: float, scored: ScoredCanaries) -> Finding:
+    """The bound when so much of the claimed noise, and all above, is refuted."""
+    lower = family.epsilon(factor, found.delta) if factor < float("inf") else 0.0
+    below = round(factor, 4) if factor < float("inf") else None
+    return replace(found, lower=lower, details=found.details | {"attack": scored.attack, "noise_below": below})

@@ -17,10 +17,11 @@ import numpy as np
 from scipy import stats
 
 from sightline import accounting
-from sightline.accounting.canonical import canonical_form, kinds_in
+from sightline.accounting.canonical import canonical_form
 from sightline.accounting.filters import bound_delta_curve
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.pld import only_gaussian
+from sightline.apps.audit.summed_steps import hides_steps, summed_deltas, summed_epsilon
 from sightline.events import Event, Gaussian, Poisson, scale_noise
 
 LEAST_DELTA = 1e-8
@@ -77,6 +78,14 @@ def claimed_curve(events: Mapping[Event, int]) -> TradeOff | None:
     return TradeOff.from_deltas(curve.epsilons[few], curve.deltas[few])
 
 
+def summed_curve(events: Mapping[Event, int]) -> TradeOff | None:
+    """The trade-off curve of sums of sampled steps; None where it would take too long."""
+    top = accounting.epsilon(events, LEAST_DELTA)
+    epsilons = np.linspace(0.0, min(top, STEEPEST), POINTS)
+    deltas = summed_deltas(events, epsilons) if math.isfinite(top) else None
+    return None if deltas is None else TradeOff.from_deltas(epsilons, deltas)
+
+
 @dataclass(frozen=True, eq=False)
 class ClaimedFamily:
     """The claimed events with all noise multiplied by k, for every k."""
@@ -89,25 +98,27 @@ class ClaimedFamily:
         return {scale_noise(event, factor): times for event, times in self.events.items()}
 
     def curve(self, factor: float) -> TradeOff | None:
-        """The member's trade-off curve."""
+        """The member's trade-off curve: of the sums where steps are seen as their sum only."""
         if factor not in self._curves:
-            self._curves[factor] = claimed_curve(self.member(factor))
+            events = self.member(factor)
+            self._curves[factor] = summed_curve(events) if hides_steps(events) else claimed_curve(events)
         return self._curves[factor]
 
     def epsilon(self, factor: float, delta: float) -> float:
         """The member's epsilon, rounded down."""
-        return accounting.interval(self.member(factor), delta)[0]
+        events = self.member(factor)
+        return summed_epsilon(events, delta) if hides_steps(events) else accounting.interval(events, delta)[0]
+
+    def refuted_by(self, refutes: "Refutes") -> bool:
+        """Whether the claim itself is refuted: the curve of all that the ledger says was released."""
+        curve = claimed_curve(self.events)
+        return curve is not None and refutes(curve)
 
     @property
     def plain(self) -> bool:
         """Whether all is Gaussian noise, and sampling that treats every subject by itself."""
         inner = (event.event if isinstance(event, Poisson) else event for event in canonical_form(self.events))
         return all(isinstance(event, Gaussian) for event in inner)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether there is noise to scale at all."""
-        return any(Gaussian in kinds_in(event) for event in canonical_form(self.events))
 
 
 Refutes = Callable[[TradeOff], bool]
