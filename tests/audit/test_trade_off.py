@@ -207,12 +207,13 @@ LOUD = {"privacy": {"noise_multiplier": 0.9}}
 QUIET = {"privacy": {"noise_multiplier": 1.8}}
 
 
-def audited(changes=None, trials=20, canaries=300, runs=4, rounds=2, confidence=1 - 1e-4, **words):
+def audited(changes=None, trials=20, canaries=300, runs=4, rounds=2, confidence=1 - 1e-4, observer=None, **words):
     file = plain(Combination(**words))
     for section, keys in (changes or {}).items():
         file[section] = file[section] | keys
     found = audit(
-        parse(file), trials=trials, canaries=canaries, runs=runs, rounds=rounds, delta=DELTA, confidence=confidence, seed=1
+        parse(file), trials=trials, canaries=canaries, runs=runs, rounds=rounds, delta=DELTA, confidence=confidence,
+        seed=1, observer=observer,
     )  # fmt: skip
     return found, {finding.method: finding for finding in found.findings}
 
@@ -258,8 +259,16 @@ def test_examples_are_measured_by_the_sum_of_their_steps(monkeypatch):
     assert by["scores"].details["noise_below"] < 1
 
 
-@pytest.mark.parametrize("words", [{"clients": "balanced"}, {"split": "yes"}])
-def test_where_the_curve_is_not_exact_the_older_bounds_stand(words):
+BLURRED = {
+    "balanced": {"clients": "balanced"},
+    "split": {"split": "yes"},
+    "groups": {"topology": "groups", "algorithm": "dp_ogl", "clients": "poisson"},
+    "means of sampled steps": {"unit": "sample", "where": "client", "samples": "poisson", "observer": "public"},
+}
+
+
+@pytest.mark.parametrize("words", BLURRED.values(), ids=BLURRED)
+def test_where_the_curve_is_not_that_of_what_is_read_the_older_bounds_stand(words):
     _, by = audited(canaries=20, **words)
     assert set(by) == {"repeated", "canaries"}
 

@@ -153,13 +153,19 @@ def audit_built(
 
 
 def attacks_curve(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> bool:
-    """Whether all that is claimed is Gaussian noise, sampled or not: the epsilon of every amount of it is exact then.
+    """Whether what the attack reads has the claimed curve, for noise of some size, and its epsilon is exact then.
 
-    Not where models are split, nor where what is seen was relayed: canaries move less there than they may.
+    So all that is claimed is Gaussian noise; or, in a star, sampled Gaussian noise that the observer sees as it was
+    released. Sums of Gaussians are Gaussian elsewhere too, but what is left of sampling there is another curve. Not
+    where models are split, nor where what is seen was relayed.
     """
     sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
+    family, experiment = ClaimedFamily(dict(sight.events)), setting.experiment
     direct = relays_for(setting, sight.subject, sight.observer, sight.upper) is None
-    return setting.splitter is None and direct and ClaimedFamily(dict(sight.events)).plain
+    server = setting.topology.top.name
+    untrusted = any(line.observer == server for lines in setting.topology.lines.values() for line in lines)
+    released = experiment.topology.kind == "star" and (sight.observer == server or not untrusted)
+    return setting.splitter is None and direct and family.plain and (released or not family.sampled)
 
 
 def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int) -> list[Finding]:

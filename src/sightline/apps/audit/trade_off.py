@@ -120,6 +120,11 @@ class ClaimedFamily:
         inner = (event.event if isinstance(event, Poisson) else event for event in canonical_form(self.events))
         return all(isinstance(event, Gaussian) for event in inner)
 
+    @property
+    def sampled(self) -> bool:
+        """Whether it is not known when the subject took part."""
+        return any(isinstance(event, Poisson) for event in canonical_form(self.events))
+
 
 Refutes = Callable[[TradeOff], bool]
 """Whether counts say that a curve is not the mechanism's; what refutes a curve refutes every higher one."""
