@@ -134,15 +134,15 @@ def audit_built(
         repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     ]
+    if tested:
+        pooled = many if there == at else for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
+        findings += attack_curve(pooled, runs=runs, confidence=each, seed=seed)
     if own is not None:
         found = repeat_runs(
             own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None
         )
         details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
         findings.append(replace(found, method="own model", details=details))
-    if tested:
-        pooled = many if there == at else for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
-        findings += attack_curve(pooled, runs=runs, confidence=each, seed=seed)
     facts = {
         "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(setting, one, privacy.delta),
         "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,

@@ -63,12 +63,18 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
     else:
         _print_audit(told)
     if found.broken:
-        cause = (
-            "one example moves a sum by more than the clip norm" if found.unbounded else "epsilon_lower > epsilon_upper"
-        )
+        cause = _name_cause(found.unbounded, told)
         click.echo(f"sightline: {cause}: the claim is refuted, do not trust this run", err=True)
         return 1
     return 0
+
+
+def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
+    """By what a claim is refuted."""
+    if unbounded:
+        return "one example moves a sum by more than the clip norm"
+    larger = any(one["epsilon_lower"] > one["epsilon_upper"] for one in told["findings"])
+    return "epsilon_lower > epsilon_upper" if larger else "more was guessed than the claimed curve allows"
 
 
 def _print_audit(told: dict[str, Any]) -> None:
