@@ -19,7 +19,7 @@ TRIALS = 400
 
 def audited(
     trials=TRIALS, confidence=0.95, delta=0.05, rounds=2, canaries=400, changes=None, observer=None, subject=None,
-    seed=3, **words,
+    seed=3, runs=0, **words,
 ):  # fmt: skip
     """The audit of a combination, with some keys of its file changed, and those that are None left out."""
     c = Combination(**words)
@@ -30,7 +30,7 @@ def audited(
         file[section] = {key: value for key, value in (file[section] | keys).items() if value is not None}
     return audit(
         parse(file), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=seed,
-        observer=observer, subject=subject, delta_of_canaries=min(delta, DROWNED / canaries),
+        observer=observer, subject=subject, delta_of_canaries=min(delta, DROWNED / canaries), runs=runs,
     )  # fmt: skip
 
 

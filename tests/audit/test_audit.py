@@ -27,13 +27,13 @@ CONFIDENCE = 1 - 1e-4
 """An honest mechanism is accused once in ten thousand seeds; the seeds are fixed."""
 
 
-def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, **words):
+def audited(trials=200, canaries=300, rounds=2, delta=0.05, confidence=CONFIDENCE, changes=None, runs=0, **words):
     plainly = plain(Combination(**words))
     for section, keys in (changes or {}).items():
         plainly[section] |= keys
     return audit(
         parse(plainly), trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, seed=1,
-        delta_of_canaries=min(delta, DROWNED / canaries),
+        delta_of_canaries=min(delta, DROWNED / canaries), runs=runs,
     )  # fmt: skip
 
 
@@ -132,12 +132,14 @@ def test_a_claim_that_stands_is_said_to_and_drawn(file, tmp_path, ending):
     root = ElementTree.fromstring(drawn[drawn.index("<svg") : drawn.index("</svg>") + 6])
     words = " ".join(root.itertext())
     assert "Audit of combination: not refuted" in words
+    assert " found, ≤ " in words
     assert "repeated" in words
     assert "canaries" in words
 
 
 def test_words_in_a_picture_are_text():
     told = {"refuted": True, "observer": "<b>", "subject": "&", "unit": "client", "rounds": 1, "confidence": 0.95,
+            "epsilon_lower": 2.0, "epsilon_upper": 1.0, "delta": 0.1,
             "findings": [{"method": "<i>", "delta": 0.1, "epsilon_lower": 2.0, "epsilon_upper": 1.0}]}  # fmt: skip
     words = " ".join(ElementTree.fromstring(audit_svg("<script>", told)).itertext())
     assert "<script>: REFUTED" in words
@@ -173,7 +175,8 @@ def test_the_command(file):
 @pytest.mark.parametrize("words", [(), ("--delta", "0.01")])
 def test_the_headline_and_every_line_below_it_speak_of_one_delta(file, words, capsys):
     """Forty canaries at the file's delta would drown the bound of one run: then all is said at a smaller one."""
-    asked = ("audit", str(file), "--set", "privacy.delta=0.01", "--trials", "20", "--canaries", "40", *words)
+    asked = ("audit", str(file), "--set", "privacy.delta=0.01", "--trials", "20", "--canaries", "40", "--runs", "0")
+    asked += words
     assert run_arguments([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["delta"] == (0.01 if words else 0.03 / 40)

@@ -69,16 +69,16 @@ def test_masks_that_are_drawn_are_no_movement():
 
 def test_the_whole_audit_has_the_finding_and_the_confidence_is_shared():
     setting = engine.calibrate_noise(engine.build_experiment(experiment("Plain")))
-    found = audit_built(setting, trials=20, canaries=10, rounds=1, delta=1e-3, confidence=0.97)
-    assert [finding.method for finding in found.findings] == ["repeated", "canaries", "own model"]
+    found = audit_built(setting, trials=20, canaries=10, rounds=1, delta=1e-3, confidence=0.95)
+    assert [finding.method for finding in found.findings] == ["repeated", "canaries", "curve", "scores", "own model"]
     assert {round(finding.confidence, 9) for finding in found.findings} == {0.99}
     assert not found.broken
 
 
 def test_models_of_ours_are_audited_as_before():
     words = experiment("Plain").model_dump(exclude_none=True) | {"model": {"name": "mlp"}}
-    found = audit(parse(words), trials=20, canaries=10, rounds=1, delta=1e-3)
-    assert [finding.method for finding in found.findings] == ["repeated", "canaries"]
+    found = audit(parse(words), trials=20, canaries=10, rounds=1, delta=1e-3, runs=1)
+    assert [finding.method for finding in found.findings] == ["repeated", "canaries", "curve", "scores"]
 
 
 @pytest.mark.usefixtures("unguarded")

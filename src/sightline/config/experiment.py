@@ -406,9 +406,9 @@ class Experiment(Section):
 
     @property
     def training_device(self) -> str:
-        """Where clients are trained: as given, but on the CPU what runs there only."""
+        """Where clients are trained: as given, else on the CPU, and there what runs there only."""
         only_here = self.local.compiled or self.algorithm.split is not None
-        return "cpu" if only_here else self.device or "auto"
+        return "cpu" if only_here else self.device or "cpu"
 
     @property
     def samples_scheme(self) -> str:

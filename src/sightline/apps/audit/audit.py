@@ -4,39 +4,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline import engine
-from sightline.apps.audit.attack import MarkedValues, Runs, fit_attack, one_run_lower, two_worlds_lower
+from sightline.apps.audit.attack import MarkedValues, Runs, fit_attack, two_worlds_lower
+from sightline.apps.audit.canaries import relays_for
 from sightline.apps.audit.canary_setup import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
+from sightline.apps.audit.many_canaries import (
+    Finding,
+    against_curve,
+    against_rates,
+    in_one_run,
+    score_canaries,
+    secret_of,
+)
 from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading
 from sightline.apps.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
+from sightline.apps.audit.trade_off import ClaimedFamily
 from sightline.config import Experiment
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid
-from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name
 
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the canaries, how many are guessed: each is tried, and the error is split between them."""
 DROWNED = 0.03
 """canaries x delta beyond which a bound of one run at 95% says nothing: it pays for every canary with delta."""
-NORMAL_MEDIAN = 0.6745
-"""Of the absolute value of a standard normal number."""
 OTHERS = 3
 """How many senders besides the subject the attack listens to: noise may have been used for two of them."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one method found: with the stated confidence epsilon is at least `lower`, where `upper` is claimed."""
-
-    method: str
-    lower: float
-    upper: float
-    delta: float
-    confidence: float
-    details: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class Audit:
     @property
     def broken(self) -> bool:
         """Whether a claim is refuted: epsilon is larger than it says, or one example moved a sum by more than C."""
-        return any(finding.lower > finding.upper for finding in self.findings) or self.unbounded
+        return any(finding.refuted or finding.lower > finding.upper for finding in self.findings) or self.unbounded
 
     @property
     def unbounded(self) -> bool:
@@ -85,27 +77,34 @@ class Audit:
 def audit(
     experiment: Experiment, *, trials: int = 1000, canaries: int = 1000, rounds: int | None = None,
     delta: float | None = None, delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0,
-    observer: str | None = None, subject: str | None = None, progress: Progress = lambda done, all: None,
+    observer: str | None = None, subject: str | None = None, runs: int = 4,
+    progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
-    """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in one run.
+    """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in `runs` runs.
 
-    Both bounds are at `delta`: by default the file's, or 0.03 / canaries where that is smaller, because the bound of
-    one run pays for every canary with delta. `delta_of_canaries` states that bound at another one.
+    Where all that is claimed is Gaussian noise, sampled or not, the claimed trade-off curve is tested on all canaries
+    of these runs, and the headline is at `delta`, by default the file's. The older bound of one run pays for every
+    canary with delta: it is stated at 0.03 / canaries where that is smaller, or at `delta_of_canaries`. Without the
+    curve (or with `runs` = 0) the headline is at that delta too.
 
-    Guarantees: the bounds hold with `confidence` over the audit's own draws; the runs are the engine's own rounds with
-    the file's mechanism, noise, samplers and algorithm on the worst input, and no data is touched.
+    Guarantees: the bounds hold jointly with `confidence` over the audit's own draws, that of a curve for noise of
+    whatever size; the audited runs are the engine's own rounds with the file's mechanism, noise, samplers and algorithm
+    on the worst input, and no data is touched.
     """
-    check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence)
+    check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, runs=runs)
     return audit_built(
         engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds,
         delta=delta, delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer,
-        subject=subject, progress=progress,
+        subject=subject, runs=runs, progress=progress,
     )  # fmt: skip
 
 
-def check_numbers(*, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float) -> None:
+def check_numbers(
+    *, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float, runs: int = 0
+) -> None:
     """Raise unless the numbers of an audit make sense."""
-    for name, value, least in (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1)):
+    counts = (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1), ("runs", runs, 0))
+    for name, value, least in counts:
         if value < least:
             invalid(name, value, f"at least {least} are needed to say anything")
     if delta is not None and not 0 <= delta < 1:
@@ -117,22 +116,27 @@ def check_numbers(*, trials: int, canaries: int, rounds: int | None, delta: floa
 def audit_built(
     setting: BuiltExperiment, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
     delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
-    subject: str | None = None, progress: Progress = lambda done, all: None,
+    subject: str | None = None, runs: int = 4, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """`audit` of a setting whose noise is calibrated already."""
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
-    at = min(privacy.delta, DROWNED / canaries) if delta is None else delta
     pair = AskedPair(observer, subject)
+    there = min(privacy.delta, DROWNED / canaries) if delta is None else delta
+    tested = runs > 0 and attacks_curve(setting, rounds=count, delta=there, pair=pair)
+    at = privacy.delta if tested and delta is None else there
+    there = there if delta_of_canaries is None else delta_of_canaries
     own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
-    each = 1 - (1 - confidence) / (2 if own is None else 3)
+    each = 1 - (1 - confidence) / (2 + 2 * tested + (own is not None))
     one = for_one(setting, rounds=count, delta=at, pair=pair)
-    there = at if delta_of_canaries is None else delta_of_canaries
     many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
     findings = [
         repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     ]
+    if tested:
+        pooled = many if there == at else for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
+        findings += attack_curve(pooled, runs=runs, confidence=each, seed=seed)
     if own is not None:
         found = repeat_runs(
             own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None
@@ -143,9 +147,35 @@ def audit_built(
         "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(setting, one, privacy.delta),
         "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
-        "trials": trials, "seed": seed,
+        "trials": trials, "runs": runs * tested, "seed": seed,
     }  # fmt: skip
     return Audit(tuple(findings), confidence, facts)
+
+
+def attacks_curve(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> bool:
+    """Whether what the attack reads has the claimed curve, for noise of some size, and its epsilon is exact then.
+
+    So all that is claimed is Gaussian noise; or, in a star, sampled Gaussian noise that the observer sees as it was
+    released. Sums of Gaussians are Gaussian elsewhere too, but what is left of sampling there is another curve. Not
+    where models are split, nor where what is seen was relayed.
+    """
+    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
+    family, experiment = ClaimedFamily(dict(sight.events)), setting.experiment
+    direct = relays_for(setting, sight.subject, sight.observer, sight.upper) is None
+    server = setting.topology.top.name
+    untrusted = any(line.observer == server for lines in setting.topology.lines.values() for line in lines)
+    released = experiment.topology.kind == "star" and (sight.observer == server or not untrusted)
+    return setting.splitter is None and direct and family.plain and (released or not family.sampled)
+
+
+def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int) -> list[Finding]:
+    """The claimed curve against the canaries of several runs: by their guesses, and by their independent scores."""
+    family = ClaimedFamily(dict(stage.sight.events))
+    scored = score_canaries(stage, runs=runs, seed=seed)
+    return [
+        against_curve(stage.sight, family, scored, confidence=confidence),
+        against_rates(stage.sight, family, scored, confidence=confidence),
+    ]
 
 
 def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
@@ -154,11 +184,6 @@ def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float)
         return stage.sight.upper
     pair = AskedPair(stage.sight.observer, client_name(stage.sight.subject))
     return worst_sight(setting, engine.plan_releases(setting, rounds=stage.rounds), delta, pair).upper
-
-
-def secret_of(seed: int, number: int, world: int) -> Streams:
-    """The streams of one run of an audit: every run has its own."""
-    return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
 
 
 def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
@@ -218,71 +243,3 @@ def _value_table(watches: list[Observer], keys: list[Key]) -> Runs:
             if key in watch.seen:
                 table[row, column] = watch.seen[key].numpy()
     return table
-
-
-def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
-    """Every canary included with probability 1/2, one run, guesses about those that stand out most.
-
-    The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
-    """
-    rng = secret_of(seed, -1, 0).rng(Purpose.AUDIT)
-    slots = [slot for own in stage.holders.values() for slot in own]
-    inside = dict(zip(slots, (rng.random(len(slots)) < 0.5).tolist(), strict=True))
-    mine = {client_name(client): list(own) for client, own in stage.holders.items()}
-    watch = stage.run(
-        inside, secret_of(seed, -1, 1), lambda who, value, round: stage.reading(value, mine.get(who, slots))
-    )
-    score = _canary_evidence(watch, mine, slots, stage)
-    order = np.argsort(-score, kind="stable")
-    best = 0.0
-    details: dict[str, Any] = {}
-    for share in SHARES:
-        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
-        right = sum(inside[slots[place]] for place in order[:half])
-        right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
-        each = 1 - (1 - confidence) / len(SHARES)
-        found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
-        if not details or found > best:
-            best, details = found, {"canaries": len(slots), "guesses": 2 * half, "right": right}
-    return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
-
-
-def _canary_evidence(
-    watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup
-) -> NDArray[np.float64]:
-    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
-
-    What is shown was worked out of the rest, and is listened to only where the rest is not seen.
-    """
-    place = {slot: index for index, slot in enumerate(slots)}
-    sent, said = np.zeros(len(slots)), np.zeros(len(slots))
-    direct = any(key[1] != SHOWN for key in watch.seen)
-    gathered = _canaries_by_channel(stage, slots)
-    leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
-    for (_, use, _, who), values in watch.seen.items():
-        if use == SHOWN and direct:
-            continue
-        if who in mine:
-            sent[[place[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
-        else:
-            said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
-    return np.where(sent != 0, sent, said)
-
-
-def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
-    """Channel -> one for every canary of its members: what it says tells nothing of the others."""
-    topology = stage.setting.topology
-    found = dict[str, NDArray[np.float64]]()
-    for channel in (*topology.channels, *topology.gathers, topology.top):
-        own = {slot for client in channel.members for slot in stage.holders.get(client, ())}
-        found[channel.name] = np.array([float(slot in own) for slot in slots])
-    return found
-
-
-def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
-    """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
-    if values.shape[1] == 1:
-        return values[:, 0]
-    scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN or 1.0
-    standing = np.clip(values / scale * leaning - leaning**2 / 2, -700, 700)
-    return np.asarray(np.log(np.exp(standing).mean(axis=1)))

@@ -54,6 +54,8 @@ class AttackedPair:
     observer: str
     upper: float
     delta: float
+    events: Events = frozenset()
+    """What the observer sees of the subject, as the ledger has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +156,9 @@ def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: As
     if setting.unit is Unit.NONE:
         _nothing_claimed(setting)
     found = [
-        AttackedPair(int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(setting, dict(events), delta), delta)
+        AttackedPair(
+            int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(setting, dict(events), delta), delta, events
+        )
         for line in _asked_lines(setting, pair)
         for events, subject in _asked_subjects(setting, ledger, line, pair)
     ]

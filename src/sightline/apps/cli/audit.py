@@ -22,6 +22,8 @@ METHODS = {
     "repeated": "by repeated runs",
     "canaries": "by canaries in one run",
     "own model": "by a canary before the file's own model",
+    "curve": "by guesses against the claimed curve",
+    "scores": "by independent scores against the claimed curve",
 }
 
 
@@ -30,10 +32,11 @@ METHODS = {
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
 @click.option("--trials", type=int, default=1000, show_default=True, help="Runs with the subject, and as many without.")
 @click.option("--canaries", type=int, default=1000, show_default=True, help="Canaries of the one run, at most.")
-@click.option("--rounds", type=int, help="Rounds to audit (default: the file's, at most 10); both numbers are of them.")
 @click.option(
-    "--delta", type=float, help="The delta of every number (default: the file's, or 0.03 / canaries if smaller)."
+    "--runs", type=int, default=4, show_default=True, help="Runs of canaries pooled against the claimed curve."
 )
+@click.option("--rounds", type=int, help="Rounds to audit (default: the file's, at most 10); both numbers are of them.")
+@click.option("--delta", type=float, help="The delta of every number (default: the file's; see docs/auditing.md).")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own random draws.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
@@ -60,12 +63,18 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
     else:
         _print_audit(told)
     if found.broken:
-        cause = (
-            "one example moves a sum by more than the clip norm" if found.unbounded else "epsilon_lower > epsilon_upper"
-        )
+        cause = _name_cause(found.unbounded, told)
         click.echo(f"sightline: {cause}: the claim is refuted, do not trust this run", err=True)
         return 1
     return 0
+
+
+def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
+    """By what a claim is refuted."""
+    if unbounded:
+        return "one example moves a sum by more than the clip norm"
+    larger = any(one["epsilon_lower"] > one["epsilon_upper"] for one in told["findings"])
+    return "epsilon_lower > epsilon_upper" if larger else "more was guessed than the claimed curve allows"
 
 
 def _print_audit(told: dict[str, Any]) -> None:
@@ -84,6 +93,7 @@ def _print_audit(told: dict[str, Any]) -> None:
         told_so = {name: value for name, value in one.items() if not name.startswith(("epsilon", "delta", "method"))}
         rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told_so.items())
         bounds = f"{_round_down(one['epsilon_lower'])} <= epsilon <= {format_upper(one['epsilon_upper'], digits=4)}"
+        bounds += f" at delta {one['delta']:g}" if one["delta"] != told["delta"] else ""
         click.echo(f"  {bounds}  {METHODS.get(one['method'], one['method'])}: {rest}")
     if "plot" in told:
         click.echo(f"wrote {told['plot']}")

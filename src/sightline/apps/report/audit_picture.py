@@ -10,7 +10,7 @@ from sightline.apps.report.numbers import format_upper
 from sightline.apps.report.section import write_whole
 from sightline.errors import invalid
 
-WIDTH, LEFT, ROW, TOP = 720, 130, 56, 84
+WIDTH, LEFT, ROW, TOP = 720, 130, 56, 108
 FOUND, CLAIM, WRONG, INK, SOFT = "#1f6fb2", "#0b8068", "#b03060", "#1c2230", "#5a6272"
 
 
@@ -31,7 +31,7 @@ def audit_verdict(told: Mapping[str, Any]) -> str:
     """One sentence: is the claim refuted, and how near did the attacks come?"""
     if told["refuted"]:
         return "REFUTED: epsilon is larger than claimed, do not trust this run"
-    nearest = max(_found_share(one) for one in told["findings"])
+    nearest = _found_share(told)
     return f"not refuted: the attacks found {math.floor(100 * nearest)}% of what is claimed"
 
 
@@ -55,10 +55,21 @@ def audit_svg(name: str, told: Mapping[str, Any]) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         _svg_text(16, 26, f"Audit of {name}: {audit_verdict(told)}", size=15, weight=650),
         _svg_text(16, 46, f"{who}; bounds hold with confidence {told['confidence']:g}", fill=SOFT),
+        _svg_text(16, 72, _headline(told), size=15, weight=650, fill=WRONG if told["refuted"] else FOUND),
     ]
     for place, one in enumerate(findings):
         lines += _method_row(one, TOP + ROW * place, most)
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _headline(told: Mapping[str, Any]) -> str:
+    """The one number: what was found and what is claimed, at one delta."""
+    claim = format_upper(told["epsilon_upper"], digits=4)
+    return f"epsilon ≥ {_round_down(told['epsilon_lower'])} found, ≤ {claim} claimed, at delta = {told['delta']:g}"
+
+
+def _round_down(value: float) -> str:
+    return f"{math.floor(1000 * value) / 1000:.3f}" if math.isfinite(value) else "infinity"
 
 
 def _method_row(one: Mapping[str, Any], y: int, most: float) -> list[str]:
@@ -66,7 +77,7 @@ def _method_row(one: Mapping[str, Any], y: int, most: float) -> list[str]:
     wide = WIDTH - LEFT - 90
     lower, claim = (LEFT + wide * _finite_or(one[f"epsilon_{end}"]) / most for end in ("lower", "upper"))
     colour = WRONG if _found_share(one) > 1 else FOUND
-    low = f"{math.floor(1000 * one['epsilon_lower']) / 1000:.3f}"
+    low = _round_down(one["epsilon_lower"])
     return [
         _svg_text(16, y + 14, str(one["method"]), weight=600),
         _svg_text(16, y + 30, f"delta {one['delta']:g}", fill=SOFT),

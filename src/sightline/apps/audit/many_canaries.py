@@ -1,0 +1,252 @@
+"""Many canaries in one run, or in several: who was in, what was seen of each, and the bounds that follow."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from sightline.apps.audit.attack import (
+    THRESHOLDS,
+    MarkedValues,
+    Runs,
+    Score,
+    bound_proportions,
+    candidate_scores,
+    one_run_lower,
+)
+from sightline.apps.audit.canary_setup import AttackedPair, CanarySetup
+from sightline.apps.audit.observer import SHOWN, Observer
+from sightline.apps.audit.trade_off import ClaimedFamily, TradeOff, guesses_refute, least_factor, rates_refute
+from sightline.randomness import Purpose, Streams
+from sightline.topology import client_name
+
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+GUESSED = ((0.03125, 0.03125), (0.0625, 0.0625), (0.125, 0.125), (0.0625, 0.0), (0.5, 0.5))
+"""Of all canaries, how many are guessed to be in and to be out where a curve is tested; the error is split."""
+FEWEST = 5
+"""Canaries in, and out, on which an attack is chosen."""
+LIKELY = 0.9
+"""Confidence with which a score is chosen: nothing that is claimed depends on it."""
+NORMAL_MEDIAN = 0.6745
+"""Of the absolute value of a standard normal number."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one method found: with the stated confidence epsilon is at least `lower`, where `upper` is claimed."""
+
+    method: str
+    lower: float
+    upper: float
+    delta: float
+    confidence: float
+    details: dict[str, Any]
+    refuted: bool = False
+    """Whether the claim is refuted by more than these two numbers: its whole curve was tested."""
+
+
+def secret_of(seed: int, number: int, world: int) -> Streams:
+    """The streams of one run of an audit: every run has its own."""
+    return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryRun:
+    """One run in which every canary was in with probability 1/2."""
+
+    slots: list[int]
+    inside: NDArray[np.bool_]
+    """Of the slots: who was in."""
+    mine: dict[str, list[int]]
+    """Client -> its canaries."""
+    watch: Observer
+
+
+def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
+    """One run of that number, with streams of its own."""
+    rng = secret_of(seed, number, 0).rng(Purpose.AUDIT)
+    slots = [slot for own in stage.holders.values() for slot in own]
+    inside = rng.random(len(slots)) < 0.5
+    mine = {client_name(client): list(own) for client, own in stage.holders.items()}
+    watch = stage.run(
+        dict(zip(slots, inside.tolist(), strict=True)),
+        secret_of(seed, number, 1),
+        lambda who, value, round: stage.reading(value, mine.get(who, slots)),
+    )
+    return CanaryRun(slots, inside, mine, watch)
+
+
+def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
+    """Every canary included with probability 1/2, one run, guesses about those that stand out most.
+
+    The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
+    """
+    run = run_canaries(stage, seed=seed, number=-1)
+    slots, inside = run.slots, dict(zip(run.slots, run.inside.tolist(), strict=True))
+    score = _canary_evidence(run.watch, run.mine, slots, stage)
+    order = np.argsort(-score, kind="stable")
+    best = 0.0
+    details: dict[str, Any] = {}
+    for share in SHARES:
+        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
+        right = sum(inside[slots[place]] for place in order[:half])
+        right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
+        each = 1 - (1 - confidence) / len(SHARES)
+        found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
+        if not details or found > best:
+            best, details = found, {"canaries": len(slots), "guesses": 2 * half, "right": right}
+    return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
+
+
+def _canary_evidence(
+    watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup
+) -> NDArray[np.float64]:
+    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
+
+    What is shown was worked out of the rest, and is listened to only where the rest is not seen.
+    """
+    place = {slot: index for index, slot in enumerate(slots)}
+    sent, said = np.zeros(len(slots)), np.zeros(len(slots))
+    direct = any(key[1] != SHOWN for key in watch.seen)
+    gathered = _canaries_by_channel(stage, slots)
+    leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
+    for (_, use, _, who), values in watch.seen.items():
+        if use == SHOWN and direct:
+            continue
+        if who in mine:
+            sent[[place[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
+        else:
+            said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
+    return np.where(sent != 0, sent, said)
+
+
+def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
+    """Channel -> one for every canary of its members: what it says tells nothing of the others."""
+    topology = stage.setting.topology
+    found = dict[str, NDArray[np.float64]]()
+    for channel in (*topology.channels, *topology.gathers, topology.top):
+        own = {slot for client in channel.members for slot in stage.holders.get(client, ())}
+        found[channel.name] = np.array([float(slot in own) for slot in slots])
+    return found
+
+
+def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
+    """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
+    if values.shape[1] == 1:
+        return values[:, 0]
+    scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN or 1.0
+    standing = np.clip(values / scale * leaning - leaning**2 / 2, -700, 700)
+    return np.asarray(np.log(np.exp(standing).mean(axis=1)))
+
+
+def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
+    """(canaries, values, numbers): what was seen of each, in what its client sent, or else in what its channels say."""
+    place = {slot: index for index, slot in enumerate(run.slots)}
+    seen = run.watch.seen
+    direct = {key: value for key, value in seen.items() if key[1] != SHOWN} or seen
+    sent = {key: value for key, value in direct.items() if key[3] in run.mine}
+    gathered = _canaries_by_channel(stage, run.slots)
+    columns: dict[tuple[int, int, int, str], Runs] = {}
+    for (time, use, part, who), values in (sent or direct).items():
+        name = (time, use, part, "" if who in run.mine else who)
+        column = columns.setdefault(name, np.zeros((len(run.slots), values.shape[1])))
+        if who in run.mine:
+            column[[place[slot] for slot in run.mine[who]]] = values.numpy()
+        else:
+            column += values.numpy() * np.reshape(gathered.get(who, 1.0), (-1, 1))
+    if not columns:
+        return np.zeros((len(run.slots), 0, 1))
+    return np.stack([columns[name] for name in sorted(columns)], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredCanaries:
+    """Canaries of several runs by a score, and a threshold, that were chosen on other runs."""
+
+    score: NDArray[np.float64]
+    inside: NDArray[np.bool_]
+    threshold: float
+    attack: str
+    runs: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is anything to count."""
+        return bool(self.inside.any()) and not bool(self.inside.all())
+
+
+def score_canaries(stage: CanarySetup, *, runs: int, seed: int) -> ScoredCanaries:
+    """So many runs that count, after a few that do not, on which the attack was chosen."""
+    first = max(1, runs // 4)
+    tables, bits = [], []
+    for number in range(first + runs):
+        run = run_canaries(stage, seed=seed, number=-2 - number)
+        tables.append(tabulate_canaries(run, stage))
+        bits.append(run.inside)
+    known, told = np.concatenate(tables[:first]), np.concatenate(bits[:first])
+    table, inside = np.concatenate(tables[first:]), np.concatenate(bits[first:])
+    if min(told.sum(), (~told).sum()) < FEWEST or not table.shape[1]:
+        return ScoredCanaries(np.zeros(0), np.zeros(0, dtype=bool), 0.0, "none", runs)
+    name, score, threshold = choose_score(known[told], known[~told])
+    return ScoredCanaries(score(table), inside, threshold, name, runs)
+
+
+def choose_score(inside: Runs, outside: Runs) -> tuple[str, Score, float]:
+    """The score and the threshold that tell best who was in: by the distance of two Gaussians with such rates."""
+    every = np.ones(inside.shape[1], dtype=bool)
+    marks = MarkedValues(every, np.zeros(inside.shape[1:], dtype=bool))
+    found: list[tuple[float, str, Score, float]] = []
+    for name, score in candidate_scores(inside, outside, marks):
+        yes, no = score(inside), score(outside)
+        for level in np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))):
+            hits = bound_proportions(int((yes >= level).sum()), 0, len(yes), confidence=LIKELY)[0]
+            alarms = bound_proportions(0, int((no >= level).sum()), len(no), confidence=LIKELY)[1]
+            found.append((float(stats.norm.ppf(hits) - stats.norm.ppf(alarms)), name, score, float(level)))
+    _, name, score, threshold = max(found, key=lambda one: one[0])
+    return name, score, threshold
+
+
+def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
+    """The claimed curve against guesses about those that stand out most; canaries may share whatever they like."""
+    count, error = len(scored.score), (1 - confidence) / len(GUESSED)
+    order = np.argsort(-scored.score, kind="stable")
+    best, refuted, details = float("inf"), False, {"canaries": count, "runs": scored.runs, "guesses": 0, "right": 0}
+    for top, bottom in GUESSED if scored.enough else ():
+        ins, outs = (min(round(share * count), count // 2) for share in (top, bottom))
+        right = int(scored.inside[order[:ins]].sum() + (~scored.inside[order[count - outs :]]).sum())
+
+        def refutes(curve: TradeOff, guesses: int = ins + outs, right: int = right) -> bool:
+            return guesses_refute(curve, count, guesses, right, error=error)
+
+        factor, refuted = least_factor(family, refutes), refuted or family.refuted_by(refutes)
+        if factor < best:
+            best, details = factor, {**details, "guesses": ins + outs, "right": right}
+    found = Finding("curve", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(found, family, best, scored)
+
+
+def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
+    """The claimed curve against the rates of one test, when the canaries' scores are independent of each other."""
+    yes = scored.score >= scored.threshold
+    ins, hits = int(scored.inside.sum()), int((yes & scored.inside).sum())
+    outs, alarms = len(yes) - ins, int((yes & ~scored.inside).sum())
+    factor, refuted = float("inf"), False
+    if scored.enough:
+        most = bound_proportions(0, alarms, outs, confidence=confidence)[1]
+        least = bound_proportions(hits, 0, ins, confidence=confidence)[0]
+        refutes = partial(rates_refute, hits=least, alarms=most)
+        factor, refuted = least_factor(family, refutes), family.refuted_by(refutes)
+    details = {"canaries": len(yes), "runs": scored.runs, "true_alarms": hits, "of": ins, "false_alarms": alarms}
+    found = Finding("scores", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(found, family, factor, scored)
+
+
+def _with_bound(found: Finding, family: ClaimedFamily, factor: float, scored: ScoredCanaries) -> Finding:
+    """The bound when so much of the claimed noise, and all above, is refuted."""
+    lower = family.epsilon(factor, found.delta) if factor < float("inf") else 0.0
+    below = round(factor, 4) if factor < float("inf") else None
+    return replace(found, lower=lower, details=found.details | {"attack": scored.attack, "noise_below": below})
