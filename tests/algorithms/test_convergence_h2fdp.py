@@ -79,9 +79,9 @@ def test_as_printed_it_is_no_bound_and_corrected_it_is():
 
 def test_the_constant_is_the_accountants():
     h = Hierarchy(**PAPER | {"c2": None, "v2": None})
-    rate, segments = 1 - 0.9**4, 120
+    rate, segments = 0.1, 120
     sigma_over_delta = h.at_edges * 0.1 * math.sqrt(segments * math.log(1e5)) / 2.0  # eq. (15)
-    spent = accounting.poisson(noise=sigma_over_delta, rate=rate, steps=segments).epsilon(delta=1e-5)
+    spent = accounting.segment(noise=sigma_over_delta, steps=4, rate=rate, segments=segments).epsilon(delta=1e-5)
     assert 0.999 * 2.0 < spent <= 2.0
     assert h.at_devices == h.at_edges
 

@@ -36,7 +36,6 @@ from sightline.mechanisms import (
     Mechanism,
     NoisedBy,
     NoisedValue,
-    PrivateSteps,
     ReleaseContext,
     ReleaseValues,
     StateAccess,
@@ -46,6 +45,7 @@ from sightline.mechanisms.dp_sgd import whole_batch
 from sightline.models.mixing import unknown_part
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name
+from sightline.training.dispatch import worker_for
 from sightline.training.local_work import poisson_batches
 
 MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
@@ -124,8 +124,7 @@ def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng:
         if len(found) == count:
             break
         client = clients[len(found) % len(clients)]
-        plan = setting.mechanism.steps_of(client)
-        drawn = sorted(drawn_examples(plan, sizes[client], secret, client)) if plan and len(found) % 2 == 0 else []
+        drawn = sorted(drawn_examples(setting, secret, client)) if len(found) % 2 == 0 else []
         subject = Subject(client, int(rng.choice(drawn) if drawn else rng.integers(sizes[client])))
         if subject not in found:
             found.append(subject)
@@ -133,13 +132,21 @@ def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng:
 
 
 def drawn_examples(
-    plan: PrivateSteps, examples: int, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
+    setting: BuiltExperiment, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
 ) -> frozenset[int]:
-    """The examples that a client's first batches draw in a training call, by the run's own streams."""
+    """The examples that a client's first batches draw in a training call, by the run's own streams.
+
+    Where the client noises its own steps, a model with dropout seeds its masks from the stream before the first batch.
+    """
+    plan, examples = setting.mechanism.steps_of(client), int(setting.federation.sizes[client])
+    if plan is None:
+        return frozenset()
     rng = secret.rng(Purpose.BATCHES, round=round, participant=client, use=use)
+    if setting.experiment.privacy.place != "server" and worker_for(setting.model).dropout:
+        rng.integers(2**63)
     drawn: set[int] = set()
-    for batch in islice(poisson_batches(int(examples), plan.rate, steps, rng), steps):
-        drawn.update(range(int(examples)) if batch is None else batch.tolist())
+    for batch in islice(poisson_batches(examples, plan.rate, steps, rng), steps):
+        drawn.update(range(examples) if batch is None else batch.tolist())
     return frozenset(drawn)
 
 
@@ -199,6 +206,9 @@ class TwinWorlds:
         if mechanism.noised_value is NoisedValue.GRADIENT and mechanism.noised_by(context) is NoisedBy.CLIENT:
             self._compare_step(world, mechanism, updates, context)
             return
+        if mechanism.noised_value is NoisedValue.UPDATE and mechanism.noised_by(context) is NoisedBy.CLIENT:
+            self._compare_output(world, mechanism, updates, context)
+            return
         bound = self._bound_shift(mechanism, updates, context)
         if bound is None:
             return
@@ -211,11 +221,28 @@ class TwinWorlds:
             if key in other.values:
                 self._compare_pair(value, other.values[key], bound, drawn, world.subject, context)
 
+    def _compare_output(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
+        """What the subject itself sends, and what it would send without its data: the same noise on nothing."""
+        client, values = world.subject.client, []
+        if client not in updates.cohort.members:
+            return
+        for worker, recall in (
+            (updates.worker, copy_recall(updates)),
+            (world.worker, world.recall_state(updates)),
+        ):
+            alone = select_member(updates, client, worker, recall)
+            values += [one.value for one in mechanism.client_outputs(alone, context) if one.member == client]
+            if worker is world.worker:
+                world.keep_state(recall)
+        bound = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
+        self._compare_pair(values[0], values[1], bound, True, world.subject, context)
+
     def _compare_step(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
         """The first private step of the subject's client, without noise: later ones start from noised values."""
         client = world.subject.client
         plan = mechanism.steps_of(client)
-        if plan is None or client not in updates.cohort.members:
+        adaptive = self.setting.experiment.local.adaptive  # its steps are no longer for a smaller gradient
+        if plan is None or adaptive or client not in updates.cohort.members:
             return
         if updates.recall is not None and not updates.recall.state.noised:
             self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
@@ -242,11 +269,10 @@ class TwinWorlds:
 
     def _bound_shift(self, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> float | None:
         """How far the subject may move a value of the channel; None where no clip bounds it."""
-        by_server = mechanism.noised_by(context) is NoisedBy.SERVER
         senders = max(1, len(updates.cohort.members))
         clip_norm = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
         if mechanism.noised_value is NoisedValue.UPDATE:
-            return clip_norm / (context.sampler.expected if by_server else senders)
+            return clip_norm / context.sampler.expected
         plans = [mechanism.steps_of(n) for n in context.channel.members]
         steps = [plan for plan in plans if plan is not None]
         if mechanism.noised_value is NoisedValue.STEPS:
@@ -272,8 +298,7 @@ class TwinWorlds:
             return True
         steps = (updates.task.steps or 1) if mechanism.noised_value is NoisedValue.STEPS else 1
         where = {"round": updates.at.round, "use": updates.at.use, "steps": steps}
-        size = self.setting.federation.sizes[subject.client]
-        return subject.example in drawn_examples(plan, size, self.secret, subject.client, **where)
+        return subject.example in drawn_examples(self.setting, self.secret, subject.client, **where)
 
     def _compare_pair(
         self, value: Tensor, other: Tensor, bound: float, drawn: bool | None, subject: Subject, context: ReleaseContext
