@@ -155,3 +155,9 @@ def test_6_softmax_does_not_have_the_constants_of_a_scalar_model():
             traces.append(np.trace(np.diag(p) - np.outer(p, p)))
     assert 1.41 < max(gradients) <= math.sqrt(2) + 1e-12
     assert 0.89 < max(traces) <= 1 - 1 / classes + 1e-12
+
+
+def test_12_a_variance_in_the_place_of_a_standard_deviation_is_too_little_noise():
+    said, drawn = (accounting.gaussian(noise=noise, steps=1).epsilon(delta=1e-5) for noise in (0.8, 0.8**2))
+    assert said == pytest.approx(5.68, abs=0.005)
+    assert drawn == pytest.approx(7.41, abs=0.005)
