@@ -22,11 +22,19 @@ from sightline.apps.audit.own_model import ROUNDING, TRIALS, attacks_own_model, 
 from sightline.apps.audit.trade_off import ClaimedFamily
 from sightline.config import Experiment
 from sightline.engine.build import BuiltExperiment
-from sightline.errors import invalid
+from sightline.engine.round import TrainingRound
+from sightline.engine.twin_worlds import ComparedExecution, TwinWorlds
+from sightline.errors import BudgetExhausted, Refused, invalid
+from sightline.ledger import Ledger
+from sightline.mechanisms import Public, Schedules
+from sightline.randomness import Streams
+from sightline.runtimes import Simulator
 from sightline.topology import client_name
 
 DROWNED = 0.03
 """canaries x delta beyond which a bound of one run at 95% says nothing: it pays for every canary with delta."""
+SUBJECTS = 4
+"""How many worlds the first round is compared with."""
 OTHERS = 3
 """How many senders besides the subject the attack listens to: noise may have been used for two of them."""
 
@@ -66,7 +74,8 @@ class Audit:
     @property
     def broken(self) -> bool:
         """Whether a claim is refuted: epsilon is larger than it says, or one example moved a sum by more than C."""
-        return any(finding.refuted or finding.lower > finding.upper for finding in self.findings) or self.unbounded
+        larger = any(finding.refuted or finding.lower > finding.upper for finding in self.findings)
+        return larger or self.unbounded or bool(self.facts.get("twin_worlds_refuted"))
 
     @property
     def unbounded(self) -> bool:
@@ -89,14 +98,39 @@ def audit(
 
     Guarantees: the bounds hold jointly with `confidence` over the audit's own draws, that of a curve for noise of
     whatever size; the audited runs are the engine's own rounds with the file's mechanism, noise, samplers and algorithm
-    on the worst input, and no data is touched.
+    on the worst input, and the attacks touch no data. Before them the first round is made on the file's own data and
+    compared with twin worlds (`engine.twin_worlds`); nothing of it is kept.
     """
     check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, runs=runs)
-    return audit_built(
-        engine.calibrate_noise(engine.build_experiment(experiment)), trials=trials, canaries=canaries, rounds=rounds,
+    setting = engine.calibrate_noise(engine.build_experiment(experiment))
+    found = audit_built(
+        setting, trials=trials, canaries=canaries, rounds=rounds,
         delta=delta, delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer,
         subject=subject, runs=runs, progress=progress,
     )  # fmt: skip
+    return replace(found, facts=found.facts | compare_worlds(setting, seed=seed))
+
+
+def compare_worlds(setting: BuiltExperiment, *, seed: int) -> dict[str, Any]:
+    """The first round on the file's own data, beside worlds that lack one of a few subjects: what was found."""
+    if setting.federation.elsewhere:
+        return {}
+    public, secret = Streams.from_seed(setting.experiment.seed), secret_of(seed, 0, 0)
+    worker = Simulator(setting, public, secret)
+    twins = TwinWorlds(setting, Simulator, public, secret, SUBJECTS)
+    execution = ComparedExecution(worker, secret, Schedules(secret), twins)
+    try:
+        r = TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
+        state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
+        setting.algorithm.round(state, r, setting.settings)
+    except BudgetExhausted:
+        return {}
+    except Refused as broken:
+        return {"twin_worlds": str(broken), "twin_worlds_refuted": True}
+    finally:
+        worker.close()
+        twins.close()
+    return {"twin_worlds": twins.describe(), "twin_worlds_refuted": False}
 
 
 def check_numbers(

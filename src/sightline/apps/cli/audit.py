@@ -71,6 +71,8 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
 
 def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
     """By what a claim is refuted."""
+    if told.get("twin_worlds_refuted"):
+        return told["twin_worlds"]
     if unbounded:
         return "one example moves a sum by more than the clip norm"
     larger = any(one["epsilon_lower"] > one["epsilon_upper"] for one in told["findings"])
@@ -95,6 +97,8 @@ def _print_audit(told: dict[str, Any]) -> None:
         bounds = f"{_round_down(one['epsilon_lower'])} <= epsilon <= {format_upper(one['epsilon_upper'], digits=4)}"
         bounds += f" at delta {one['delta']:g}" if one["delta"] != told["delta"] else ""
         click.echo(f"  {bounds}  {METHODS.get(one['method'], one['method'])}: {rest}")
+    if not told.get("twin_worlds_refuted", True):
+        click.echo(told["twin_worlds"])
     if "plot" in told:
         click.echo(f"wrote {told['plot']}")
     click.echo(audit_verdict(told))
