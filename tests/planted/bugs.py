@@ -139,8 +139,8 @@ BUGS: dict[str, Bug] = {
     "remembered-cohort-claimed": bug(
         "clients that remember rounds are said to be hidden in cohorts of a fixed size",
         "mechanisms/samplers.py",
-        "return replace(sampler, hidden=False) if remembered and isinstance(sampler, FixedCohorts) else sampler",
-        "return sampler",
+        "return replace(built, hidden=False) if remembered and isinstance(built, FixedCohorts) else built",
+        "return built",
         "tests/engine/test_run.py::test_who_remembers_is_not_hidden_in_a_fixed_cohort",
     ),
     "coalition-knows-one-noise": bug(
@@ -385,8 +385,8 @@ Build = Callable[""",
     "half-the-noise-one-by-one": bug(
         "clients that are trained one by one get half of their noise",
         "training/dp_sgd.py",
-        "worker.gradient.add_(noise, alpha=how.noise_std[client])",
-        "worker.gradient.add_(noise, alpha=how.noise_std[client] / 2)",
+        "worker.gradient.add_(worker.place_tensor(noise), alpha=how.noise_std[client])",
+        "worker.gradient.add_(worker.place_tensor(noise), alpha=how.noise_std[client] / 2)",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
     ),
     "edge-sees-only-sums": bug(
@@ -476,8 +476,8 @@ Build = Callable[""",
     "own-module-remembers": bug(
         "what a module changed while it trained a client is not looked at",
         "training/gradients.py",
-        "        place = self.state.find_change() or",
-        "        place = None if self.state else",
+        "        changed = None if self.state is None else self.state.find_change() or place\n",
+        "        changed = None if self.state is None else place\n",
         "tests/training/test_own_modules.py::test_a_memory_that_begins_later_is_refused_when_it_begins",
     ),
     "frozen-weights-travel": bug(

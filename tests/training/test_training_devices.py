@@ -124,7 +124,8 @@ def test_auto_takes_the_first_device_that_clips_right(monkeypatch):
     there.clear()
     assert devices.find_device("auto").type == "cpu"
     assert len(set_up) == 4
-    assert parse(FILE).training_device == "auto"
+    assert parse(FILE).training_device == "cpu"
+    assert parse(FILE | {"device": "auto"}).training_device == "auto"
     assert parse(FILE | {"model": {"name": "linear"}, "local": {"compiled": True}}).training_device == "cpu"
 
 

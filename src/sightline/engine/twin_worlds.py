@@ -177,9 +177,10 @@ class TwinWorlds:
         self.worlds = [World(one, make_worker(self._setting_without(one), public, secret)) for one in self._subjects]
 
     def _setting_without(self, subject: Subject) -> BuiltExperiment:
-        """With a model of its own too: a module that remembers would remember for both worlds otherwise."""
-        without = remove_subject(self.setting.federation, subject)
-        return replace(self.setting, federation=without, model=replace(self.setting.model))
+        """With a model of its own where the user's code runs: a module that remembers would do so for both worlds."""
+        without, model = remove_subject(self.setting.federation, subject), self.setting.model
+        runs_own_code = worker_for(model).state is not None
+        return replace(self.setting, federation=without, model=replace(model) if runs_own_code else model)
 
     def close(self) -> None:
         """Let go of what the training needed."""
