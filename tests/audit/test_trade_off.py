@@ -221,6 +221,7 @@ def audited(changes=None, trials=20, canaries=300, runs=4, rounds=2, confidence=
 CENTRAL = {"full": {}, "sampled": {"clients": "poisson"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", CENTRAL.values(), ids=CENTRAL)
 def test_half_of_a_central_claim_is_found(words):
     found, by = audited(changes=LOUD, confidence=0.95, canaries=500, **words)
@@ -237,6 +238,7 @@ def test_half_the_noise_of_the_engine_is_refuted(monkeypatch):
     assert by["scores"].lower > by["scores"].upper
 
 
+@pytest.mark.slow
 def test_a_sampler_that_takes_everybody_is_refuted(monkeypatch):
     everybody_is_sampled(monkeypatch)
     rarely = {"sampling": {"clients": {"scheme": "poisson", "rate": 0.2}}}

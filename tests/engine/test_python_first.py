@@ -236,6 +236,7 @@ def test_the_model_of_a_cluster(tmp_path: Path) -> None:
             assert torch.equal(run.model(cluster=cluster).last.bias, run.state_dict(client=client)["last.bias"])
 
 
+@pytest.mark.slow
 def test_processes_train_it_to_the_same_bits(tmp_path: Path) -> None:
     one, two = (go(tmp_path / str(n), model=seeded(), workers=n) for n in (1, 2))
     assert digests(one) == digests(two)

@@ -173,6 +173,7 @@ def test_weights_of_classes_stay_weights():
     torch.testing.assert_close(found["0.bias"].double(), naive(model, weighted, VECTORS, LABELS, 1e3)["0.bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Odd, lambda: nn.Sequential(nn.Linear(5, 3)), LastState])
 def test_low_precision_and_no_grad_of_the_caller_do_not_reach_it(make):
     """Norms in bfloat16 would be off by a two hundredth, and let more than C through."""

@@ -334,6 +334,7 @@ def test_no_step_follows_a_closed_ledger(tmp_path):
 # attacked
 
 
+@pytest.mark.slow
 def test_an_audit_finds_no_more_than_is_claimed_and_finds_missing_noise(monkeypatch):
     """One example at its worst against nothing, everything drawn: a test fixed beforehand, on many steps."""
     trials, delta = 200, 0.05

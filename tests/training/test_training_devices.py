@@ -52,6 +52,7 @@ def run_small(file, folder, **more):
     return done, (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_steps_move_every_tensor_and_ask_for_no_number():
     program = Path(fake_device.__file__)
     found = subprocess.run(
