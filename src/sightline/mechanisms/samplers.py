@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from sightline.config import ClientSampler
-from sightline.errors import invalid, refuse
+from sightline.errors import SightlineError, invalid, refuse
 from sightline.events import Adjacency, Event, FixedCohort, Poisson, WithoutReplacement
 from sightline.mechanisms.sampler_laws import check_first_sampler
 from sightline.mechanisms.schedule import Allotment, Schedules
-from sightline.plugins import SAMPLER, locate_plugin
+from sightline.plugins import SAMPLER, locate_plugin, refuse_plugin
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,15 @@ def build_sampler(
     Where clients train by what they `remember`, later rounds tell who was in a cohort of a fixed size: it hides nobody.
     Somebody else's sampler is held to its laws when it is first built (`sampler_laws`).
     """
-    built = find_sampler(settings.scheme)(settings, population, adjacency, cohorts)
+    build = find_sampler(settings.scheme)
+    try:
+        built = build(settings, population, adjacency, cohorts)
+    except SightlineError:
+        raise
+    except Exception as error:
+        if settings.scheme in SAMPLERS:
+            raise
+        refuse_plugin(SAMPLER, settings.scheme, error)
     if settings.scheme not in SAMPLERS:
         check_first_sampler(settings, built, adjacency)
     return replace(built, hidden=False) if remembered and isinstance(built, FixedCohorts) else built

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sightline.config import Experiment
-from sightline.errors import invalid
+from sightline.errors import SightlineError, invalid
 from sightline.mechanisms import CohortSampler
-from sightline.plugins import RESOURCES, locate_plugin
+from sightline.plugins import RESOURCES, locate_plugin, refuse_plugin
 from sightline.randomness import Streams
 from sightline.resources.cost import Cost, Overlap, Sending, Table, combine_costs, expected_gathering, read_table
 from sightline.resources.wireless import Wireless, WirelessSettings
@@ -85,7 +85,14 @@ def build_resources(experiment: Experiment, *, parameters: int) -> Resources | N
         return None
     build, settings = find_prices(section.model), section.settings
     overlap = _read_overlap(settings.pop("delays", Overlap.MAX))
-    return Resources(build(settings, experiment, parameters), overlap)
+    try:
+        return Resources(build(settings, experiment, parameters), overlap)
+    except SightlineError:
+        raise
+    except Exception as error:
+        if section.model in MODELS:
+            raise
+        refuse_plugin(RESOURCES, section.model, error)
 
 
 def _read_overlap(value: Any) -> Overlap:
