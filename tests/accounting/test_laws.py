@@ -184,6 +184,7 @@ def test_more_steps_and_higher_rates_and_smaller_deltas_cost_more(noise, rate, t
     assert base <= accounting.epsilon({Poisson(rate, Gaussian(noise)): times}, delta / 2) * (1 + GRID)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(noises, st.integers(1, 20), st.integers(1, 6), deltas)
 def test_more_parts_and_longer_blocks_cost_less(noise, parts, uses, delta):

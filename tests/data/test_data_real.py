@@ -40,6 +40,7 @@ def test_fashion_mnist() -> None:
     assert counts(table.test) == [1000] * 10
 
 
+@pytest.mark.slow
 @needs("cifar10")
 def test_cifar10() -> None:
     table = read("cifar10")

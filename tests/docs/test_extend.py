@@ -118,6 +118,7 @@ def test_all_three_run_by_their_names_in_an_experiment_file(tree):
     assert [seen for *_, seen in found.values()] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_the_laws_measure_them(tree):
     """The noise of the median by its law, the draws of the consortium; and nothing that is registered is left out."""
     words = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "median or consortium or every or known_ones")

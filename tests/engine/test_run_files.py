@@ -176,6 +176,7 @@ def test_another_model_body_is_refused_and_can_be_accepted(own, broken, tiny, tm
     assert [(one["round"], one["since"], len(one["accepted"])) for one in resumed] == [(2, 6, 1)]
 
 
+@pytest.mark.slow
 def test_the_same_model_read_again_is_no_change(own, broken, tiny, tmp_path):
     run = broken(**own(1.0))
     changes = own(1.0)

@@ -89,6 +89,7 @@ def make(*shape, **settings):
 """A model that goes on after the first round only when nobody holds it."""
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(
     tmp_path: Path, swept: Swept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

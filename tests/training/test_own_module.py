@@ -202,6 +202,7 @@ def test_the_model_is_left_as_it_is():
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_frozen_weights_buffers_and_settings_are_those_of_now():
     model = Odd()
     assert "frozen.weight" not in sightline.clipped_gradient(model, None, VECTORS, LABELS, 1.0)

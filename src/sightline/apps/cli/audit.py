@@ -71,10 +71,10 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path 
 
 def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
     """By what a claim is refuted."""
-    if told.get("twin_worlds_refuted"):
-        return str(told["twin_worlds"])
     if unbounded:
         return "one example moves a sum by more than the clip norm"
+    if told.get("twin_worlds_refuted"):
+        return str(told["twin_worlds"])
     larger = any(one["epsilon_lower"] > one["epsilon_upper"] for one in told["findings"])
     return "epsilon_lower > epsilon_upper" if larger else "more was guessed than the claimed curve allows"
 
