@@ -229,7 +229,9 @@ def read_predictions(task: Task, outputs: Tensor, *, probabilities: bool) -> NDA
     elif task.name in ("binary", "multilabel"):
         rows = outputs.reshape(len(outputs)) if task.name == "binary" else outputs
         found = torch.sigmoid(rows) if probabilities else (rows > 0).long()
-    elif probabilities:
+    elif task.name == "regression" and not task.target_shape:
+        found = outputs.reshape(len(outputs))
+    if probabilities and task.name in ("regression", "own"):
         invalid("probabilities", True, f"a {task.name} model gives none", "leave it out")
     predictions: NDArray[Any] = found.numpy()
     return predictions

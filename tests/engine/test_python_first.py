@@ -500,3 +500,32 @@ def test_history_without_pandas_is_a_list_of_rows(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert [row["round"] for row in run.history] == [1]
     assert isinstance(run.history, list)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "outputs", "shape", "kind"),
+    [
+        ("regression", lambda x: 2.0 * x[:, 0], 1, (3,), "f"),
+        ("binary", lambda x: (x[:, 0] > 0).astype(int), 1, (3,), "i"),
+        ("multilabel", lambda x: (x[:, :2] > 0).astype("float32"), 2, (3, 2), "i"),
+    ],
+)
+def test_predictions_are_those_of_the_task(tmp_path: Path, task, targets, outputs, shape, kind) -> None:
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(20, 4)).astype("float32") for _ in range(3)]
+    file = {
+        "rounds": 1,
+        "model": {"task": task},
+        "local": {"steps": 1},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-2},
+    }
+    data = [(x, targets(x)) for x in inputs]
+    run = sightline.run(file, data=data, model=nn.Linear(4, outputs), out=tmp_path / "run", progress=False)
+    found = run.predict(inputs[0][:3])
+    assert (found.shape, found.dtype.kind) == (shape, kind)
+    if task == "regression":
+        with torch.no_grad():
+            expected = run.model()(torch.from_numpy(inputs[0][:3])).reshape(3).numpy()
+        assert np.array_equal(found, expected)
+        with pytest.raises(InvalidInput, match="probabilities=True"):
+            run.predict(inputs[0][:3], probabilities=True)

@@ -126,3 +126,10 @@ def test_a_world_without_its_subject_is_the_same_for_everybody_else():
     without = twin_worlds.remove_subject(setting.federation, twin_worlds.Subject(2, 1))
     for place, (old, new) in enumerate(zip(setting.federation.clients, without.clients, strict=True)):
         assert (old is new) == (place != 2)
+
+
+def test_dropout_is_no_false_alarm(tmp_path):
+    """A batch without an example has other masks: only batches that do not hold it are compared."""
+    model = {"model": {"name": "mlp", "hidden": [6], "dropout": 0.3}}
+    note = verified("star", tmp_path / "run", 8, **SAMPLES, **model)
+    assert ", 0 of them with the subject drawn" in note

@@ -323,7 +323,7 @@ class Experiment(Section):
     rounds: Annotated[int, Field(ge=1, le=10**7)]
     evaluate_every: Count = 1
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where clients are trained; left out it is "auto": CUDA or MPS where torch finds it, else the CPU."""
+    """Where clients are trained; left out, the CPU; "auto": CUDA or MPS where torch finds it."""
     data: Data = Data()
     model: Model = Model()
     topology: Topology = Topology()

@@ -204,6 +204,9 @@ class TwinWorlds:
         self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext, compute: Compute,
         found: ReleaseValues,
     ) -> None:  # fmt: skip
+        masked = world.subject.example is not None and worker_for(self.setting.model).dropout
+        if masked and self._is_drawn(world.subject, mechanism, updates, context) is not False:
+            return  # without an example the others of its batch have other masks, which are random, and nobody's
         if mechanism.noised_value is NoisedValue.GRADIENT and mechanism.noised_by(context) is NoisedBy.CLIENT:
             self._compare_step(world, mechanism, updates, context)
             return
