@@ -122,11 +122,13 @@ def draw_points(points: list[Point], title: str, path: Path) -> None:
 
     canvas, axis = pyplot.subplots(figsize=(7, 0.9 + 0.28 * len(points)))
     rows = range(len(points))
-    axis.plot([p.paper for p in points], rows, "o", mfc="none", mec="#b3541e", ms=9, label="paper")
+    axis.plot(_or_nan([p.paper for p in points]), rows, "o", mfc="none", mec="#b3541e", ms=9, label="paper")
     if any(point.published is not None for point in points):
-        axis.plot([p.published for p in points], rows, "s", color="#7a7a7a", ms=5, label="as published, run here")
+        axis.plot(
+            _or_nan([p.published for p in points]), rows, "s", color="#7a7a7a", ms=5, label="as published, run here"
+        )
     axis.errorbar(
-        [float("nan") if p.ours is None else p.ours for p in points],
+        _or_nan([p.ours for p in points]),
         list(rows),
         xerr=[point.error for point in points],
         fmt="o", color="#1f5fa8", ms=4, capsize=3, label="ours, with standard error",
@@ -138,3 +140,8 @@ def draw_points(points: list[Point], title: str, path: Path) -> None:
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.9 / (1 + 0.28 * len(points))), ncols=3)
     canvas.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(canvas)
+
+
+def _or_nan(values: list[float | None]) -> list[float]:
+    """Numbers that a picture leaves out where there are none."""
+    return [float("nan") if value is None else value for value in values]
