@@ -141,8 +141,8 @@ docs: $(DOCS)/.ready  ## build the docs site into site/
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
-reproduce: $(VENV)/.ready ## run every experiment of the papers anew (about 90 minutes) and write docs/reproduction.md
-	$(BIN)/python -m experiments
+reproduce: $(VENV)/.ready ## run every experiment of the papers anew and write docs/reproduction.md; QUICK=1: a part, compared
+	$(BIN)/python -m experiments $(if $(QUICK),--quick)
 
 docs-serve: $(DOCS)/.ready ## the docs site, rebuilt while you write
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve

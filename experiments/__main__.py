@@ -7,6 +7,7 @@ import sys
 from experiments.commands import ORDER, commands
 from experiments.heads import write_heads
 from experiments.overview import write_overview
+from experiments.quick import run_quickly
 from experiments.reproduce import SCRATCH, reproduce
 from experiments.times import measured, told
 
@@ -19,17 +20,25 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="SYSTEM", choices=ORDER, default=ORDER, help=", ".join(ORDER))
     parser.add_argument("--anew", action="store_true", help="forget what a broken-off reproduction has done")
+    parser.add_argument("--quick", action="store_true", help="run a part of every system and compare with what is kept")
     parser.add_argument("--list", action="store_true", help="run nothing, show the commands and what they took")
     parser.add_argument("--page-only", action="store_true", help="run nothing, write the page from the systems' pages")
     given = parser.parse_args()
     if given.list:
         return show(given.only)
+    if given.quick:
+        return finish(run_quickly(given.only))
     if given.anew:
         shutil.rmtree(SCRATCH, ignore_errors=True)
     failed = [] if given.page_only else reproduce(given.only)
     write_heads()
     write_overview()
     print("docs/reproduction.md")
+    return finish(failed)
+
+
+def finish(failed: list[str]) -> int:
+    """Name what failed."""
     for command in failed:
         print(f"FAILED: {command}")
     return 1 if failed else 0

@@ -1,55 +1,76 @@
 """docs/reproduction.md: one page over the systems, from their results and from the heads of their files."""
 
-from collections import Counter
 from pathlib import Path
 
-from experiments.claims import Claim, table
 from experiments.commands import commands, listed
-from experiments.systems import SYSTEMS, claims_of
-from experiments.times import Time, measured, told
+from experiments.findings import Finding, Verdict, count_verdicts, write_table
+from experiments.systems import SYSTEMS, find_sentences, findings_of
+from experiments.times import Time, made_on, measured, told
 
 DOCS = Path(__file__).parents[1] / "docs"
+AGREEING = (Verdict.REPRODUCED, Verdict.SAME_SIGN, Verdict.REGIME)
+"""Verdicts that say under which conditions the paper is right."""
 
 
 def write_overview(path: Path = DOCS / "reproduction.md") -> None:
     """Write the page."""
+    found = {system: findings_of(system) for system in SYSTEMS}
     words = [
         "# What was reproduced",
         "Written by `python -m experiments --page-only` from the kept results; the systems' own pages say how every "
         "number was made. `make reproduce` runs everything anew, goes on where it was broken off, and writes all "
-        "pages; `python -m experiments --list` shows its commands.",
-        total(),
+        "pages; `make reproduce QUICK=1` runs a part of every system anew and compares it with what is kept; "
+        "`python -m experiments --list` shows the commands.",
+        write_total(),
+        "## In short",
+        write_summary(found),
+        VERDICTS,
     ]
     for system, title in SYSTEMS.items():
-        claims = claims_of(system)
-        words += [f"## {title}", f"[The whole page](reproduction/{system}.md). {counted(claims)}", table(claims)]
-        words += [files(system)]
+        sentences = "\n".join(f"- {sentence}" for sentence in find_sentences(system))
+        words += [f"### To the authors: {title}", sentences] if sentences else []
+    for system, title in SYSTEMS.items():
+        words += [f"## {title}", f"[The whole page, with a picture for every figure](reproduction/{system}.md)."]
+        words += [write_table(found[system]), write_files(system)]
     path.write_text("\n\n".join(words) + "\n", encoding="utf-8")
 
 
-def total() -> str:
-    """What all commands together took."""
-    times = measured()
+VERDICTS = (
+    "*Reproduced*: the paper's statement, or its difference with its sign and at least half its size (or within two "
+    "standard errors). *Same sign*: its direction, of another size. *Depends on the regime*: it holds in one regime, not "
+    "in another, and both are named and run. ± is a standard error over seeds; differences are paired by seed."
+)
+
+
+def write_summary(found: dict[str, list[Finding]]) -> str:
+    """Per paper how many of each verdict."""
+    lines = ["| paper | " + " | ".join(Verdict) + " | agree |", "|" + "---|" * (len(Verdict) + 2)]
+    everything = [finding for findings in found.values() for finding in findings]
+    for title, findings in [*((SYSTEMS[system], own) for system, own in found.items()), ("all", everything)]:
+        counts = count_verdicts(findings)
+        share = sum(counts[verdict] for verdict in AGREEING) / max(1, len(findings))
+        lines.append(f"| {title} | " + " | ".join(str(count) for count in counts.values()) + f" | {share:.0%} |")
+    return "\n".join(lines)
+
+
+def write_total() -> str:
+    """What all commands together took, and which commit they ran on."""
     wanted = {command for _, command in commands()}
-    spent = sum((times[name] for name in times), start=Time(0.0, 0.0, 1, 0.0))
+    times = {command: time for command, time in measured().items() if command in wanted}
     if not times:
         return "No command has been timed yet."
+    spent = sum(times.values(), start=Time(0.0, 0.0, 1, 0.0))
     missing = len(wanted - set(times))
     rest = f" {missing} more have not been timed yet." if missing else ""
     cores = max(time.cores for time in times.values())
+    places = ", ".join(f"{system} on {commit}" for system, commit in sorted(made_on().items()))
     return (
         f"Measured: {len(times)} commands, {told(spent.processor)} of processor time, {told(spent.wall)} by the clock "
-        f"on {cores} cores, with a load of up to {spent.load:.0f}.{rest}"
+        f"on {cores} cores, with a load of up to {spent.load:.0f}.{rest}" + (f" Made on: {places}." if places else "")
     )
 
 
-def counted(claims: list[Claim]) -> str:
-    """How many claims came out how."""
-    words = Counter(claim.verdict.split(":")[0].split(";")[0] for claim in claims).most_common()
-    return f"{len(claims)} claims and cells: " + ", ".join(f"{count} {word}" for word, count in words) + "."
-
-
-def files(system: str) -> str:
+def write_files(system: str) -> str:
     """The experiment files of a system."""
     lines = ["| file | reproduces | expect | takes | the whole of it |", "|---|---|---|---|---|"]
     for one in listed([system]):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from experiments.commands import HERE, commands
-from experiments.times import Time, keep, measured
+from experiments.times import Time, keep, measured, note_commit, told
 
 ROOT = HERE.parent
 SCRATCH = ROOT / "runs" / "reproduce"
@@ -66,12 +66,27 @@ def run_all(todo: list[str], scratch: Path, do: Do) -> tuple[dict[str, Time], li
     """(what is done and its times, what failed): one failure does not keep the others from being run."""
     done, failed = measured(scratch / "done.json"), []
     for number, command in enumerate(todo, 1):
-        print(f"[{number}/{len(todo)}] {command}", flush=True)
+        print(tell_progress(number - 1, todo, done), command, flush=True)
         if command in done:
             print("    done before", flush=True)
         elif not timed(command, scratch, done, do):
             failed.append(command)
     return done, failed
+
+
+def tell_progress(number: int, todo: list[str], done: dict[str, Time]) -> str:
+    """A bar of all commands, and what is left by the times that were measured last.
+
+    >>> tell_progress(1, ["a", "b", "c", "d"], {})
+    '[=====...............] 1/4'
+    """
+    before = measured()
+    known = [before[command].wall for command in todo if command in before]
+    mean = sum(known) / len(known) if known else 0.0
+    left = sum(before[command].wall if command in before else mean for command in todo[number:] if command not in done)
+    full = round(20 * number / len(todo))
+    about = f", about {told(left)} left:" if left else ""
+    return f"[{'=' * full}{'.' * (20 - full)}] {number}/{len(todo)}{about}"
 
 
 def begin(scratch: Path) -> None:
@@ -133,6 +148,7 @@ def put_in_place(system: str, times: dict[str, Time], scratch: Path, do: Do) -> 
     move(system, scratch, HERE)
     others = {command: time for command, time in measured().items() if system_of(command) != system}
     keep(others | times)
+    note_commit(system)
     do([sys.executable, "-m", PAGES[system], "--page-only"])
 
 

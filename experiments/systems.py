@@ -1,9 +1,9 @@
-"""The systems: their titles, and the claims that their kept results can judge."""
+"""The systems: their titles, what their kept results say of the papers' figures and tables, and to their authors."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.claims import Claim
+from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
 
 HERE = Path(__file__).parent
@@ -16,12 +16,12 @@ SYSTEMS = {
 }
 
 
-def claims_of(system: str) -> list[Claim]:
-    """All claims of a system, from the results that are kept here."""
+def findings_of(system: str) -> list[Finding]:
+    """All findings of a system, from the results that are kept here."""
     return FOUND[system]()
 
 
-def _groups() -> list[Claim]:
+def _groups() -> list[Finding]:
     from experiments.groups.cells import PARTS
     from experiments.groups.claims import claims
     from experiments.groups.page import counted
@@ -29,7 +29,7 @@ def _groups() -> list[Claim]:
     return claims(in_order(read(HERE / "groups" / "results" / LINES), PARTS), counted())
 
 
-def _upcycled() -> list[Claim]:
+def _upcycled() -> list[Finding]:
     from experiments.upcycled.claims import cells, claims
     from experiments.upcycled.numbers import by_part
     from experiments.upcycled.parts import PARTS
@@ -38,27 +38,27 @@ def _upcycled() -> list[Claim]:
     return [*claims(parts), *cells(parts)]
 
 
-def _clustered() -> list[Claim]:
+def _clustered() -> list[Finding]:
     from experiments.clustered.claims import claims
     from experiments.clustered.parts import PARTS
 
     return claims(in_order(read(HERE / "clustered" / LINES), PARTS))
 
 
-def _hierarchy() -> list[Claim]:
+def _hierarchy() -> list[Finding]:
     from experiments.hierarchy.claims import claims
     from experiments.hierarchy.figures import PARTS
 
     return claims(in_order(read(HERE / "hierarchy" / LINES), PARTS))
 
 
-def _partitioning() -> list[Claim]:
+def _partitioning() -> list[Finding]:
     from experiments.partitioning.claims import claims
 
     return claims(read(HERE / "partitioning" / "training" / LINES))
 
 
-FOUND: dict[str, Callable[[], list[Claim]]] = {
+FOUND: dict[str, Callable[[], list[Finding]]] = {
     "groups": _groups,
     "upcycled": _upcycled,
     "clustered": _clustered,

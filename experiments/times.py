@@ -1,10 +1,12 @@
-"""What every command took when it was last measured: experiments/times.json."""
+"""What every command took when it was last measured, and the commit it ran on: experiments/times.json, made_on.json."""
 
 import json
+import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TIMES = Path(__file__).parent / "times.json"
+MADE_ON = Path(__file__).parent / "made_on.json"
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,18 @@ def told(minutes: float) -> str:
     """Seconds below a minute, else minutes."""
     seconds = max(1, round(60 * minutes))
     return f"{seconds} s" if seconds < 60 else f"{minutes:.0f} min" if minutes >= 9.5 else f"{minutes:.1f} min"
+
+
+def made_on(path: Path = MADE_ON) -> dict[str, str]:
+    """System -> the commit whose source made its kept results."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def note_commit(system: str, path: Path = MADE_ON) -> None:
+    """The commit of the source as it is now, with a + when it was changed since."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=10", "--dirty=+"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    notes = made_on(path) | {system: said.stdout.strip() or "unknown"}
+    path.write_text(json.dumps(notes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
