@@ -37,7 +37,7 @@ def write_overview(path: Path = DOCS / "reproduction.md") -> None:
 
 VERDICTS = (
     "*Reproduced*: the paper's statement, or its difference with its sign and at least half its size (or within two "
-    "standard errors). *Same sign*: its direction, of another size. *Depends on the regime*: it holds in one regime, not "
+    "standard errors). *Same sign*: its direction, of another size. *Depends on the regime*: it holds in one, not "
     "in another, and both are named and run. ± is a standard error over seeds; differences are paired by seed."
 )
 
