@@ -78,7 +78,9 @@ def words_of(line):
     "line",
     [pytest.param(line, marks=[pytest.mark.slow] if line.startswith(LONG) else []) for line in EXAMPLES if not line.startswith(WAITING)],
 )  # fmt: skip
-def test_it_runs(desk, line):
+def test_it_runs(desk, line, request):
+    if "experiments/" in line:
+        request.getfixturevalue("large_data")
     words = [word for word in words_of(line) if word != "--open"]  # somebody's browser is not ours to open
     if words[:2] == ["flower", "shards"]:
         words[3] = "other-sites"

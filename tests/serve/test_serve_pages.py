@@ -494,8 +494,9 @@ def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
     from sightline.engine import build_experiment, calibrate_noise
     from sightline.engine.plan import plan_releases
 
-    changes = ["rounds=3", "privacy.noise_multiplier=1.5", "data.clients=40", "topology.subnets=4"]
-    experiment = read(EXAMPLES / "hierarchy.toml", ["privacy.epsilon=none", *changes])
+    privacy = 'privacy={unit="client",where="edge",noise_multiplier=1.5,clip_norm=1.0,delta=1e-3}'
+    changes = ["rounds=3", "topology.subnets=4", "topology.trusted=0.5", "local.steps=10"]
+    experiment = read(EXAMPLES / "hierarchy.toml", [privacy, *changes])
     setting = calibrate_noise(build_experiment(experiment))
     ledger = plan_releases(setting)
     told = api(ask, "/api/tree?noise=1.5&devices=10&segments=2&rounds=3&delta=1e-3")

@@ -13,7 +13,7 @@ Examples:
   sightline audit examples/quickstart.toml
   sightline audit examples/balanced.toml --trials 2000 --rounds 40 --json
   sightline audit examples/quickstart.toml --set privacy.arithmetic=integer --delta 0.01
-  sightline audit examples/overlapping-groups.toml --observer client-25 --subject client-3 --rounds 12 --plot audit.svg
+  sightline audit examples/overlapping-groups.toml --set data.clients=40 --subject client-3 --plot audit.svg
 
 Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
 """
