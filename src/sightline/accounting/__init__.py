@@ -13,6 +13,17 @@ from sightline.accounting.accountant import (
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
 from sightline.accounting.certified import Certificate, certify_balanced
+from sightline.accounting.correlated import (
+    Strategy,
+    charge_stream,
+    charge_turns,
+    compute_errors,
+    compute_sensitivity,
+    error_rows,
+    make_strategy,
+    measure_gain,
+    redo_multiplier,
+)
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
@@ -49,23 +60,32 @@ __all__ = [
     "RenyiFilter",
     "Scheme",
     "SchemeFamily",
+    "Strategy",
     "balanced",
     "calibrate",
     "certify_balanced",
+    "charge_stream",
+    "charge_turns",
     "check_ins",
     "clustered",
+    "compute_errors",
+    "compute_sensitivity",
     "convex",
     "delta",
     "dropout",
     "epsilon",
     "epsilon_curve",
+    "error_rows",
     "fixed",
     "from_dp_event",
     "gaussian",
     "interval",
     "large_delta_note",
+    "make_strategy",
+    "measure_gain",
     "poisson",
     "pooled",
+    "redo_multiplier",
     "refuse_large_delta",
     "register_scheme",
     "renyi_divergence",
