@@ -71,14 +71,14 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_stream_keeps_its_promise(kind):
-    found = audited(trials=400, runs=2, canaries=200, confidence=1 - 1e-5, changes=KINDS[kind], **STREAM)
+    found = audited(trials=160, runs=2, canaries=200, confidence=1 - 1e-5, changes=KINDS[kind], **STREAM)
     assert not found.broken, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_every_edge_and_group_keeps_its_promise(place):
-    found = audited(trials=300, canaries=10, confidence=1 - 1e-5, changes=noised(1.0), **STREAM, **PLACES[place])
+    found = audited(trials=160, canaries=10, confidence=1 - 1e-5, changes=noised(1.0), **STREAM, **PLACES[place])
     assert not found.broken, found
 
 

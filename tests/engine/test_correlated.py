@@ -365,7 +365,7 @@ def test_nobody_is_asked_out_of_turn(tiny, tmp_path):
         ledger = Ledger()
         r = TrainingRound(setting, ledger, LiveExecution(worker, Streams.from_seed(1)), 1)
         updates = r.train(Cohort(tuple(sorted(cohort))), Public(setting.start))
-        with pytest.raises(Refused, match="not its turn"):
+        with pytest.raises(Refused, match="whose turn it is not"):
             r.release_mean(updates)
         assert not len(ledger)
         assert not worker.asked

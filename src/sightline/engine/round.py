@@ -313,10 +313,9 @@ class TrainingRound:
         sampler = self._sampler_of(channel)
         if active_places(sampler, self.time) is None:
             return
-        late = set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time))
-        if late:
-            law = f"was asked in round {self.time}, and it is not its turn"
-            raise Refused(f"client={min(late)}: {law}; sample the channel, and train whom it draws")
+        if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
+            law = "somebody was asked whose turn it is not"
+            refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         return ReleaseContext(
