@@ -460,6 +460,6 @@ def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]
 def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], start: Array) -> tuple[float, Array]:
     """The least cost that L-BFGS finds from a start, and where; costs without a gradient are differentiated."""
     given = isinstance(cost(start), tuple)
-    options = {"maxiter": 2000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
+    options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
     found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)
