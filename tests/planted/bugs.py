@@ -12,6 +12,7 @@ PACKAGE = Path("sightline")
 
 NOISE = "tests/laws/test_noise_law.py"
 DRAWS = "tests/laws/test_draws.py"
+STRATEGIES = "tests/accounting/test_correlated.py"
 LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
 CORRELATED = "tests/engine/test_correlated.py"
@@ -629,6 +630,35 @@ Build = Callable[""",
         "if self.event not in (None, event):",
         "if False:",
         f"{LOOP}::test_other_steps_are_not_added_to_a_ledger",
+    ),
+    # strategies of correlated noise
+    "one-column-of-a-stream": bug(
+        "the sensitivity of a stream counts the first use of a subject only",
+        "accounting/correlated.py",
+        "moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, columns)",
+        "moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, 1)",
+        f"{STRATEGIES}::test_the_sensitivity_is_the_largest_over_every_participation",
+    ),
+    "coefficients-that-rise": bug(
+        "coefficients that rise are taken, and the worst participation is not the first one",
+        "accounting/correlated.py",
+        "        if value > before:",
+        "        if value > math.inf:",
+        f"{STRATEGIES}::test_coefficients_that_rise_are_refused_because_the_formula_is_wrong_for_them",
+    ),
+    "bands-over-groups": bug(
+        "hidden draws are amplified though two turns of a subject share rows of noise",
+        "accounting/correlated.py",
+        "if strategy.bands is None or strategy.bands > groups:",
+        "if strategy.bands is None:",
+        f"{STRATEGIES}::test_hidden_draws_cost_what_quadrature_says_and_only_with_few_bands",
+    ),
+    "last-turn-free": bug(
+        "a turn that a group has more than others is not charged",
+        "accounting/correlated.py",
+        "-(-strategy.steps // groups)",
+        "strategy.steps // groups",
+        f"{STRATEGIES}::test_every_turn_of_a_group_is_charged",
     ),
     # budgets for life
     "one-limit-for-mu-and-failures": bug(

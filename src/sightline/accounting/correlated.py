@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Gaussian, Poisson
@@ -233,6 +232,15 @@ def sum_columns(coefficients: Array, steps: int, separation: int, columns: int) 
     return total
 
 
+def fold_columns(coefficients: Array, separation: int, columns: int) -> Array:
+    """The same for all coefficients at once, and quickly: by differences, so that it is no bound."""
+    rows = np.zeros((-(-len(coefficients) // separation), separation))
+    rows.ravel()[: len(coefficients)] = coefficients
+    total = np.cumsum(rows, axis=0)
+    total[columns:] -= total[:-columns].copy()
+    return total.ravel()[: len(coefficients)]
+
+
 def round_up(value: float, operations: int) -> float:
     """Not less than what so many rounded operations on numbers that are not negative stand for."""
     return math.nextafter(value * (1 + (operations + 2) * UNIT), math.inf)
@@ -325,12 +333,25 @@ def error_rows(strategy: Strategy, workload: Sequence[float] | None = None) -> A
     return np.cumsum(divide_by_strategy(strategy, column) ** 2)
 
 
+def invert_strategy(strategy: Strategy) -> Array:
+    """The first column of C^-1: how much of a row of z the noise of each later round holds."""
+    first = np.zeros(strategy.steps)
+    first[0] = 1.0
+    return divide_by_strategy(strategy, first)
+
+
 def divide_by_strategy(strategy: Strategy, column: Array) -> Array:
     """C^-1 column: division of power series, by the buffers' fraction where there are buffers."""
     if strategy.weights:
-        top, bottom = buffer_fraction(strategy.weights, strategy.decays)
-        return np.asarray(lfilter(bottom, top, column))
-    return np.asarray(lfilter([1.0], strategy.coefficients, column))
+        return divide_series(column, *buffer_fraction(strategy.weights, strategy.decays))
+    return divide_series(column, np.array(strategy.coefficients), np.ones(1))
+
+
+def divide_series(column: Array, top: Array, bottom: Array) -> Array:
+    """The power series column / (top / bottom), as far as the column goes."""
+    from scipy.signal import lfilter  # slow to load, and most of accounting does without
+
+    return np.asarray(lfilter(bottom, top, column))
 
 
 def buffer_fraction(weights: Sequence[float], decays: Sequence[float]) -> tuple[Array, Array]:
@@ -380,8 +401,8 @@ def weigh_coefficients(
     moved = sum_columns(coefficients, steps, separation, columns)
     squared = float(moved @ moved)
     left = np.arange(steps, 0, -1) / steps  # how many of the rows a coefficient of beta is in
-    beta = np.asarray(lfilter([1.0], coefficients, workload))
-    again = np.asarray(lfilter([1.0], coefficients, beta))
+    beta = divide_series(workload, coefficients, np.ones(1))
+    again = divide_series(beta, coefficients, np.ones(1))
     error = float(left @ beta**2)
     weighted = left * beta
     by_error = np.array([-2 * (weighted[i:] @ again[: steps - i]) for i in range(len(coefficients))])
@@ -406,9 +427,8 @@ def find_buffers(steps: int, separation: int, uses: int, column: Array) -> Strat
         weights, decays = free_buffers(free)
         powers = np.power.outer(np.array(decays), np.arange(steps - 1))
         coefficients = np.append(1.0, np.array(weights) @ powers)
-        moved = sum_columns(coefficients, steps, separation, columns)
-        top, bottom = buffer_fraction(weights, decays)
-        beta = np.asarray(lfilter(bottom, top, column))
+        moved = fold_columns(coefficients, separation, columns)
+        beta = divide_series(column, *buffer_fraction(weights, decays))
         return math.log(moved @ moved) + math.log(left @ beta**2)
 
     tried = [minimize_smoothly(cost, bind_buffers(start)) for start in BUFFER_STARTS]
@@ -440,6 +460,6 @@ def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]
 def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], start: Array) -> tuple[float, Array]:
     """The least cost that L-BFGS finds from a start, and where; costs without a gradient are differentiated."""
     given = isinstance(cost(start), tuple)
-    options = {"maxiter": 2000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
+    options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
     found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)
