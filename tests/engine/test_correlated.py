@@ -20,6 +20,7 @@ from sightline.ledger import Ledger
 from sightline.mechanisms import Cohort, NoiseStreams, Public
 from sightline.mechanisms.contract import NoiseRow
 from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.runtimes.site.planned_calls import record_calls
 from tests.engine.conftest import TINY, changed
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
@@ -373,6 +374,15 @@ def test_nobody_is_asked_out_of_turn(tiny, tmp_path):
     rounds = {n: [time for time, cohort in worker.asked if n in cohort] for n in range(6)}
     assert all(later - earlier >= 3 for some in rounds.values() for earlier, later in pairwise(some))
     assert all(2 <= len(some) <= 3 for some in rounds.values())
+
+
+def test_a_real_site_is_planned_to_be_asked_in_its_turns_only(tiny):
+    """A site answers what was planned and nothing else: it keeps the distance by itself."""
+    setting = engine.calibrate_noise(engine.build_experiment(tiny(**STREAM)), real_nodes=True)
+    sampler = setting.sampler_of(setting.topology.top)
+    for client in range(6):
+        turns = [time for time in range(1, 8) if client in sampler.active_places(time)]
+        assert [call.round for call in record_calls(setting, client)] == turns
 
 
 def test_a_round_is_released_once(tiny):
