@@ -6,11 +6,10 @@ where it stopped.
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 from experiments.correlated.figure import draw_figure
-from experiments.correlated.runs import DELTA, list_finals, list_picks, summarise_arms, train_run
+from experiments.correlated.runs import DELTA, list_cells, list_finals, list_picks, summarise_arms, train_run
 from experiments.jobs import LINES, read, run_jobs
 
 HERE = Path(__file__).parent
@@ -24,10 +23,12 @@ def main() -> None:
     given = parser.parse_args()
     lines = HERE / LINES
     if not given.draw_only:
-        begun = time.monotonic()
-        run_jobs(list_picks(), lines, work=train_run, workers=given.workers, title="picking clip norms")
-        run_jobs(list_finals(read(lines)), lines, work=train_run, workers=given.workers, title="correlated")
-        print(f"{time.monotonic() - begun:.0f} s")
+        for data, epsilon in list_cells():
+            title = f"{data}, epsilon {epsilon:g}"
+            picks = list_picks(data, epsilon)
+            run_jobs(picks, lines, work=train_run, workers=given.workers, title=f"clip norms of {title}")
+            finals = list_finals(read(lines), data, epsilon)
+            run_jobs(finals, lines, work=train_run, workers=given.workers, title=title)
     arms = summarise_arms(read(lines))
     (HERE / "results.json").write_text(json.dumps({"delta": DELTA, "arms": arms}, indent=1) + "\n", encoding="utf-8")
     draw_figure(arms, FIGURE)

@@ -71,26 +71,23 @@ class TrainingRun:
         }
 
 
-def list_picks() -> Iterator[TrainingRun]:
+def list_cells() -> list[tuple[str, float]]:
+    """A data set and a budget: a panel of the figure each, the larger budget first."""
+    return [(data, epsilon) for epsilon in EPSILONS for data in CLIENTS]
+
+
+def list_picks(data: str, epsilon: float) -> list[TrainingRun]:
     """Runs that decide on the clip norm of every arm, on a seed that is used for nothing else."""
-    for epsilon in EPSILONS:
-        for data in CLIENTS:
-            for arm in ARMS:
-                for clip_norm in CLIP_NORMS[epsilon]:
-                    yield TrainingRun(data, arm, epsilon, clip_norm, PICKING_SEED)
+    norms = CLIP_NORMS[epsilon]
+    return [TrainingRun(data, arm, epsilon, norm, PICKING_SEED) for arm in ARMS for norm in norms]
 
 
-def list_finals(rows: list[Row]) -> Iterator[TrainingRun]:
+def list_finals(rows: list[Row], data: str, epsilon: float) -> Iterator[TrainingRun]:
     """The runs that are shown, with the clip norms that did best."""
-    for epsilon in EPSILONS:
-        for data in CLIENTS:
-            for arm in ARMS:
-                clip_norm = pick_clip_norm(rows, data, epsilon, arm)
-                for seed in SEEDS:
-                    yield TrainingRun(data, arm, epsilon, clip_norm, seed)
-    for data in CLIENTS:
-        for seed in SEEDS:
-            yield TrainingRun(data, NO_NOISE, None, 0.0, seed)
+    for arm in ARMS:
+        clip_norm = pick_clip_norm(rows, data, epsilon, arm)
+        yield from (TrainingRun(data, arm, epsilon, clip_norm, seed) for seed in SEEDS)
+    yield from (TrainingRun(data, NO_NOISE, None, 0.0, seed) for seed in SEEDS)
 
 
 def pick_clip_norm(rows: list[Row], data: str, epsilon: float, arm: str) -> float:
@@ -126,6 +123,7 @@ def summarise_arms(rows: list[Row]) -> list[Row]:
             arms = dict.fromkeys(r["arm"] for r in shown if (r["data"], r["epsilon"]) == (data, epsilon))
             for arm in arms:
                 mine = [r for r in shown if (r["data"], r["epsilon"], r["arm"]) == (data, epsilon, arm)]
+                mine.sort(key=lambda r: r["seed"])
                 found.append({"data": data, "epsilon": epsilon, "arm": arm} | summarise_seeds(mine))
     return found
 

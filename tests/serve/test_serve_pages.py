@@ -449,7 +449,7 @@ def test_the_calculator_draws_the_strategy_and_the_error_over_rounds(ask: Ask) -
     charts = ask(query + "&part=curve").body.decode()
     assert 'id="chart-strategy"' in charts
     strategy, error = re.findall(r'<script type="application/json">(.*?)</script>', charts, re.DOTALL)[1:]
-    assert [line["words"][:3] for line in json.loads(strategy)["lines"]][0] == ["1", "0.5", "0.375"]
+    assert json.loads(strategy)["lines"][0]["words"][:3] == ["1", "0.5", "0.375"]
     (correlated, independent) = (line["words"] for line in json.loads(error)["lines"])
     assert float(correlated[-1]) == pytest.approx(2.5 * 9.143911**0.5, rel=1e-3)
     assert float(independent[-1]) == pytest.approx(0.590678 * (10 * 100) ** 0.5, rel=1e-3)
