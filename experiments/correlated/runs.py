@@ -12,11 +12,12 @@ Row = dict[str, Any]
 ROUNDS, GROUPS = 100, 10
 """Everybody is used in one of ten rounds, ten times."""
 DELTA = 1e-5
-CLIENTS = {"mnist": 300, "emnist_letters": 200}
+CLIENTS = {"mnist": 100, "emnist_letters": 200}
 MODELS: dict[str, dict[str, Any]] = {
     "mnist": {"name": "mlp", "hidden": [32]},
     "emnist_letters": {"name": "linear"},
 }
+LOCAL: dict[str, dict[str, Any]] = {"mnist": {"steps": 10}, "emnist_letters": {"epochs": 1}}
 EPSILONS = (8.0, 2.0)
 TURNS = {"scheme": "turns", "groups": GROUPS}
 ARMS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ class TrainingRun:
         if self.epsilon is not None:
             privacy = {"unit": "client", "epsilon": self.epsilon, "delta": DELTA, "clip_norm": self.clip_norm}
         if self.arm == "correlated":
-            privacy |= {"noise": "correlated", "correlated": {"strategy": "band"}}
+            privacy |= {"noise": "correlated"}
         return {
             "name": "correlated",
             "seed": self.seed,
@@ -65,7 +66,7 @@ class TrainingRun:
                 "concentration": 1.0,
             },
             "model": MODELS[self.data],
-            "local": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+            "local": {"batch_size": 20, "learning_rate": 0.1, **LOCAL[self.data]},
             "sampling": {"clients": ARMS.get(self.arm, TURNS)},
             "privacy": privacy,
         }
