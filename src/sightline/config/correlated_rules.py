@@ -71,7 +71,7 @@ def _check_mechanism(experiment: "Experiment") -> None:
         law = f"streams are of Gaussian noise on clipped updates, and this is {privacy.mechanism}"
         refuse(name, value, law, 'use mechanism = "gaussian"')
     if privacy.unit == "sample":
-        law = "batches are drawn at random, and an example keeps no distance between its steps"
+        law = "an example keeps no distance between its steps: batches are drawn at random, or hold all examples"
         refuse(name, value, law, f'use unit = "client", or {INDEPENDENT}')
     if privacy.place == "client":
         law = (

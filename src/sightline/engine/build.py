@@ -181,7 +181,7 @@ def build_experiment(
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
         experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
-        cohorts=algorithm.cohorts(experiment),
+        cohorts=algorithm.cohorts(experiment), workload=partial(algorithm.workload, settings),
     )  # fmt: skip
     _refuse_unused_factors(place, mechanism)
     setting = BuiltExperiment(

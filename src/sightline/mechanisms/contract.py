@@ -66,9 +66,7 @@ class ReleaseContext:
     def subjects(self) -> Parties:
         """Who may be in a release of this round: the channel's members, or those of them whose turn it is."""
         places = active_places(self.sampler, self.time)
-        if places is None:
-            return self.channel.subjects
-        return frozenset(client_name(self.channel.members[place]) for place in places)
+        return self.channel.subjects if places is None else self.channel.name_places(places)
 
     @property
     def joint(self) -> str:

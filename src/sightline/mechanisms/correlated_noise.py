@@ -6,7 +6,7 @@ post-processing of the whole. n is made row by row and is a secret: it is never 
 run's secret root and of the number of the release that it noises, so a run that goes on draws it again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -81,8 +81,19 @@ class Stream:
         return np.sqrt(np.cumsum(divide_by_strategy(self.strategy, first) ** 2))
 
 
-def build_stream(experiment: Experiment, cohorts: Cohorts) -> Stream:
-    """The stream that an experiment file asks for; what it leaves out follows from turns and rounds."""
+Workload = Callable[[int], Sequence[float] | None]
+"""Rounds -> what the noise should be least in: the first column of a Toeplitz matrix; None for sums over rounds."""
+
+
+def sum_rounds(rounds: int) -> None:
+    """Sums over rounds."""
+
+
+def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = sum_rounds) -> Stream:
+    """The stream that an experiment file asks for; what it leaves out follows from turns and rounds.
+
+    The `workload` decides how well strategies that are optimised serve the algorithm, never what they cost.
+    """
     settings, clients = experiment.privacy.correlated or Correlated(), experiment.sampling.clients
     groups = clients.groups or 1
     length = min(settings.restart or cohorts.count, cohorts.count)
@@ -94,12 +105,16 @@ def build_stream(experiment: Experiment, cohorts: Cohorts) -> Stream:
     bands = settings.bands
     if clients.rate is not None:
         bands = min(bands or groups, length)
-    return Stream(_find_strategy(settings.strategy, length, separation, uses, bands), separation, uses)
+    column = workload(length)
+    column = None if column is None or settings.strategy == "bsr" else tuple(column)
+    return Stream(_find_strategy(settings.strategy, length, separation, uses, bands, column), separation, uses)
 
 
 @lru_cache(maxsize=64)
-def _find_strategy(name: str, steps: int, separation: int, uses: int, bands: int | None) -> Strategy:
-    return make_strategy(name, steps=steps, separation=separation, uses=uses, bands=bands)
+def _find_strategy(
+    name: str, steps: int, separation: int, uses: int, bands: int | None, workload: tuple[float, ...] | None
+) -> Strategy:
+    return make_strategy(name, steps=steps, separation=separation, uses=uses, bands=bands, workload=workload)
 
 
 @dataclass(frozen=True)
@@ -362,10 +377,10 @@ def find_history(row: NoiseRow, releases: Iterable[Release]) -> list[tuple[int, 
 
 
 def build_correlated(
-    experiment: Experiment, cohorts: Cohorts, edges: Mapping[str, bool]
+    experiment: Experiment, cohorts: Cohorts, edges: Mapping[str, bool], workload: Workload = sum_rounds
 ) -> CorrelatedMean | CorrelatedByTrust:
     """The mechanism of an experiment file, with unit noise; `edges`: whether each gathering server is trusted."""
-    stream, clip_norm = build_stream(experiment, cohorts), experiment.privacy.clip_norm
+    stream, clip_norm = build_stream(experiment, cohorts, workload), experiment.privacy.clip_norm
     if experiment.privacy.place != "edge":
         return CorrelatedMean(clip_norm, 1.0, FLOATS, stream=stream)
     for name, trusted in edges.items():

@@ -11,7 +11,7 @@ from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
 from sightline.mechanisms.convex_solver import HALF
-from sightline.mechanisms.correlated_noise import build_correlated
+from sightline.mechanisms.correlated_noise import Workload, build_correlated, sum_rounds
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
@@ -209,15 +209,17 @@ def build_mechanism(
     classes: int = 0,
     splitter: Splitter | None = None,
     cohorts: Cohorts | None = None,
+    workload: Workload = sum_rounds,
 ) -> Mechanism:
     """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter.
 
-    `cohorts`: how many of each channel there will be, one a round unless it is said; streams of noise are so long.
+    `cohorts`: how many of each channel there will be, one a round unless it is said; streams of noise are so long, and
+    optimised for the algorithm's `workload`.
     """
     if experiment.privacy.noise == "correlated":
         _refuse_edges(experiment, topology)
         edges = {channel.name: channel.trusted for channel in topology.gathers}
-        return build_correlated(experiment, cohorts or Cohorts(experiment.rounds), edges)
+        return build_correlated(experiment, cohorts or Cohorts(experiment.rounds), edges, workload)
     mechanism = _for_whole_models(experiment, topology, sizes, classes)
     return mechanism if splitter is None else mechanism.in_parts(splitter)
 

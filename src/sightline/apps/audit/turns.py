@@ -7,6 +7,7 @@ of its own draw. Without correlated noise C is the identity, and q_j is the valu
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,11 @@ def gram_matrix(setting: BuiltExperiment, rounds: int) -> Matrix:
     """C^T C of so many rounds; several streams one after the other know nothing of each other."""
     if setting.experiment.privacy.noise != "correlated":
         return np.eye(rounds)
-    strategy = build_stream(setting.experiment, setting.algorithm.cohorts(setting.experiment)).strategy
+    cohorts, workload = (
+        setting.algorithm.cohorts(setting.experiment),
+        partial(setting.algorithm.workload, setting.settings),
+    )
+    strategy = build_stream(setting.experiment, cohorts, workload).strategy
     column = np.zeros(max(rounds, strategy.steps))
     column[: len(strategy.coefficients)] = strategy.coefficients
     found = np.zeros((rounds, rounds))
