@@ -26,7 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "balanced": {"scheme": "balanced", "uses": ROUNDS // GROUPS},
     "correlated": TURNS,
 }
-CLIP_NORMS = {8.0: (0.1, 0.2, 0.4), 2.0: (0.05, 0.1, 0.2)}
+CLIP_NORMS = {8.0: (0.05, 0.1, 0.2), 2.0: (0.025, 0.05, 0.1)}
 """What is tried for a budget."""
 PICKING_SEED, SEEDS = 100, (0, 1, 2)
 NO_NOISE = "no noise"
