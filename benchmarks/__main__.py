@@ -34,6 +34,7 @@ BENCHMARKS = {
     "scale": "processor seconds of a round's sampling, ledger and epsilon / allowed: a million clients",
     "groups_scale": "seconds / allowed: all pairs of 10,000 workers",
     "integer_noise": "a noisy sum in integers / in floats, 50 clients, 26,010 parameters",
+    "correlated_noise": "a round's 1.6 million numbers of noise, correlated by 10 bands or by buffers / independent",
     "crypto_noise": "a million numbers from AES-256-CTR / from Philox: the worst kind of noise vector",
     "serve_long": "processor seconds / allowed: pages over a run of 100,000 rounds",
 }

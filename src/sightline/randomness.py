@@ -42,6 +42,7 @@ class Purpose(StrEnum):
     BATCHES = "batches"
     VIEWS = "views"
     NOISE = "noise"
+    CORRELATED = "correlated noise"
     STRAGGLERS = "stragglers"
     RESOURCES = "resources"
     ASSIGNMENT = "assignment"

@@ -26,6 +26,7 @@ SECTIONS = {
     "`[local.augment]`": config.Augment,
     "`[sampling]`": config.Sampler,
     "`[privacy]`": config.Privacy,
+    "`[privacy.correlated]`": config.Correlated,
     "`[resources]`": config.Resources,
 }
 

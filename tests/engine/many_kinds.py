@@ -31,6 +31,8 @@ KINDS = {
         "data.clients": 9,
     },
     "tree": _TREE,
+    "turns": {"sampling.clients": {"scheme": "turns", "groups": 3, "rate": 0.6}},
+    "correlated": {"sampling.clients": {"scheme": "turns", "groups": 3}, "privacy.noise": "correlated"},
     "clusters": _CLUSTERS,
     "split": {"model": {"name": "mlp", "hidden": [6]}, "algorithm.split": {"parts": 2}},
 }

@@ -37,6 +37,7 @@ KINDS = {
         "privacy.unit": "sample",
         "sampling.clients": {"scheme": "full"},
     },
+    "correlated": {"sampling.clients": {"scheme": "turns", "groups": 3}, "privacy.noise": "correlated"},
     "momentum": {"local.momentum": 0.5, "local.stragglers": 0.5, "local.epochs": 3},
 }
 

@@ -273,7 +273,7 @@ def test_mechanisms_are_exactly_the_known_ones():
 @pytest.mark.parametrize("scheme", sorted(SAMPLERS))
 @pytest.mark.parametrize("algorithm", ["fedavg", "local"])
 def test_every_combination_runs_with_its_own_epsilon_or_is_refused(tiny, tmp_path, unit, where, scheme, algorithm):
-    rate = {"full": {}, "balanced": {"uses": 1}}.get(scheme, {"rate": 0.5})
+    rate = {"full": {}, "balanced": {"uses": 1}, "turns": {"groups": 2}}.get(scheme, {"rate": 0.5})
     changes = {
         "rounds": 2,
         "algorithm.name": algorithm,

@@ -61,7 +61,7 @@ def test_no_other_package_asks_for_the_class_of_a_mechanism_or_sampler(path):
 def test_the_closed_classes_are_those_of_the_registries():
     assert {"CentralMean", "LocalMean", "NoiseByTrust", "SegmentSums", "Objective", "NoPrivacy"} <= CLOSED
     assert {"Full", "PoissonCohorts", "FixedCohorts", "ScheduledCohorts", "ThinnedCohorts"} <= CLOSED
-    assert set(SAMPLERS) == {"full", "poisson", "fixed", "balanced", "check_ins"}
+    assert set(SAMPLERS) == {"full", "poisson", "fixed", "balanced", "check_ins", "turns"}
 
 
 @pytest.mark.parametrize(

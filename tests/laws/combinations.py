@@ -44,13 +44,14 @@ class Combination:
     where: str = "server"
     samples: str = "shuffle"
     adjacency: str = "add_remove"
+    noise: str = "independent"
     upcycle: str = "no"
     split: str = "no"
 
     @property
     def mode(self) -> tuple[str, ...]:
         """What is promised, as far as a file alone says whether it can be."""
-        return (self.clients, self.unit, self.mechanism, self.where, self.samples, self.adjacency)
+        return (self.clients, self.unit, self.mechanism, self.where, self.samples, self.adjacency, self.noise)
 
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
@@ -62,6 +63,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "where": choices(Privacy, "where"),
     "samples": tuple(scheme for scheme in choices(SampleSampler, "scheme") if scheme != "fixed"),
     "adjacency": choices(Privacy, "adjacency"),
+    "noise": choices(Privacy, "noise"),
     "upcycle": ("no", "yes"),
     "split": ("no", "yes"),
 }
@@ -77,6 +79,7 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "fixed": {"rate": 0.5},
     "balanced": {"uses": 2},
     "check_ins": {"rate": 0.5},
+    "turns": {"groups": 2},
 }
 SAMPLES: dict[str, dict[str, Any]] = {"balanced": {"uses": 3}, "check_ins": {"rate": 0.5}}
 
@@ -100,6 +103,8 @@ def plain(c: Combination) -> dict[str, Any]:
     privacy: dict[str, Any] = {"unit": c.unit, "mechanism": c.mechanism, "where": c.where, "adjacency": c.adjacency}
     if c.unit != "none":
         privacy |= {"noise_multiplier": 1.0, "clip_norm": 0.5, "delta": DELTA}
+    if c.noise == "correlated":
+        privacy["noise"] = "correlated"
     if c.mechanism == "output":
         privacy["sensitivity"] = "clipped_model"
     if c.mechanism == "objective":
@@ -110,7 +115,7 @@ def plain(c: Combination) -> dict[str, Any]:
         "evaluate_every": ROUNDS,
         "data": data_for(c),
         "model": {"name": "mlp", "hidden": [4, 4]} if c.split == "yes" else {"name": "linear"},
-        "topology": {"kind": c.topology, **TOPOLOGY.get(c.topology, {}), **OWN.get((c.topology, c.algorithm), {})},
+        "topology": topology_for(c),
         "algorithm": algorithm,
         "local": local,
         "sampling": {
@@ -119,6 +124,12 @@ def plain(c: Combination) -> dict[str, Any]:
         },
         "privacy": privacy,
     }
+
+
+def topology_for(c: Combination) -> dict[str, Any]:
+    """A tree with one trusted edge, or with nothing but trusted ones where the noise is correlated."""
+    trust = {"trusted": 1.0} if c.topology == "tree" and c.noise == "correlated" else {}
+    return {"kind": c.topology, **TOPOLOGY.get(c.topology, {}), **OWN.get((c.topology, c.algorithm), {}), **trust}
 
 
 def data_for(c: Combination) -> dict[str, Any]:
@@ -165,14 +176,16 @@ def run(c: Combination, directory: Path) -> None:
     engine.run_loop(setting, engine.new_directory(setting.experiment, directory), partial(Simulator), resume=False)
 
 
+MODE = ("clients", "unit", "mechanism", "where", "samples", "adjacency", "noise")
+
+
 @cache
 def promises() -> dict[tuple[str, ...], str]:
     """Every mode that a file can ask for, with the reason why it is refused whatever the algorithm, or none."""
-    names = ("clients", "unit", "mechanism", "where", "samples", "adjacency")
     found = {}
-    for words in product(*(DIMENSIONS[name] for name in names)):
+    for words in product(*(DIMENSIONS[name] for name in MODE)):
         try:
-            parse(plain(Combination(**dict(zip(names, words, strict=True)))))
+            parse(plain(Combination(**dict(zip(MODE, words, strict=True)))))
             found[words] = ""
         except InvalidInput as error:
             found[words] = str(error)
@@ -194,9 +207,6 @@ def all_pairs() -> list[Pair]:
         for one, two in combinations(DIMENSIONS, 2)
         for first, second in product(DIMENSIONS[one], DIMENSIONS[two])
     ]
-
-
-MODE = ("clients", "unit", "mechanism", "where", "samples", "adjacency")
 
 
 def whole(pair: Pair = (), **fixed: str) -> Iterator[Combination]:  # type: ignore[assignment]
@@ -254,6 +264,8 @@ PLAIN = (
     Combination(unit="sample", where="client", mechanism="objective"),
     Combination(unit="client", where="client"),
     Combination(unit="client", where="edge", topology="tree"),
+    Combination(clients="turns", noise="correlated"),
+    Combination(clients="turns", noise="correlated", where="edge", topology="tree"),
     Combination(unit="sample", where="edge", samples="poisson", topology="tree", algorithm="h2fdp"),
     Combination(unit="none"),
 )

@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from sightline.mechanisms import (
     MECHANISMS,
     CentralMean,
     ConvexSegments,
+    CorrelatedByTrust,
+    CorrelatedMean,
     EveryoneNoisesMean,
     LocalMean,
     Mechanism,
@@ -103,12 +106,21 @@ PARTS = {
     "algorithm": {"split": {"parts": 3, "unsplit": ["first"], "unsplit_noise": 1.6, "unsplit_clip_norm": 0.2}},
     "model": {"name": "mlp", "hidden": [36, 36]},
 }
+TURNS = {"clients": "turns"}
+CORRELATED = TURNS | {"noise": "correlated"}
+THREE_GROUPS = {"sampling": {"clients": {"scheme": "turns", "groups": 3}}}
+DRAWN_TURNS = {"sampling": {"clients": {"scheme": "turns", "groups": 3, "rate": 0.5}}}
 SEVERAL = {"rates": [0.7, 0.4], "noise_factors": [1.0, 1.5], "clip_factors": [1.0, 0.3]}
 
 
 def bound(name: str, **local: Any) -> dict[str, dict[str, Any]]:
     """Output perturbation by one of its bounds."""
     return {"privacy": {"sensitivity": name, "gradient_tolerance": TOLERANCE}, "local": {"steps": 1} | local}
+
+
+def strategy(name: str, **more: int) -> dict[str, dict[str, Any]]:
+    """Correlated noise by one of its strategies."""
+    return {"privacy": {"correlated": {"strategy": name} | more}}
 
 
 CASES: dict[str, Case] = {
@@ -120,6 +132,21 @@ CASES: dict[str, Case] = {
     "central, parts": Case({"clients": "poisson", "split": "yes"}, PARTS),
     "central, groups": Case({"topology": "groups", "algorithm": "dp_ogl", "clients": "poisson"}, {"topology": SEVERAL}),
     "central, groups of their own": Case({"topology": "groups", "algorithm": "dp_ogl_plus"}),
+    "central, turns": Case(TURNS, rounds=8),
+    "central, turns, replaced": Case(TURNS | {"adjacency": "replace"}, THREE_GROUPS, rounds=6),
+    "central, drawn turns": Case(TURNS, DRAWN_TURNS, rounds=8),
+    "correlated": Case(CORRELATED, rounds=8),
+    "correlated, optimised": Case(CORRELATED, THREE_GROUPS | strategy("band"), rounds=8),
+    "correlated, in buffers": Case(CORRELATED, THREE_GROUPS | strategy("blt"), rounds=8),
+    "correlated, more bands": Case(CORRELATED, strategy("bsr", bands=5), rounds=8),
+    "correlated, restarted": Case(CORRELATED, strategy("bsr", restart=3), rounds=8),
+    "correlated, drawn turns": Case(CORRELATED, DRAWN_TURNS, rounds=8),
+    "correlated, replaced": Case(CORRELATED | {"adjacency": "replace"}, THREE_GROUPS, rounds=8),
+    "correlated, groups": Case(
+        CORRELATED | {"topology": "groups", "algorithm": "dp_ogl"}, {"topology": {"noise_factors": [1.0, 1.5]}}
+    ),
+    "correlated, by trust": Case(TREE | CORRELATED, TRUSTED, rounds=6),
+    "local, turns": Case(TURNS | {"where": "client"}, rounds=6),
     "local": Case({"where": "client", "clients": "poisson"}),
     "local, replaced": Case({"where": "client", "adjacency": "replace"}),
     "local, integers": Case({"where": "client"}, {"privacy": {"arithmetic": "integer"}}),
@@ -306,6 +333,8 @@ def expected_cohort(run: Noted, call: Call) -> float:
     share = {"poisson": channel.rate or how.rate, "fixed": how.rate}.get(how.scheme, 1.0)
     if how.scheme == "balanced":
         share = how.uses / run.setting.experiment.rounds
+    if how.scheme == "turns":
+        share = (how.rate or 1.0) / how.groups
     return share * len(channel.members)
 
 
@@ -459,6 +488,51 @@ def of_everyone(run: Noted, call: Call, release: Release) -> torch.Tensor:
     return at_server(run, call, release) / math.sqrt(len(call.context.channel.members))
 
 
+def dense_strategy(run: Noted) -> np.ndarray:
+    """C of a stream, in full."""
+    privacy, rounds = run.setting.experiment.privacy, run.setting.experiment.rounds
+    length = min((privacy.correlated and privacy.correlated.restart) or rounds, rounds)
+    found = run.setting.mechanism.stream.strategy  # type: ignore[attr-defined]
+    c = [math.comb(2 * i, i) / 4**i for i in range(found.bands)] if found.name == "bsr" else found.coefficients
+    column = np.zeros(length)
+    column[: len(c)] = c
+    return np.array([[column[i - j] if i >= j else 0.0 for j in range(length)] for i in range(length)])
+
+
+@cache
+def largest_shift(column: tuple[float, ...], apart: int) -> float:
+    """How far a subject moves C x at most: the longest sum of columns at least so many apart, by trying all of them."""
+    steps, longest = len(column), 0.0
+    matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
+    for chosen in range(1, 1 << steps):
+        columns = [j for j in range(steps) if chosen >> j & 1]
+        if all(later - earlier >= apart for earlier, later in pairwise(columns)):
+            longest = max(longest, float(np.linalg.norm(matrix[:, columns].sum(1))))
+    return longest
+
+
+def spread_noise(run: Noted, release: Release) -> float:
+    """How much more noise a row of z has than its release is charged: one where noises are independent."""
+    if not isinstance(run.setting.mechanism, CorrelatedMean | CorrelatedByTrust):
+        return 1.0
+    matrix, groups = dense_strategy(run), run.setting.experiment.sampling.clients.groups
+    assert groups is not None
+    drawn = run.setting.experiment.sampling.clients.rate is not None
+    return largest_shift(tuple(matrix[:, 0].tolist()), len(matrix) if drawn else groups)
+
+
+def whitened(run: Noted, call: Call, release: Release) -> torch.Tensor:
+    """C times what is released over the sums, for all rounds of the stream so far: its last row is z_t."""
+    mine = [
+        (other, r) for other, r in run.noisy()
+        if other.context.channel.name == call.context.channel.name and other.context.time <= call.context.time
+    ]  # fmt: skip
+    matrix = dense_strategy(run)
+    mine = mine[(len(mine) - 1) // len(matrix) * len(matrix) :]
+    rows = torch.stack([at_server(run, *one) for one in mine]) / spread_noise(run, release)
+    return torch.from_numpy(matrix[len(mine) - 1, : len(mine)]) @ rows
+
+
 Law = Callable[[Noted, Call, Release], torch.Tensor]
 LAWS: dict[type, Law | None] = {
     CentralMean: at_server,
@@ -466,6 +540,8 @@ LAWS: dict[type, Law | None] = {
     PooledMean: at_client,
     EveryoneNoisesMean: of_everyone,
     NoiseByTrust: by_trust,
+    CorrelatedMean: whitened,
+    CorrelatedByTrust: whitened,
     SampleAtServer: one_step_of_all,
     SampleAtClient: own_steps,
     SegmentSums: in_segments,

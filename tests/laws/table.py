@@ -46,6 +46,22 @@ PROMISES = {
         "where": "client",
         "samples": "shuffle",
     },
+    "clients, trusted server, correlated noise": {
+        "unit": "client",
+        "mechanism": "gaussian",
+        "where": "server",
+        "samples": "shuffle",
+        "clients": "turns",
+        "noise": "correlated",
+    },
+    "clients, trusted edges, correlated noise": {
+        "unit": "client",
+        "mechanism": "gaussian",
+        "where": "edge",
+        "samples": "shuffle",
+        "clients": "turns",
+        "noise": "correlated",
+    },
     "nobody": {"unit": "none", "mechanism": "gaussian", "where": "server", "samples": "shuffle"},
 }
 
@@ -78,8 +94,8 @@ class Reasons:
 
 def verdict(**fixed: str) -> str:
     """Empty when any combination of that kind runs, else the reason why the plainest does not."""
-    rest = {"upcycle": "no", "split": "no", "adjacency": "add_remove"} | fixed
-    return "" if any(not refusal(c) for c in whole(**rest)) else reason_for((), **fixed)  # type: ignore[arg-type]
+    rest = {"upcycle": "no", "split": "no", "adjacency": "add_remove", "noise": "independent"} | fixed
+    return "" if any(not refusal(c) for c in whole(**rest)) else reason_for((), **{"noise": "independent"} | fixed)  # type: ignore[arg-type]
 
 
 def table(title: str, rows: dict[str, dict[str, str]], columns: dict[str, dict[str, str]], reasons: Reasons) -> str:
@@ -111,16 +127,22 @@ def page() -> str:
             reasons,
         ),
     ]
-    for name in list(PROMISES)[:5]:
+    for name in (*list(PROMISES)[:5], *(name for name in PROMISES if "correlated" in name)):
         rows = {word: fixed | PROMISES[name] for word, fixed in every.items()}
         parts.append(table(f"Samplers of clients: protecting {name}", rows, named("clients"), reasons))
     promised = {
         name: {key: value for key, value in fixed.items() if key != "samples"} for name, fixed in PROMISES.items()
     }
+    noises = {
+        name: {key: value for key, value in fixed.items() if key != "noise"} | {"noise": "correlated"}
+        for name, fixed in PROMISES.items()
+        if "correlated" not in name
+    }
     parts += [
         table("What is protected and how examples are drawn", promised, named("samples"), reasons),
         table("What is protected and against which change", PROMISES, named("adjacency"), reasons),
         table("What is protected, split", PROMISES, {"split": {"split": "yes"}}, reasons),
+        table("What is protected with correlated noise", noises, named("clients"), reasons),
     ]
     kinds = ", ".join(f"{len(values)} {name}" for name, values in DIMENSIONS.items())
     head = HEAD.format(rounds=ROUNDS, kinds=kinds)

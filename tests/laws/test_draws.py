@@ -75,7 +75,7 @@ def drawing(place, scheme):
 
 
 def test_every_sampler_and_topology_is_drawn_from_here():
-    assert set(SCHEMES) | {"full"} == set(SAMPLERS)
+    assert set(SCHEMES) | {"full", "turns"} == set(SAMPLERS)  # whose turn it is is no draw
     assert set(PLACES) == set(topology.REGISTRY)
 
 

@@ -8,9 +8,16 @@ import pytest
 from sightline.errors import Refused
 from sightline.events import Clear, Pure
 from sightline.ledger import POST_PROCESSING
-from sightline.mechanisms import MECHANISMS, EveryoneNoisesMean, NoisedBy, NoisedValue
+from sightline.mechanisms import (
+    MECHANISMS,
+    CorrelatedByTrust,
+    CorrelatedMean,
+    EveryoneNoisesMean,
+    NoisedBy,
+    NoisedValue,
+)
 from sightline.topology import client_name
-from tests.laws.noise import CASES, LAWS, Case, mechanism_classes, noises_in, noted_run, sender
+from tests.laws.noise import CASES, LAWS, Case, mechanism_classes, noises_in, noted_run, sender, spread_noise
 
 OPEN = {
     f"no privacy, {where}": Case({"unit": "none", "where": where, "topology": "tree" if where == "edge" else "star"})
@@ -73,7 +80,7 @@ def test_the_noise_multipliers_are_those_of_the_claims(name):
         channel, mechanism = call.context.channel, run.setting.mechanism.at(call.context)
         about = channel.members if release.source == channel.name else (sender(release),)
         said = max(mechanism.noise_multipliers(about).values()) * channel.noise_factor
-        assert noise_in(release.event) == pytest.approx(said, rel=1e-12)
+        assert noise_in(release.event) * spread_noise(run, release) == pytest.approx(said, rel=1e-12)
     if not list(run.noisy()):
         assert run.setting.mechanism.noise_multipliers(run.setting.clients) == {}
 
@@ -156,7 +163,10 @@ def test_a_mechanism_has_a_form_in_parts_or_refuses_it():
     splitter = run_of("central, parts").setting.splitter
     for name in EVERY:
         mechanism = EVERY[name].setting().mechanism
-        if mechanism.noised_value in (NoisedValue.STEPS, NoisedValue.PATH, NoisedValue.MODEL):
+        if isinstance(mechanism, CorrelatedMean | CorrelatedByTrust):
+            with pytest.raises(Refused, match="no bound over the rounds of a stream"):
+                mechanism.in_parts(splitter)
+        elif mechanism.noised_value in (NoisedValue.STEPS, NoisedValue.PATH, NoisedValue.MODEL):
             with pytest.raises(Refused, match=f"{type(mechanism).__name__} releases whole models"):
                 mechanism.in_parts(splitter)
         else:

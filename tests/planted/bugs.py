@@ -12,8 +12,10 @@ PACKAGE = Path("sightline")
 
 NOISE = "tests/laws/test_noise_law.py"
 DRAWS = "tests/laws/test_draws.py"
+STRATEGIES = "tests/accounting/test_correlated.py"
 LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
+CORRELATED = "tests/engine/test_correlated.py"
 GRAPH = "tests/training/test_graph_clipping.py"
 
 
@@ -49,6 +51,54 @@ def bug(says: str, file: str, old: str, new: str, *tests: str) -> Bug:
 
 
 BUGS: dict[str, Bug] = {
+    # streams of correlated noise
+    "streams-share-noise": bug(
+        "streams of different channels, and rounds made again, get the same rows of z",
+        "mechanisms/correlated_noise.py",
+        "rng = self._streams.rng(Purpose.CORRELATED, round=time, participant=EVERYONE - line, use=release)",
+        "rng = self._streams.rng(Purpose.CORRELATED, round=time)",
+        f"{CORRELATED}::test_a_run_publishes_the_sums_with_the_noise_of_the_dense_inverse",
+        f"{CORRELATED}::test_a_round_that_was_seen_and_is_made_again_has_other_noise_and_costs_more",
+    ),
+    "stream-goes-on-after-restart": bug(
+        "a new stream goes on from the noise of the one before",
+        "mechanisms/correlated_noise.py",
+        """        number, step = divmod(sampler.step(context.time), self.stream.length)
+        more""",
+        """        number, step = 0, sampler.step(context.time)
+        more""",
+        f"{CORRELATED}::test_streams_share_no_noise",
+    ),
+    "anybody-is-asked": bug(
+        "whoever is asked out of turn is in a release that does not speak of it",
+        "engine/round.py",
+        """        self._check_turns(updates, channel)
+""",
+        "",
+        f"{CORRELATED}::test_nobody_is_asked_out_of_turn",
+    ),
+    "buffers-lost": bug(
+        "a run that goes on forgets the noise that it owes",
+        "mechanisms/correlated_noise.py",
+        "        for time, release in find_history(row, releases):",
+        "        for time, release in ():",
+        f"{CORRELATED}::test_a_crash_changes_nothing",
+    ),
+    "one-column": bug(
+        "the sensitivity of a stream is that of one use",
+        "accounting/correlated.py",
+        "    moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, columns)\n    return",
+        "    moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, 1)\n    return",
+        f"{CORRELATED}::test_a_stream_is_one_event_and_charged_with_its_first_round",
+        "tests/audit/test_audit_correlated.py::test_the_sensitivity_of_one_column_only_is_caught",
+    ),
+    "redo-is-cheap": bug(
+        "a round that was seen and is made again costs nothing that counts",
+        "mechanisms/correlated_noise.py",
+        "return Gaussian(sigma * (self.stream.redone if context.again else self.stream.unit))",
+        "return Gaussian(sigma * (100.0 if context.again else self.stream.unit))",
+        f"{CORRELATED}::test_a_round_that_was_seen_and_is_made_again_has_other_noise_and_costs_more",
+    ),
     # draws
     "poisson-reused": bug(
         "the draws of examples come back after 16384 / N steps",
@@ -580,6 +630,35 @@ Build = Callable[""",
         "if self.event not in (None, event):",
         "if False:",
         f"{LOOP}::test_other_steps_are_not_added_to_a_ledger",
+    ),
+    # strategies of correlated noise
+    "one-column-of-a-stream": bug(
+        "the sensitivity of a stream counts the first use of a subject only",
+        "accounting/correlated.py",
+        "moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, columns)",
+        "moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, 1)",
+        f"{STRATEGIES}::test_the_sensitivity_is_the_largest_over_every_participation",
+    ),
+    "coefficients-that-rise": bug(
+        "coefficients that rise are taken, and the worst participation is not the first one",
+        "accounting/correlated.py",
+        "        if value > before:",
+        "        if value > math.inf:",
+        f"{STRATEGIES}::test_coefficients_that_rise_are_refused_because_the_formula_is_wrong_for_them",
+    ),
+    "bands-over-groups": bug(
+        "hidden draws are amplified though two turns of a subject share rows of noise",
+        "accounting/correlated.py",
+        "if strategy.bands is None or strategy.bands > groups:",
+        "if strategy.bands is None:",
+        f"{STRATEGIES}::test_hidden_draws_cost_what_quadrature_says_and_only_with_few_bands",
+    ),
+    "last-turn-free": bug(
+        "a turn that a group has more than others is not charged",
+        "accounting/correlated.py",
+        "-(-strategy.steps // groups)",
+        "strategy.steps // groups",
+        f"{STRATEGIES}::test_every_turn_of_a_group_is_charged",
     ),
     # budgets for life
     "one-limit-for-mu-and-failures": bug(

@@ -430,6 +430,7 @@ COMMANDS = {
     "pooled": "--noise 1.5 --clients 20 --rate 0.25 --steps 64",
     "segment": "--noise 1.5 --steps 5 --rate 0.125 --segments 8 --first-step 0.25",
     "convex": "--noise 1.5 --steps 5 --rate 0.125 --segments 8",
+    "correlated": "--noise 1.5 --steps 64 --separation 4 --uses 8 --rate 1",
     "clustered": "--noise 1.5 --samples 90 --batch-size 9 --rounds 20 --selection-epsilon 0.1",
 }
 
@@ -438,6 +439,24 @@ def asked_of_the_page(words: list[str]) -> str:
     """The query of a command's options."""
     pairs = [(name, value) for name, value in pairwise(words) if name.startswith("--")]
     return "&".join(f"{name.removeprefix('--').replace('-', '_')}={value}" for name, value in pairs)
+
+
+def test_the_calculator_draws_the_strategy_and_the_error_over_rounds(ask: Ask) -> None:
+    query = "/calculator?scheme=correlated&noise=2.5&steps=100&separation=10&uses=10&rate=1&delta=1e-5"
+    page = ask(query).body.decode()
+    assert '<option value="bsr" selected>' in page
+    assert "4.233" in text_of(page.encode())  # the sensitivity 4.2324, rounded up
+    charts = ask(query + "&part=curve").body.decode()
+    assert 'id="chart-strategy"' in charts
+    strategy, error = re.findall(r'<script type="application/json">(.*?)</script>', charts, re.DOTALL)[1:]
+    assert json.loads(strategy)["lines"][0]["words"][:3] == ["1", "0.5", "0.375"]
+    (correlated, independent) = (line["words"] for line in json.loads(error)["lines"])
+    assert float(correlated[-1]) == pytest.approx(2.5 * 9.143911**0.5, rel=1e-3)
+    assert float(independent[-1]) == pytest.approx(0.590678 * (10 * 100) ** 0.5, rel=1e-3)
+    band = ask(query + "&strategy=band").body.decode()
+    assert '<option value="band" selected>' in band
+    assert text_of(band.encode()) != text_of(page.encode())
+    assert "strategy=tree: no such choice" in text_of(ask(query + "&strategy=tree").body)
 
 
 def test_the_calculator_notes_a_large_delta_where_it_knows_how_many(ask: Ask) -> None:

@@ -229,6 +229,11 @@ def one_gathering(settings: Any, steps: int) -> int:
     return 1
 
 
+def plain_sums(settings: Any, rounds: int) -> Sequence[float] | None:
+    """Models are sums over rounds."""
+    return None
+
+
 def never_ends(state: State) -> bool:
     """The rounds decide when a run is over."""
     return False
@@ -281,6 +286,10 @@ class Algorithm:
     """The clusters that a state has, for lines of sight, evaluation and report."""
     aggregations: Callable[[Any, int], int] = one_gathering
     """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
+    workload: Callable[[Any, int], Sequence[float] | None] = plain_sums
+    """(settings, rounds) -> how much of a round's mean is in the model after 1, 2, ... rounds; None: all of it, always.
+
+    What strategies of correlated noise are optimised for."""
     finished: Callable[[State], bool] = never_ends
     """Whether there is nothing left to do before the rounds are over."""
     ending: str = ""

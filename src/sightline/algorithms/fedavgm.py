@@ -1,6 +1,7 @@
 """FedAvgM: FedAvg with momentum at the server (Hsu et al. 2019, section 4.3)."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sightline.algorithms.contract import Algorithm, Round, State
 from sightline.errors import invalid
@@ -36,4 +37,9 @@ def current_models(state: State, clients: range) -> Public:
     return state["model"]
 
 
-ALGORITHM = Algorithm("fedavgm", FedAvgM, init_state, run_round, current_models)
+def momentum_sums(settings: FedAvgM, rounds: int) -> list[float]:
+    """1 + beta + ... + beta^i: how much of a mean is in the model i rounds later, over the learning rate."""
+    return list(accumulate(settings.server_momentum**i for i in range(rounds)))
+
+
+ALGORITHM = Algorithm("fedavgm", FedAvgM, init_state, run_round, current_models, workload=momentum_sums)

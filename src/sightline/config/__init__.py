@@ -1,5 +1,6 @@
 """TOML files to frozen, validated experiments."""
 
+from sightline.config.correlated_rules import Correlated
 from sightline.config.experiment import (
     FACTORY,
     Algorithm,
@@ -24,6 +25,7 @@ __all__ = [
     "Algorithm",
     "Augment",
     "ClientSampler",
+    "Correlated",
     "Data",
     "Experiment",
     "Local",

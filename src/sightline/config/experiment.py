@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sightline.config.correlated_rules import Correlated, check_correlated, check_turns
 from sightline.config.local_rules import check_device, check_local, check_optimizer
 from sightline.config.mechanism_rules import (
     PERTURBATIONS,
@@ -173,7 +174,7 @@ class Local(Section):
         return self
 
 
-SCHEMES = ("full", "poisson", "fixed", "balanced", "check_ins", "shuffle")
+SCHEMES = ("full", "poisson", "fixed", "balanced", "check_ins", "turns", "shuffle")
 
 
 class Sampler(Section):
@@ -201,7 +202,8 @@ class Sampler(Section):
         if self.scheme not in SCHEMES:  # somebody else's: it knows itself what it needs
             return
         _check_needs(section, self, "options", False)
-        _check_needs(section, self, "rate", self.scheme in rated)
+        if self.scheme != "turns":  # where a rate is one of hidden draws inside a group
+            _check_needs(section, self, "rate", self.scheme in rated)
         _check_needs(section, self, "uses", self.scheme == "balanced")
         if not self.scheduled:
             _check_needs(section, self, "epochs", False)
@@ -210,8 +212,13 @@ class Sampler(Section):
 class ClientSampler(Sampler):
     """Which clients take part in a round."""
 
+    groups: Count | None = None
+    """Of turns: how many public groups there are, one of which is asked in a round."""
+
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "ClientSampler":
+        if self.scheme in SCHEMES:
+            _check_needs("sampling.clients", self, "groups", self.scheme == "turns")
         if self.scheme == "shuffle":
             invalid("sampling.clients.scheme", "shuffle", "clients are not shuffled", "use full, poisson or fixed")
         self._check_keys("sampling.clients", rated=("poisson", "fixed", "check_ins"))
@@ -275,6 +282,10 @@ class Privacy(Section):
     arithmetic: Literal["float", "integer"] = "float"
     everyone_sends_noise: bool | None = None
     """Of noise at the client: whether who is not drawn sends its noise all the same."""
+    noise: Literal["independent", "correlated"] | None = None
+    """Whether the noises of rounds are independent, as they are where it is left out, or cancel in part."""
+    correlated: Correlated | None = None
+    """Of correlated noise: how the noises of rounds belong together."""
     stop_at_epsilon: Positive | None = None
     """Stop before the round that would exceed it: covered for lists that no data decide on (decisions 0081, 0192)."""
     accountant: Literal["pld", "rdp"] = "pld"
@@ -381,6 +392,8 @@ class Experiment(Section):
         check_split(self)
         check_convex(self)
         check_everyone(self)
+        check_turns(self)
+        check_correlated(self)
         return self
 
     def _check_sample_unit(self) -> None:

@@ -180,8 +180,9 @@ def build_experiment(
     model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
     mechanism = build_mechanism(
-        experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter
-    )
+        experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
+        cohorts=algorithm.cohorts(experiment), workload=partial(algorithm.workload, settings),
+    )  # fmt: skip
     _refuse_unused_factors(place, mechanism)
     setting = BuiltExperiment(
         experiment,
@@ -221,7 +222,7 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
             invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
-    cohorts = algorithm.cohorts(experiment)
+    cohorts = replace(algorithm.cohorts(experiment), seed=experiment.seed)
     return build_sampler(
         settings,
         population=len(channel.members),
@@ -249,6 +250,9 @@ def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topolog
         if sampler is not None and sampler.scheduled and not place.steady:
             law = "members come and go, and a schedule counts the uses of those who stay"
             refuse(f"sampling.{name}.scheme", sampler.scheme, law, 'use scheme = "poisson", or fixed memberships')
+    if experiment.privacy.noise == "correlated" and not place.steady:
+        law = "members come and go, and a stream counts the uses of those who stay"
+        refuse("privacy.noise", "correlated", law, 'use privacy.noise = "independent", or fixed memberships')
 
 
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:

@@ -18,11 +18,13 @@ from sightline.mechanisms import (
     CohortSampler,
     LocalSchedule,
     ModelChoice,
+    NoiseStreams,
     ReleaseContext,
     ReleaseValues,
     RemoteNodes,
     Schedules,
     Updates,
+    active_places,
     effective_steps,
 )
 from sightline.randomness import EVERYONE, Streams
@@ -173,6 +175,12 @@ class CostMeter:
             self._counts[name] = self._counts.get(name, 0.0) + value
 
 
+def eligible_members(sampler: CohortSampler, channel: Channel, time: int) -> tuple[int, ...]:
+    """Who of a channel may be asked in a round: its members, or those whose turn it is."""
+    places = active_places(sampler, time)
+    return channel.members if places is None else tuple(channel.members[place] for place in places)
+
+
 Compute = Callable[[Updates, ReleaseContext], ReleaseValues]
 
 
@@ -183,6 +191,8 @@ class Execution(Protocol):
     """Whether this is a plan: no values, no budget, nothing sent that would cost something."""
     worker: ClientExecutor
     secret: Streams
+    noises: NoiseStreams | None
+    """The run's streams of correlated noise."""
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
         """What the round asks of its clients when an algorithm wants this, within what was planned for."""
@@ -204,9 +214,13 @@ class LiveExecution:
 
     rehearsal = False
 
-    def __init__(self, worker: ClientExecutor, secret: Streams, schedules: Schedules | None = None) -> None:
+    def __init__(
+        self, worker: ClientExecutor, secret: Streams, schedules: Schedules | None = None,
+        noises: NoiseStreams | None = None,
+    ) -> None:  # fmt: skip
         self.worker, self.secret = worker, secret
         self._schedules = schedules or Schedules(secret)
+        self.noises: NoiseStreams | None = noises or NoiseStreams(secret)
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
         """As wanted, when the guarantee covers it."""
@@ -238,6 +252,7 @@ class DryExecution:
     def __init__(self, sizes: Sequence[int], *, real_nodes: bool = False, dimension: int = 1) -> None:
         self.worker: ClientExecutor = AbsentClients(sizes, real_nodes=real_nodes, dimension=dimension)
         self.secret = Streams.from_seed(0)
+        self.noises: NoiseStreams | None = None
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
         """The most that may be asked for: calibration must hold whatever will be wanted."""
@@ -246,8 +261,8 @@ class DryExecution:
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Everybody, in the rounds of the busiest client: calibration must hold for it."""
-        return channel.members if sampler.takes_part_in_plan(time) else ()
+        """Everybody who may be asked, in the rounds of the busiest client: calibration must hold for it."""
+        return eligible_members(sampler, channel, time) if sampler.takes_part_in_plan(time) else ()
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Nothing, for everybody."""

@@ -57,7 +57,7 @@ from sightline.engine.run_directory import (
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
 from sightline.errors import BudgetExhausted, invalid
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
-from sightline.mechanisms import ClientExecutor, ClientState, Public, Schedules
+from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -147,7 +147,7 @@ class TrainingLoop:
         from_os = setting.experiment.privacy.noise_source == "os"
         root = own_streams(directory, record) if from_os else public
         self.memories: Mapping[str, ClientState] = {}
-        self.schedules = Schedules(root)
+        self.schedules, self.noises = Schedules(root), NoiseStreams(root)
         self.found, self.change = self._go_on(accept_changes)
         self.secret = root.fresh_streams(self.change.since) if self.change.since else root
         self.worker = make_worker(setting, public, self.secret)
@@ -173,6 +173,9 @@ class TrainingLoop:
         done = 0 if found is None else found.round
         self._check_ledger(found, done)
         change = last_change(self.record)
+        if changes and len(self.ledger) and self.setting.experiment.privacy.noise == "correlated":
+            law = f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
+            invalid("--resume", self.directory, law, "bring back what changed")
         if done < change.round:
             law = f"it is of round {done}, and after round {change.round} other code took over"
             raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
@@ -283,9 +286,9 @@ class TrainingLoop:
         self.record.note(EntryKind.CHECKPOINT, {"sha256": digest}, round=number)
 
     def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[TrainingRound, State]:
-        execution = LiveExecution(self.worker, self.secret, self.schedules)
+        execution = LiveExecution(self.worker, self.secret, self.schedules, self.noises)
         if self.twins is not None and number <= self._compared_to:
-            execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins)
+            execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.setting, self.ledger, execution, number, self.memories)
         r = TrainingRound(*where, anew=anew, since=self.change.since)
         return r, self.setting.algorithm.round(state, r, self.setting.settings)

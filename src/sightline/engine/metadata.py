@@ -150,9 +150,20 @@ def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | Non
     return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
 
 
+def _trusted_with(setting: BuiltExperiment) -> str:
+    """What a trusted server does with updates: who is in a cohort is a secret of its own, unless turns are public."""
+    clients = setting.experiment.sampling.clients
+    public = clients.scheme == "turns" and clients.rate is None
+    return " and add the noise" if public else ", add the noise and keep the cohorts secret"
+
+
 def describe_cohorts(setting: BuiltExperiment) -> list[str]:
-    """What cohorts of a fixed size hide, where the guarantee is for clients below a trusted server."""
-    experiment = setting.experiment
+    """What turns tell, and what cohorts of a fixed size hide below a trusted server where clients are protected."""
+    experiment, clients = setting.experiment, setting.experiment.sampling.clients
+    if clients.scheme == "turns":
+        drawn = "" if clients.rate is None else f", and there each is drawn in secret with probability {clients.rate:g}"
+        told = f"Clients take turns in {clients.groups} groups, one of them in a round: who is in which group is public"
+        return [f"{told}{drawn}."]
     if experiment.sampling.clients.scheme != "fixed" or setting.unit is not Unit.CLIENT or not setting.topology.trusted:
         return []
     if setting.algorithm.remembers:
@@ -180,7 +191,7 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     if setting.topology.trusted:
         names = write_parties(frozenset(setting.topology.trusted))
         sentences.append(
-            f"{setting.topology.trusted_clause(names)} the updates, add the noise and keep the cohorts secret. "
+            f"{setting.topology.trusted_clause(names)} the updates{_trusted_with(setting)}. "
             "The guarantee is against everybody else."
         )
         if not all(channel.trusted for channel in setting.topology.gathers) and privacy.place == "edge":

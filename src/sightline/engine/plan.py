@@ -58,7 +58,8 @@ def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> Bu
 
 def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
     """The setting, when the first round can be claimed as it is; a refusal comes before a run exists."""
-    if setting.experiment.privacy.mechanism != "gaussian" or setting.splitter is not None:
+    privacy = setting.experiment.privacy
+    if privacy.mechanism != "gaussian" or setting.splitter is not None or privacy.noise == "correlated":
         plan_releases(setting, rounds=1)
     return setting
 

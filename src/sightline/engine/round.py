@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from sightline.accounting.correlated import Strategy
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import (
@@ -14,6 +16,7 @@ from sightline.engine.execution import (
     CostMeter,
     Execution,
     effort_of,
+    eligible_members,
     gradient_reach,
     noise_at,
     planned_schedule,
@@ -21,7 +24,7 @@ from sightline.engine.execution import (
     shares_of,
 )
 from sightline.engine.release_gate import ReleaseGate
-from sightline.errors import refuse
+from sightline.errors import Refused, refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
 from sightline.mechanisms import (
@@ -37,9 +40,11 @@ from sightline.mechanisms import (
     StateAccess,
     StateRule,
     Updates,
+    active_places,
     share_training,
     sum_weighted,
 )
+from sightline.mechanisms.contract import NoiseRow
 from sightline.mechanisms.samplers import thin_sampler
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
@@ -72,6 +77,7 @@ class TrainingRound:
         clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
         self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
         self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
+        self._redone = len(ledger) if anew else 0
         self._tosses = 0
         self._uses = 0
         nodes = self._worker.nodes
@@ -299,7 +305,17 @@ class TrainingRound:
 
     def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:
         self._gate.check_first_use(updates.at)
+        self._check_turns(updates, channel)
         return self._scene_at(updates.at, channel, Purpose.NOISE)
+
+    def _check_turns(self, updates: Updates, channel: Channel) -> None:
+        """Whoever was asked had a turn: releases are claimed to be about those only, whether they answer or not."""
+        sampler = self._sampler_of(channel)
+        if active_places(sampler, self.time) is None:
+            return
+        if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
+            law = "somebody was asked whose turn it is not"
+            refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         return ReleaseContext(
@@ -317,4 +333,12 @@ class TrainingRound:
                 participant=participant if participant >= 0 else participant - at.part,
             ),
             line=self._setting.channel_number(channel),
+            again=self._redone,
+            correlated=self._draw_correlated,
         )
+
+    def _draw_correlated(self, row: NoiseRow, strategy: Strategy, dimension: int) -> NDArray[np.float64]:
+        """A row of a stream of correlated noise, which goes on from what the ledger has of it."""
+        if self._execution.noises is None:
+            raise Refused(f"release={row.release}: a plan has no noise")
+        return self._execution.noises.draw_noise(row, strategy, dimension, self._ledger)

@@ -36,6 +36,7 @@ from sightline.mechanisms import (
     Mechanism,
     NoisedBy,
     NoisedValue,
+    NoiseStreams,
     ReleaseContext,
     ReleaseValues,
     StateAccess,
@@ -381,8 +382,11 @@ def plan_worlds(
 class ComparedExecution(LiveExecution):
     """A round of a real run whose values are compared with those of twin worlds before they are handed on."""
 
-    def __init__(self, worker: ClientExecutor, secret: Streams, schedules: Any, twins: TwinWorlds) -> None:
-        super().__init__(worker, secret, schedules)
+    def __init__(
+        self, worker: ClientExecutor, secret: Streams, schedules: Any, twins: TwinWorlds,
+        noises: NoiseStreams | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(worker, secret, schedules, noises)
         self._twins = twins
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:

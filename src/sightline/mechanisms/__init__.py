@@ -18,6 +18,7 @@ from sightline.mechanisms.clip_and_noise import (
 )
 from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
 from sightline.mechanisms.convex_segments import ConvexSegments
+from sightline.mechanisms.correlated_noise import CorrelatedByTrust, CorrelatedMean, NoiseStreams
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.no_privacy import NoPrivacy
@@ -29,6 +30,8 @@ from sightline.mechanisms.samplers import (
     CohortSampler,
     LocalSchedule,
     ScheduledCohorts,
+    TurnsCohorts,
+    active_places,
     build_sampler,
 )
 from sightline.mechanisms.schedule import Allotment, Schedules
@@ -65,6 +68,8 @@ __all__ = [
     "CohortSampler",
     "Cohorts",
     "ConvexSegments",
+    "CorrelatedByTrust",
+    "CorrelatedMean",
     "EveryoneNoisesMean",
     "LocalMean",
     "LocalResult",
@@ -74,6 +79,7 @@ __all__ = [
     "ModelChoice",
     "NoPrivacy",
     "NoiseByTrust",
+    "NoiseStreams",
     "NoisedBy",
     "NoisedValue",
     "PooledMean",
@@ -91,7 +97,9 @@ __all__ = [
     "StateAccess",
     "StateRule",
     "StateUpdate",
+    "TurnsCohorts",
     "Updates",
+    "active_places",
     "build_mechanism",
     "build_sampler",
     "build_splitter",

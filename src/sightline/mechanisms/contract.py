@@ -6,15 +6,38 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.accounting.correlated import Strategy
 from sightline.errors import refuse
 from sightline.events import Adjacency, Clear, Event, Unit, scale_noise
 from sightline.ledger import NOBODY, POST_PROCESSING, Parties, Release
-from sightline.mechanisms.samplers import Cohort, CohortSampler
+from sightline.mechanisms.samplers import Cohort, CohortSampler, active_places
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
 from sightline.topology import Channel, client_name
+
+
+@dataclass(frozen=True)
+class NoiseRow:
+    """Which row of which stream of correlated noise a release gets: public, and no other release gets it."""
+
+    name: str
+    """The joint name under which the release is charged."""
+    stream: str
+    """The name of the stream: of all releases of a stream what their joint names begin with."""
+    step: int
+    """The release's place in the stream, from 0."""
+    time: int
+    release: int
+    """Its number in the ledger."""
+    line: int = 0
+    """The channel's number."""
+
+
+DrawCorrelated = Callable[[NoiseRow, Strategy, int], NDArray[np.float64]]
+"""(which row, the strategy, how many numbers) -> the noise, in units of its standard deviation before correlation."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,16 @@ class ReleaseContext:
     """The channel's number: schedules are kept apart by it."""
     use: int = 0
     """The number of the call in the round that the noise belongs to."""
+    again: int = 0
+    """Of a round that nodes have seen and that is made again: the number of the release that it begins with."""
+    correlated: DrawCorrelated | None = None
+    """The streams of correlated noise; none in a plan."""
+
+    @property
+    def subjects(self) -> Parties:
+        """Who may be in a release of this round: the channel's members, or those of them whose turn it is."""
+        places = active_places(self.sampler, self.time)
+        return self.channel.subjects if places is None else self.channel.name_places(places)
 
     @property
     def joint(self) -> str:
@@ -42,8 +75,8 @@ class ReleaseContext:
         return f"{self.channel.name}, {name}" if name else ""
 
     def make_release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
-        """A release of this round; about all members of the channel unless `subjects` says otherwise."""
-        subjects = more.pop("subjects", self.channel.subjects)
+        """A release of this round; about all who may be in it unless `subjects` says otherwise."""
+        subjects = more.pop("subjects") if "subjects" in more else self.subjects
         return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
 
     def handed_over(self, updates: Updates) -> Release:

@@ -11,12 +11,14 @@ from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
 from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
 from sightline.mechanisms.convex_solver import HALF
+from sightline.mechanisms.correlated_noise import Workload, build_correlated, sum_rounds
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
 from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.objective import Objective
 from sightline.mechanisms.output import Bound, Facts, Output
+from sightline.mechanisms.samplers import Cohorts
 from sightline.mechanisms.segments import SegmentSums
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import PrivateSteps
@@ -206,18 +208,33 @@ def build_mechanism(
     sizes: Sequence[int],
     classes: int = 0,
     splitter: Splitter | None = None,
+    cohorts: Cohorts | None = None,
+    workload: Workload = sum_rounds,
 ) -> Mechanism:
-    """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter."""
+    """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter.
+
+    `cohorts`: how many of each channel there will be, one a round unless it is said; streams of noise are so long, and
+    optimised for the algorithm's `workload`.
+    """
+    if experiment.privacy.noise == "correlated":
+        _refuse_edges(experiment, topology)
+        edges = {channel.name: channel.trusted for channel in topology.gathers}
+        return build_correlated(experiment, cohorts or Cohorts(experiment.rounds), edges, workload)
     mechanism = _for_whole_models(experiment, topology, sizes, classes)
     return mechanism if splitter is None else mechanism.in_parts(splitter)
+
+
+def _refuse_edges(experiment: Experiment, topology: Topology) -> None:
+    """Noise at the edges needs edges."""
+    if experiment.privacy.place == "edge" and not topology.uplinks:
+        law = f"a {experiment.topology.kind} has no edge servers"
+        refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
 
 
 def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequence[int], classes: int) -> Mechanism:
     privacy = experiment.privacy
     edges = bool(topology.uplinks)
-    if privacy.place == "edge" and not edges:
-        law = f"a {experiment.topology.kind} has no edge servers"
-        refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
+    _refuse_edges(experiment, topology)
     own = find_mechanism(experiment)
     if own is not None:
         return _build_plugin(*own, experiment, sizes, classes)

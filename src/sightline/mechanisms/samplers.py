@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from sightline.events import Adjacency, Event, FixedCohort, Poisson, WithoutRepl
 from sightline.mechanisms.sampler_laws import check_first_sampler
 from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.plugins import SAMPLER, locate_plugin, refuse_plugin
+from sightline.randomness import Purpose, Streams
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Cohorts:
 
     count: int
     spacing: int = 1
+    seed: int = 0
+    """Of the experiment: what is public and drawn once for the whole run follows from it."""
 
 
 ONE_COHORT = Cohorts(1)
@@ -224,6 +228,84 @@ class ScheduledCohorts(IndependentMembers):
         return self.allotment.load(self.epochs)
 
 
+@dataclass(frozen=True)
+class TurnsCohorts(IndependentMembers):
+    """Public groups that take turns: group t mod b of b is asked in step t, all of it or hidden draws out of it.
+
+    Guarantees: the groups are a public, random partition that never changes, as equal in size as can be, so everybody
+    is asked at least b steps apart, and in at most ceil(T / b) of T steps. Releases are about the group whose turn it
+    is and about nobody else; with a `rate` each of its members is drawn independently, anew for every release.
+    """
+
+    population: int
+    groups: int
+    rate: float | None = None
+    """The probability that a member of the group is drawn; None: all of them, and nothing is hidden."""
+    spacing: int = 1
+    """Rounds from one cohort to the next."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.groups > self.population:
+            law = f"a channel of {self.population} members cannot fill them"
+            invalid("sampling.clients.groups", self.groups, law, "use fewer groups")
+
+    @property
+    def expected(self) -> float:
+        """N / b, or q N / b: of all rounds the same."""
+        return (self.rate or 1.0) * self.population / self.groups
+
+    def step(self, time: int) -> int:
+        """Which of the channel's cohorts a round's is, from 0."""
+        return time // self.spacing - 1
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The places of every group's members, in increasing order: public."""
+        streams = Streams.from_seed(self.seed)
+        order = streams.rng(Purpose.ASSIGNMENT, participant=self.population, use=self.groups).permutation(
+            self.population
+        )
+        return tuple(tuple(sorted(order[number :: self.groups].tolist())) for number in range(self.groups))
+
+    def active_places(self, time: int) -> tuple[int, ...]:
+        """The places of those whose turn it is: the only ones that may be asked."""
+        return self.places[self.step(time) % self.groups]
+
+    def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
+        """The group whose turn it is, or one independent draw per member of it."""
+        active = self.active_places(time)
+        if self.rate is None:
+            return active
+        return tuple(place for place, draw in zip(active, rng.random(len(active)), strict=True) if draw < self.rate)
+
+    def hidden_event(self, event: Event) -> Event:
+        """The event itself for the group whose turn it is, or `Poisson(rate, event)`."""
+        return event if self.rate is None else Poisson(self.rate, event)
+
+    def joint_name(self, time: int) -> str:
+        """Every round is charged by itself."""
+        return ""
+
+    def takes_part_in_plan(self, time: int) -> bool:
+        """Whoever's turn it is: that is public."""
+        return True
+
+    def load(self, cohorts: Cohorts) -> dict[str, float] | None:
+        """Nobody is used more often than its group has a turn; with draws inside it, as often as these say."""
+        turns = -(-cohorts.count // self.groups)
+        return None if self.rate is None else {"steps": turns, "rate": self.rate}
+
+
+def active_places(sampler: CohortSampler, time: int) -> tuple[int, ...] | None:
+    """The places that a round's cohort is drawn from, where not everybody may be asked; None where all may."""
+    return sampler.active_places(time) if isinstance(sampler, TurnsCohorts) else None
+
+
+def _build_turns(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
+    return TurnsCohorts(population, settings.groups or 1, settings.rate, cohorts.spacing, cohorts.seed)
+
+
 def _build_fixed(settings: ClientSampler, population: int, adjacency: Adjacency, cohorts: Cohorts) -> CohortSampler:
     return FixedCohorts(population, max(1, round((settings.rate or 1.0) * population)), adjacency)
 
@@ -242,6 +324,7 @@ SAMPLERS: dict[str, BuildSampler] = {
     "fixed": _build_fixed,
     "balanced": _build_scheduled,
     "check_ins": _build_scheduled,
+    "turns": _build_turns,
 }
 
 

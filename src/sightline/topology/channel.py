@@ -30,6 +30,16 @@ class Channel:
         """The members by their names in the ledger: one set for all rounds, a million names are not made twice."""
         return frozenset(client_name(member) for member in self.members)
 
+    @cached_property
+    def _named(self) -> dict[tuple[int, ...], frozenset[str]]:
+        return {}
+
+    def name_places(self, places: tuple[int, ...]) -> frozenset[str]:
+        """The members at some places by their names: one set for every turn of a group."""
+        if places not in self._named:
+            self._named[places] = frozenset(client_name(self.members[place]) for place in places)
+        return self._named[places]
+
 
 @dataclass(frozen=True)
 class Line:

@@ -116,6 +116,9 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.sampling.clients.scheduled and every != local.steps:
         law = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
         refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, law, 'use scheme = "poisson" or "full"')
+    if experiment.privacy.noise == "correlated" and every != local.steps:
+        law = f"a stream of noise has one row a round, and {name} releases every segment"
+        refuse("privacy.noise", "correlated", law, "use local_aggregation = local.steps, or independent noise")
     if local.schedule not in (None, "constant") or local.warmup is not None:
         law = f"{name} has a schedule of its own"
         invalid("local.schedule", local.schedule or "warmup", law, "use algorithm.schedule, and remove it here")

@@ -118,6 +118,8 @@ class MarkedValues:
     """(values, numbers): which of all could tell of the subject, also when they were worked out of the others."""
     shared: tuple[float, ...] = ()
     """Of the last numbers of each value: they move together with whichever other one moves, by so much of it."""
+    turns: NDArray[np.float64] | None = None
+    """(turns, values): where subjects take turns, how much of every value tells of each (`turns.turn_weights`)."""
 
 
 def fit_attack(inside: Runs, outside: Runs, marks: MarkedValues, *, delta: float, confidence: float) -> Attack:
@@ -142,11 +144,29 @@ def candidate_scores(inside: Runs, outside: Runs, marks: MarkedValues) -> Iterat
     yield "first", lambda runs: (runs / scale)[:, carries, 0].sum(axis=1)
     for leaning in LEANINGS:
         yield f"mixture {leaning:g}", _mixture_score(scale, marks, leaning)
+    if marks.turns is not None and len(marks.turns):
+        yield from turn_scores(outside, marks.turns)
     if carries.sum() > 1:
         yield "spread", lambda runs: (runs / scale)[:, carries, 0].std(axis=1)
     for name, some in {"discriminant": np.ones_like(marks.tells), "own discriminant": marks.tells}.items():
         if 0 < 4 * int(some.sum()) <= len(outside):
             yield name, _discriminant_score((inside / scale)[:, some], (outside / scale)[:, some], scale, some)
+
+
+def turn_scores(outside: Runs, turns: NDArray[np.float64]) -> Iterator[tuple[str, Score]]:
+    """The likelihood ratio over the subject's turns: of all together, and of each drawn or not."""
+    spread = np.maximum((outside[:, :, 0] @ turns.T).std(axis=0), 1e-300)
+    yield "turns", lambda runs: (runs[:, :, 0] @ turns.T).sum(axis=1)
+    for leaning in LEANINGS:
+        yield f"drawn turns {leaning:g}", _drawn_score(turns / spread[:, None], leaning)
+
+
+def _drawn_score(turns: NDArray[np.float64], leaning: float) -> Score:
+    def score(runs: Runs) -> NDArray[np.float64]:
+        standing = np.clip((runs[:, :, 0] @ turns.T) * leaning - leaning**2 / 2, -700, 700)
+        return np.asarray(np.log1p(np.exp(standing)).sum(axis=1))
+
+    return score
 
 
 def _mixture_score(scale: NDArray[np.float64], marks: MarkedValues, leaning: float) -> Score:

@@ -20,6 +20,7 @@ from sightline.apps.audit.many_canaries import (
 from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading
 from sightline.apps.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
 from sightline.apps.audit.trade_off import ClaimedFamily
+from sightline.apps.audit.turns import take_turns, turn_weights
 from sightline.config import Experiment
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.round import TrainingRound
@@ -266,7 +267,12 @@ def _mark_values(stage: CanarySetup, keys: list[Key], numbers: int) -> MarkedVal
     tells = np.outer(there if there.any() else everything, np.ones(numbers, dtype=bool))
     if not stage.parted:
         tells[:, 1:] = False
-    return MarkedValues(next((some for some in (there & ~shown, there) if some.any()), everything), tells, stage.shared)
+    carries = next((some for some in (there & ~shown, there) if some.any()), everything)
+    turns = None
+    if take_turns(stage.setting) and stage.relays is None:
+        turns = turn_weights(stage.setting, stage.sight.subject, [(key[0], key[3]) for key in keys])
+        turns = turns[(turns[:, carries] != 0).any(axis=1)]
+    return MarkedValues(carries, tells, stage.shared, turns)
 
 
 def _value_table(watches: list[Observer], keys: list[Key]) -> Runs:

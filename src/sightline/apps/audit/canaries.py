@@ -146,6 +146,8 @@ class CanaryClients:
     relays: Relays | None = None
     """To observers who see nothing of the subject's groups; canaries do not turn then, for models add up."""
     nodes: RemoteNodes | None = None
+    turning: bool = True
+    """Whether canaries turn round every round: not where they take turns, or are relayed, and all uses add up."""
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -169,7 +171,7 @@ class CanaryClients:
         loud = self.clip_norm * LOUD
         if member in self.slots:
             slot = self.slots[member]
-            turned = round_sign(at.round) if self.relays is None else 1.0
+            turned = round_sign(at.round) if self.relays is None and self.turning else 1.0
             end[self._coordinates(slot, member, at, splitter)] += loud * turned * self.inclusion.factor(slot)
         elif self.relays is not None:
             coordinate, way = self.relays.says(member, start, at)

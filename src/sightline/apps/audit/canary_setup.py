@@ -87,9 +87,12 @@ class CanarySetup:
 
     @property
     def turning(self) -> bool:
-        """Whether canaries pull the other way every second round: not where models add up, nor before real solvers."""
+        """Whether canaries pull the other way every second round.
+
+        Not where models add up, nor before real solvers, nor in streams of noise, where one way is the worst.
+        """
         solved = self.setting.mechanism.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
-        return self.relays is None and not solved
+        return self.relays is None and not solved and self.setting.experiment.privacy.noise != "correlated"
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """One run with some of the canaries in, and all that the observer saw of it."""
@@ -118,7 +121,8 @@ class CanarySetup:
             probe_places(splitter, assigned) if net is None else hit_coordinates(splitter, assigned, net.columns, slot)
         )
         return CanaryClients(
-            len(setting.start), sizes, slots, inclusion, clip_norm, secret, where=where, relays=self.relays
+            len(setting.start), sizes, slots, inclusion, clip_norm, secret, where=where, relays=self.relays,
+            turning=self.turning,
         )  # fmt: skip
 
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:

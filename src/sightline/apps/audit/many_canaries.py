@@ -1,5 +1,6 @@
 """Many canaries in one run, or in several: who was in, what was seen of each, and the bounds that follow."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +19,9 @@ from sightline.apps.audit.attack import (
     one_run_lower,
 )
 from sightline.apps.audit.canary_setup import AttackedPair, CanarySetup
-from sightline.apps.audit.observer import SHOWN, Observer
+from sightline.apps.audit.observer import SHOWN, Key, Observer
 from sightline.apps.audit.trade_off import ClaimedFamily, TradeOff, guesses_refute, least_factor, rates_refute
+from sightline.apps.audit.turns import take_turns, turn_weights
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name
 
@@ -111,6 +113,9 @@ def _canary_evidence(
     """
     place = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
+    if take_turns(stage.setting) and not any(key[3] in mine for key in watch.seen):
+        run = CanaryRun(slots, np.zeros(len(slots), dtype=bool), mine, watch)
+        return np.asarray(tabulate_canaries(run, stage).sum(axis=(1, 2)))
     direct = any(key[1] != SHOWN for key in watch.seen)
     gathered = _canaries_by_channel(stage, slots)
     leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
@@ -160,7 +165,20 @@ def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
             column += values.numpy() * np.reshape(gathered.get(who, 1.0), (-1, 1))
     if not columns:
         return np.zeros((len(run.slots), 0, 1))
-    return np.stack([columns[name] for name in sorted(columns)], axis=1)
+    table = np.stack([columns[name] for name in sorted(columns)], axis=1)
+    told = take_turns(stage.setting) and not sent and table.shape[2] == 1
+    return by_turns(stage, run.slots, table, sorted(columns)) if told else table
+
+
+def by_turns(stage: CanarySetup, slots: list[int], table: Runs, columns: Sequence[Key]) -> Runs:
+    """(canaries, turns, 1): of every canary what the rounds tell of each of its turns, zero where it has fewer."""
+    seen = [(time, who) for time, _, _, who in columns]
+    client_of = {slot: client for client, own in stage.holders.items() for slot in own}
+    weights = [turn_weights(stage.setting, client_of[slot], seen) for slot in slots]
+    found = np.zeros((len(slots), max(len(rows) for rows in weights), 1))
+    for place, rows in enumerate(weights):
+        found[place, : len(rows), 0] = rows @ table[place, :, 0]
+    return found
 
 
 @dataclass(frozen=True, eq=False)

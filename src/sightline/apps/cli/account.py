@@ -187,8 +187,19 @@ def print_answer(answer: dict[str, Any], as_json: bool) -> None:
             click.echo(f"{name:<{width}}  {format_value(name, value)}")
 
 
-UPWARD = ("epsilon", "noise_multiplier", "segment_rate", "as_published_costs")
+UPWARD = (
+    "epsilon",
+    "noise_multiplier",
+    "noise_std",
+    "sensitivity",
+    "sensitivity_of_a_turn",
+    "segment_rate",
+    "as_published_costs",
+)
 """Upper bounds, and noise that is needed: what is printed is never less than what was computed."""
+
+DOWNWARD = ("stream_multiplier", "gain")
+"""What one has: never more than what was computed."""
 
 
 def format_value(name: str, value: Any) -> str:
@@ -196,5 +207,5 @@ def format_value(name: str, value: Any) -> str:
     if name == "interval" and all(isinstance(end, float) for end in value):
         return f"{digits_down(value[0])} {digits_up(value[1])}"
     if isinstance(value, float):
-        return digits_up(value) if name in UPWARD else f"{value:.6g}"
+        return digits_up(value) if name in UPWARD else digits_down(value) if name in DOWNWARD else f"{value:.6g}"
     return " ".join(format_value(name, part) for part in value) if isinstance(value, list) else str(value)

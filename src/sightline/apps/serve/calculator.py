@@ -8,6 +8,7 @@ from typing import Any
 
 from sightline import accounting
 from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
+from sightline.accounting.schemes import Picture
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
 from sightline.apps.report.numbers import format_short, format_upper
 from sightline.apps.serve.guard import Request, Response, json_response
@@ -79,7 +80,8 @@ def _number_text(text: str) -> str:
         return ""
 
 
-Numbers = Mapping[str, float]
+Numbers = Mapping[str, Any]
+"""Numbers and chosen words of a scheme, by the names of its parameters."""
 
 
 def known_sampling(scheme: Scheme) -> Scheme:
@@ -96,7 +98,7 @@ def comparison_lines(family: SchemeFamily, numbers: Numbers) -> dict[str, tuple[
         rate, steps = family.matched_poisson(complete)
         plain = accounting.poisson(noise=numbers["noise"], rate=min(1.0, rate), steps=int(steps))
         found["Poisson sampling"] = (plain, Accountant.PLD)
-    if (known := known_sampling(scheme)) != scheme:
+    if (known := known_sampling(scheme)).events != scheme.events:
         found["no amplification"] = (known, Accountant.PLD)
     return found
 
@@ -110,22 +112,24 @@ PATIENCE = 2.5
 SOLVE = {"epsilon": "epsilon, of a noise", "noise": "the noise, for an epsilon"}
 """What the calculator works out."""
 
-Asked = tuple[SchemeFamily, dict[str, float], float]
+Asked = tuple[SchemeFamily, dict[str, Any], float]
 
 
 def calculator_page(site: PageServer, request: Request) -> Response:
     """The form, the numbers, and with `part=curve` the curve."""
     name, solve = chosen_scheme(request), solved_for(request)
     family = SCHEMES[name]
-    content: dict[str, Any] = {"numbers": None, "mistake": "", "note": None, "chart": None}
+    content: dict[str, Any] = {"numbers": None, "mistake": "", "note": None, "charts": [], "facts": []}
     try:
         family, numbers, delta = read_question(request)
         if request.one("part") == "curve":
-            content["chart"] = drawn_curve(request, family, numbers, delta)
+            content["charts"] = drawn_charts(request, family, numbers, delta)
         elif solve == "noise":
             content["numbers"] = solve_noises(family, numbers, delta)
+            content["facts"] = list_facts(family, _with_noise(numbers, content["numbers"][0]["noise"]), delta)
         else:
             content["numbers"] = worked_out(family, numbers, delta)
+            content["facts"] = list_facts(family, numbers, delta)
         content["note"] = family.note_delta(numbers, delta)
     except SightlineError as error:
         content["mistake"] = str(error)
@@ -139,6 +143,7 @@ def calculator_page(site: PageServer, request: Request) -> Response:
         solve=solve,
         solves=list(SOLVE.items()),
         knobs=[drawn_knob(knob, request) for knob in (*knobs_of(family, solve), DELTA)],
+        choices=[drawn_choice(family, one, request) for one in family.chosen_parameters],
         against=request.one("against", "noise"),
         ways=[knob.name for knob in family_knobs(family) if knob.name in ("noise", "steps")],
         **content,
@@ -186,8 +191,40 @@ def chosen_scheme(request: Request) -> str:
 def read_question(request: Request) -> Asked:
     """The scheme, its numbers and delta."""
     family = SCHEMES[chosen_scheme(request)]
-    knobs = knobs_of(family, solved_for(request))
-    return family, {k.name: k.read(request.one(k.name)) for k in knobs}, DELTA.read(request.one("delta"))
+    numbers: dict[str, Any] = {k.name: k.read(request.one(k.name)) for k in knobs_of(family, solved_for(request))}
+    words = {one.name: read_choice(family, one, request) for one in family.chosen_parameters}
+    return family, numbers | words, DELTA.read(request.one("delta"))
+
+
+def read_choice(family: SchemeFamily, parameter: Parameter, request: Request) -> str:
+    """The word that was chosen of those it may be."""
+    word = request.one(parameter.name) or str(family.defaults[parameter.name])
+    if word not in parameter.choices:
+        invalid(parameter.name, word, "no such choice", did_you_mean(word, list(parameter.choices)))
+    return word
+
+
+def drawn_choice(family: SchemeFamily, parameter: Parameter, request: Request) -> dict[str, Any]:
+    """A choice of words as the page draws it, where the request left it."""
+    chosen = request.one(parameter.name) or family.defaults[parameter.name]
+    return {"name": parameter.name, "label": parameter.label, "words": parameter.choices, "chosen": chosen}
+
+
+def list_facts(family: SchemeFamily, numbers: Numbers, delta: float) -> list[tuple[str, str]]:
+    """What the scheme knows of itself besides its cost, in words."""
+    facts = family.make(**family.complete_numbers(numbers)).list_facts(delta=delta)
+    return [(name.replace("_", " "), format_fact(name, value)) for name, value in facts.items()]
+
+
+def format_fact(name: str, value: Any) -> str:
+    """A fact as the page shows it: bounds rounded up, other numbers as they are."""
+    if isinstance(value, float):
+        return format_upper(value, digits=4) if name in UPPER_FACTS else format_short(value, 4)
+    return ", ".join(format_fact(name, one) for one in value) if isinstance(value, list) else str(value)
+
+
+UPPER_FACTS = ("noise_std", "sensitivity", "sensitivity_of_a_turn")
+"""Facts that are bounds, or noise that is needed."""
 
 
 def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
@@ -242,11 +279,21 @@ def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[d
     ]
 
 
-def drawn_curve(request: Request, family: SchemeFamily, numbers: dict[str, float], delta: float) -> Chart | None:
-    """The curve around the chosen noise, or around the one that meets the chosen epsilon."""
+def drawn_charts(request: Request, family: SchemeFamily, numbers: Numbers, delta: float) -> list[Chart]:
+    """The curve around the chosen noise, or around the one that meets the chosen epsilon; the scheme's own pictures."""
     if solved_for(request) == "noise":
         numbers = _with_noise(numbers, least_noise(family, numbers, "this scheme", delta))
-    return epsilon_curve(family, numbers, delta, request.one("against", "noise"))
+    curve = epsilon_curve(family, numbers, delta, request.one("against", "noise"))
+    pictures = family.make(**family.complete_numbers(numbers)).list_pictures()
+    return [chart for chart in (curve, *map(draw_picture, pictures)) if chart is not None]
+
+
+def draw_picture(picture: Picture) -> Chart | None:
+    """A picture of a scheme as a chart."""
+    x_axis = Axis(picture.x_label, tick=lambda x: format_short(x, 4), value=lambda x: f"{picture.x_label} {x:g}")
+    y_axis = Axis(picture.y_label, tick=lambda y: format_short(y, 3), value=lambda y: format_short(y, 4))
+    lines = [ChartLine(name, list(values)) for name, values in picture.lines.items()]
+    return line_chart(picture.name, picture.title, picture.x, lines, x_axis=x_axis, y_axis=y_axis)
 
 
 def _bar_share(value: float, top: float) -> str:

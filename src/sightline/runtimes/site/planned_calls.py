@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sightline.algorithms import RULES
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.execution import AbsentClients, Compute, DryExecution
+from sightline.engine.execution import AbsentClients, Compute, DryExecution, eligible_members
 from sightline.engine.round import TrainingRound
 from sightline.errors import invalid, refuse
 from sightline.ledger import Ledger
@@ -184,8 +184,8 @@ class ListeningExecution(DryExecution):
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Everybody: a site may be drawn in any round."""
-        return channel.members
+        """Everybody who may be asked: a site may be drawn in any round, or in any that is its turn."""
+        return eligible_members(sampler, channel, time)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Nothing; what the client would be asked is noted."""

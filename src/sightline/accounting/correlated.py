@@ -1,0 +1,465 @@
+r"""Correlated noise over the rounds of a channel: strategies, their sensitivity, what they cost and what they gain.
+
+Round t publishes its clipped sum plus n_t, where n = C^-1 z and the rows of z are independent Gaussian with standard
+deviation sigma (in clip norms). C is lower-triangular Toeplitz; its first column c is the *strategy*. Seeing all
+sums x + C^-1 z is seeing C x + z, so the whole stream is one Gaussian release of noise multiplier Z = sigma / sens,
+also when later sums depend on earlier results (Denisov et al. 2022). A subject takes part at most `uses` times, at
+least `separation` rounds apart.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from sightline.errors import did_you_mean, invalid, refuse
+from sightline.events import Gaussian, Poisson
+
+STRATEGIES = ("bsr", "band", "blt")
+"""Banded square root, banded and optimised, buffered linear Toeplitz."""
+MOST_STEPS = 1_000_000
+"""Rounds of a stream: its coefficients are held in memory."""
+DECIMALS = 6
+"""Digits that found coefficients keep: what is lost is of second order, and processors agree on the rest."""
+UNIT = 2.0**-52
+"""Twice the relative error of one rounded operation."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The first column of C, in the floating-point numbers that are really used: 1 = c_0 >= c_1 >= ... >= 0.
+
+    `coefficients` ends where only zeros follow (`bands` of them), or has all `steps` entries (`blt`, whose noise is
+    made from the buffers of `weights` and `decays`: c_i = sum_j w_j th_j^(i-1)).
+
+    Guarantees: it does not exist unless c is monotone, so that `compute_sensitivity` is a bound.
+
+    >>> Strategy("band", steps=8, coefficients=(1.0, 0.0, 0.0, 0.9), bands=4)
+    Traceback (most recent call last):
+    ...
+    sightline.errors.Refused: coefficients[3]=0.9: coefficients that rise make the sensitivity larger than it is \
+counted; give coefficients that never rise
+    """
+
+    name: str
+    steps: int
+    coefficients: tuple[float, ...] = field(repr=False)
+    bands: int | None
+    weights: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_strategy(self.name)
+        check_steps(self.steps)
+        if not 1 <= len(self.coefficients) <= self.steps:
+            invalid("coefficients", len(self.coefficients), f"there are 1 to {self.steps} of them, one for each step")
+        if self.bands is not None and self.bands != len(self.coefficients):
+            invalid("bands", self.bands, f"it counts the coefficients, and there are {len(self.coefficients)}")
+        if self.coefficients[0] != 1.0:
+            invalid("coefficients[0]", self.coefficients[0], "the first coefficient is 1: each sum has its own noise")
+        check_monotone(self.coefficients)
+        if (self.weights or self.decays) and self.coefficients != expand_buffers(self.weights, self.decays, self.steps):
+            invalid("coefficients", self.name, "they are those of the buffers, c_i = sum_j w_j th_j^(i-1)")
+
+
+def check_strategy(name: str) -> None:
+    """Refuse a strategy that is not known."""
+    if name not in STRATEGIES:
+        invalid("strategy", name, "no such strategy", did_you_mean(name, list(STRATEGIES)))
+
+
+def check_steps(steps: int) -> None:
+    """Refuse a number of rounds that is no number of rounds."""
+    if not (1 <= steps <= MOST_STEPS and int(steps) == steps):
+        invalid("steps", steps, f"a whole number from 1 to {MOST_STEPS}")
+
+
+def check_monotone(coefficients: Sequence[float]) -> None:
+    """Refuse coefficients that are negative or rise: the bound on the sensitivity would not hold."""
+    before = math.inf
+    for place, value in enumerate(coefficients):
+        if not (math.isfinite(value) and value >= 0):
+            refuse(f"coefficients[{place}]", value, "coefficients are not negative", "give numbers from 0 to 1")
+        if value > before:
+            refuse(
+                f"coefficients[{place}]",
+                value,
+                "coefficients that rise make the sensitivity larger than it is counted",
+                "give coefficients that never rise",
+            )
+        before = value
+
+
+def check_participation(*, separation: int, uses: int) -> None:
+    """Refuse a participation that is none, and the one in which correlated noise gains nothing."""
+    for name, value in (("separation", separation), ("uses", uses)):
+        if not (value >= 1 and int(value) == value):
+            invalid(name, value, "a whole number of at least 1")
+    if separation == 1:
+        refuse(
+            "separation",
+            separation,
+            "whoever takes part in every round gains nothing from correlated noise",
+            "let subjects take turns (separation 2 or more), or use independent noise",
+        )
+
+
+def make_strategy(
+    name: str,
+    *,
+    steps: int,
+    separation: int,
+    uses: int,
+    bands: int | None = None,
+    workload: Sequence[float] | None = None,
+) -> Strategy:
+    """The strategy of this name for a participation.
+
+    `bsr`: the square root of the prefix sums, cut to `bands` (default: `separation`). `band`: as many coefficients,
+    with the least mean squared error of the workload at equal privacy. `blt`: two buffers, likewise. `workload` is the
+    first column of the Toeplitz matrix whose results matter; all ones, the prefix sums, unless it is given.
+
+    Guarantees: the same numbers give the same strategy.
+
+    >>> make_strategy("bsr", steps=100, separation=10, uses=10, bands=4).coefficients
+    (1.0, 0.5, 0.375, 0.3125)
+    """
+    check_strategy(name)
+    check_steps(steps)
+    check_participation(separation=separation, uses=uses)
+    column = read_workload(workload, steps)
+    if name == "blt":
+        if bands is not None:
+            refuse("bands", bands, "blt has buffers in the place of bands", "leave it out, or use bsr or band")
+        return find_buffers(steps, separation, uses, column)
+    width = check_bands(min(separation, steps) if bands is None else bands, steps)
+    if name == "bsr":
+        return Strategy("bsr", steps, square_root(width), width)
+    return Strategy("band", steps, find_bands(width, steps, separation, uses, column), width)
+
+
+def check_bands(bands: int, steps: int) -> int:
+    """Refuse bands that are none, or that leave the noise independent."""
+    if not (1 <= bands <= steps and int(bands) == bands):
+        invalid("bands", bands, f"a whole number from 2 to the number of steps, {steps}")
+    if bands == 1:
+        refuse("bands", bands, "one band is independent noise: there is no gain", "give 2 or more")
+    return int(bands)
+
+
+def read_workload(workload: Sequence[float] | None, steps: int) -> Array:
+    """The first column of the workload; prefix sums where none is given."""
+    if workload is None:
+        return np.ones(steps)
+    column = np.array(workload, dtype=np.float64)
+    if column.shape != (steps,):
+        invalid("workload", len(workload), f"it has one number for each of the {steps} steps")
+    if not (np.isfinite(column).all() and column.any()):
+        invalid("workload", "", "its numbers are finite and not all zero")
+    return column
+
+
+def square_root(bands: int) -> tuple[float, ...]:
+    """The first coefficients of 1 / sqrt(1 - x): c_i = c_(i-1) (2i - 1) / (2i)."""
+    found = [1.0]
+    for i in range(1, bands):
+        found.append(found[-1] * (2 * i - 1) / (2 * i))
+    return tuple(found)
+
+
+def expand_buffers(weights: Sequence[float], decays: Sequence[float], steps: int) -> tuple[float, ...]:
+    """All coefficients of a buffered strategy: c_0 = 1, c_i = sum_j w_j th_j^(i-1)."""
+    if len(weights) != len(decays) or not weights:
+        invalid("weights", len(weights), f"each buffer has a weight and a decay, and there are {len(decays)} decays")
+    terms, found = list(weights), [1.0]
+    for _ in range(1, steps):
+        found.append(math.fsum(terms))
+        terms = [term * decay for term, decay in zip(terms, decays, strict=True)]
+    return tuple(found)
+
+
+def make_buffers(weights: Sequence[float], decays: Sequence[float], *, steps: int) -> Strategy:
+    """The buffered strategy of these weights (not negative, together at most 1) and decays (from 0 to 1).
+
+    >>> make_buffers((0.25, 0.25), (0.5, 0.0), steps=4).coefficients
+    (1.0, 0.5, 0.125, 0.0625)
+    """
+    check_steps(steps)
+    for name, numbers in (("weights", weights), ("decays", decays)):
+        if not all(0 <= one <= 1 for one in numbers):
+            refuse(name, " ".join(map(str, numbers)), "they lie in [0, 1], or coefficients could rise", "give others")
+    pairs = (tuple(map(float, weights)), tuple(map(float, decays)))
+    return Strategy("blt", steps, expand_buffers(*pairs, steps), None, *pairs)
+
+
+def count_uses(steps: int, separation: int, uses: int) -> int:
+    """How often a subject takes part at most: `uses`, or as often as the separation lets it."""
+    return min(int(uses), -(-steps // separation))
+
+
+def compute_sensitivity(strategy: Strategy, *, separation: int, uses: int) -> float:
+    r"""How far a subject moves C x, in clip norms: |sum_(j < k) C[:, j b]|, rounded up.
+
+    It is the largest over all participations with `separation` b and at most `uses` k: for i <= j the inner product of
+    columns is <C_i, C_j> = sum_(u < T - j) c_u c_(u + j - i), not negative, and for c that never rises it is the larger
+    the smaller j and j - i are. The a-th of any participation is at least a b, so every product is at most that of
+    the columns a b. Updates of norm 1 in other directions only lower it.
+
+    Guarantees: not less than the exact value for the coefficients as they are. The columns are added in at most k
+    rounded additions of numbers that are not negative, their squares without loss: the margin is larger than all of it.
+
+    >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
+    >>> round(compute_sensitivity(bsr, separation=16, uses=4), 6)
+    2.788461
+    """
+    check_participation(separation=separation, uses=uses)
+    columns = count_uses(strategy.steps, separation, uses)
+    moved = sum_columns(np.array(strategy.coefficients), strategy.steps, separation, columns)
+    return round_up(math.sqrt(math.fsum(moved * moved)), columns + 4)
+
+
+def sum_columns(coefficients: Array, steps: int, separation: int, columns: int) -> Array:
+    """sum_(j < columns) C[:, j b]."""
+    total = np.zeros(steps)
+    for start in range(0, columns * separation, separation):
+        reached = total[start : start + len(coefficients)]
+        reached += coefficients[: len(reached)]
+    return total
+
+
+def fold_columns(coefficients: Array, separation: int, columns: int) -> Array:
+    """The same for all coefficients at once, and quickly: by differences, so that it is no bound."""
+    rows = np.zeros((-(-len(coefficients) // separation), separation))
+    rows.ravel()[: len(coefficients)] = coefficients
+    total = np.cumsum(rows, axis=0)
+    total[columns:] -= total[:-columns].copy()
+    return total.ravel()[: len(coefficients)]
+
+
+def round_up(value: float, operations: int) -> float:
+    """Not less than what so many rounded operations on numbers that are not negative stand for."""
+    return math.nextafter(value * (1 + (operations + 2) * UNIT), math.inf)
+
+
+def redo_multiplier(strategy: Strategy, *, separation: int, uses: int) -> float:
+    """r = sum_(j < k) c_(j b), rounded up: how far a subject moves one row of C x.
+
+    A round that was seen and is made again with new noise costs `Gaussian(sigma / r)` more.
+
+    >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
+    >>> round(redo_multiplier(bsr, separation=10, uses=10), 6)
+    1.0
+    """
+    check_participation(separation=separation, uses=uses)
+    columns = count_uses(strategy.steps, separation, uses)
+    reached = strategy.coefficients[: columns * separation : separation]
+    return round_up(math.fsum(reached), 1)
+
+
+def column_norm(strategy: Strategy) -> float:
+    """|c|, rounded up: how far one use moves C x."""
+    squares = np.array(strategy.coefficients) ** 2
+    return round_up(math.sqrt(math.fsum(squares)), 4)
+
+
+def charge_stream(strategy: Strategy, *, noise: float, separation: int, uses: int) -> Gaussian:
+    """The one event of a whole stream whose rows of z have standard deviation `noise` (in clip norms).
+
+    >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
+    >>> round(charge_stream(bsr, noise=2.5, separation=10, uses=10).noise_multiplier, 6)
+    0.590678
+    """
+    check_noise(noise)
+    return Gaussian(round_down(noise / compute_sensitivity(strategy, separation=separation, uses=uses)))
+
+
+def charge_turns(strategy: Strategy, *, noise: float, groups: int, rate: float) -> tuple[Poisson, int]:
+    """What public turns with hidden draws cost a subject: the event of one round of its group, and how many there are.
+
+    Round t draws each member of group t mod `groups` with probability `rate`, hidden. With at most as many bands as
+    groups, uses of one subject reach disjoint rows of C x: each is a sampled release of noise `noise` / |c|
+    (Choquette-Choo et al. 2023). A group has at most ceil(T / groups) rounds; all are charged, whoever was drawn.
+
+    >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
+    >>> event, times = charge_turns(bsr, noise=2.0, groups=10, rate=0.5)
+    >>> round(event.event.noise_multiplier, 4), times
+    (1.4943, 10)
+    """
+    check_noise(noise)
+    check_participation(separation=groups, uses=1)
+    if strategy.bands is None or strategy.bands > groups:
+        has = "has no bands" if strategy.bands is None else f"has {strategy.bands} bands"
+        refuse(
+            "groups",
+            groups,
+            f"hidden draws amplify only strategies with at most one band for each group, and {strategy.name} {has}",
+            f'use bsr or band with bands <= {groups}, or draws that are not hidden ("turns" alone)',
+        )
+    return Poisson(rate, Gaussian(round_down(noise / column_norm(strategy)))), -(-strategy.steps // groups)
+
+
+def check_noise(noise: float) -> None:
+    """Refuse a noise that is none."""
+    if not (noise > 0 and math.isfinite(noise)):
+        invalid("noise", noise, "the noise is positive and finite")
+
+
+def round_down(value: float) -> float:
+    """The next smaller number: not more than what one rounded operation stands for."""
+    return math.nextafter(value, 0.0)
+
+
+def compute_errors(strategy: Strategy, workload: Sequence[float] | None = None) -> tuple[float, float]:
+    """Mean and largest squared error of the workload's results over the rounds, for rows of z with variance 1.
+
+    Row t of the results has the variance sum_(i <= t) beta_i^2, where beta is the first column of A C^-1.
+
+    >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
+    >>> [round(error, 6) for error in compute_errors(bsr)]
+    [2.866917, 4.443427]
+    """
+    rows = error_rows(strategy, workload)
+    return float(rows.mean()), float(rows[-1])
+
+
+def error_rows(strategy: Strategy, workload: Sequence[float] | None = None) -> Array:
+    """The squared error of the workload after every round, for rows of z with variance 1."""
+    column = read_workload(workload, strategy.steps)
+    return np.cumsum(divide_by_strategy(strategy, column) ** 2)
+
+
+def invert_strategy(strategy: Strategy) -> Array:
+    """The first column of C^-1: how much of a row of z the noise of each later round holds."""
+    first = np.zeros(strategy.steps)
+    first[0] = 1.0
+    return divide_by_strategy(strategy, first)
+
+
+def divide_by_strategy(strategy: Strategy, column: Array) -> Array:
+    """C^-1 column: division of power series, by the buffers' fraction where there are buffers."""
+    if strategy.weights:
+        return divide_series(column, *buffer_fraction(strategy.weights, strategy.decays))
+    return divide_series(column, np.array(strategy.coefficients), np.ones(1))
+
+
+def divide_series(column: Array, top: Array, bottom: Array) -> Array:
+    """The power series column / (top / bottom), as far as the column goes."""
+    from scipy.signal import lfilter  # slow to load, and most of accounting does without
+
+    return np.asarray(lfilter(bottom, top, column))
+
+
+def buffer_fraction(weights: Sequence[float], decays: Sequence[float]) -> tuple[Array, Array]:
+    """C(x) = 1 + x sum_j w_j / (1 - th_j x) as numerator and denominator, lowest power first."""
+    bottom, top = np.ones(1), np.zeros(1)
+    for weight, decay in zip(weights, decays, strict=True):
+        factor = np.array([1.0, -decay])
+        top = np.convolve(top, factor) + np.append(weight * bottom, 0.0)
+        bottom = np.convolve(bottom, factor)
+    return bottom + np.append(0.0, top[:-1]), bottom
+
+
+def measure_gain(strategy: Strategy, *, separation: int, uses: int, workload: Sequence[float] | None = None) -> float:
+    """Root mean squared error of independent noise at equal privacy, over that of the strategy.
+
+    >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
+    >>> round(measure_gain(bsr, separation=16, uses=4), 3)
+    2.415
+    """
+    alone = Strategy(strategy.name, strategy.steps, (1.0,), 1)
+    moved = compute_sensitivity(strategy, separation=separation, uses=uses)
+    plain = compute_sensitivity(alone, separation=separation, uses=uses)
+    return plain / moved * math.sqrt(compute_errors(alone, workload)[0] / compute_errors(strategy, workload)[0])
+
+
+def find_bands(bands: int, steps: int, separation: int, uses: int, column: Array) -> tuple[float, ...]:
+    """The banded coefficients with the least mean squared error at equal privacy: products of sigmoids, by L-BFGS."""
+    columns = count_uses(steps, separation, uses)
+
+    def cost(free: Array) -> tuple[float, Array]:
+        """log(sens^2 mean error), and its gradient."""
+        kept = 1 / (1 + np.exp(-free))
+        coefficients = np.append(1.0, np.cumprod(kept))
+        value, slope = weigh_coefficients(coefficients, steps, separation, columns, column)
+        tail = np.cumsum((slope * coefficients)[:0:-1])[::-1]
+        return value, (1 - kept) * tail
+
+    start = np.log(2 * np.arange(1, bands) - 1.0)
+    found = minimize_smoothly(cost, start)[1]
+    return tuple(float(c) for c in np.round(np.append(1.0, np.cumprod(1 / (1 + np.exp(-found)))), DECIMALS))
+
+
+def weigh_coefficients(
+    coefficients: Array, steps: int, separation: int, columns: int, workload: Array
+) -> tuple[float, Array]:
+    """log(sens^2 mean error) of a banded strategy, and its derivatives by the coefficients."""
+    moved = sum_columns(coefficients, steps, separation, columns)
+    squared = float(moved @ moved)
+    left = np.arange(steps, 0, -1) / steps  # how many of the rows a coefficient of beta is in
+    beta = divide_series(workload, coefficients, np.ones(1))
+    again = divide_series(beta, coefficients, np.ones(1))
+    error = float(left @ beta**2)
+    weighted = left * beta
+    by_error = np.array([-2 * (weighted[i:] @ again[: steps - i]) for i in range(len(coefficients))])
+    starts = range(0, columns * separation, separation)
+    padded = np.append(moved, np.zeros(len(coefficients)))
+    by_moved = 2 * sum(padded[first : first + len(coefficients)] for first in starts)
+    return math.log(squared) + math.log(error), by_moved / squared + by_error / error
+
+
+BUFFER_STARTS = ((0.3, 0.15, 0.97, 0.6), (0.2, 0.2, 0.995, 0.8), (0.25, 0.25, 0.9, 0.4), (0.1, 0.3, 0.999, 0.7))
+"""Weights and decays that the search for buffers begins with."""
+SAME_DECAY = 1e-3
+"""Buffers whose decays differ by less are one."""
+
+
+def find_buffers(steps: int, separation: int, uses: int, column: Array) -> Strategy:
+    """The two buffers with the least mean squared error at equal privacy, from several starts."""
+    left = np.arange(steps, 0, -1) / steps
+    columns = count_uses(steps, separation, uses)
+
+    def cost(free: Array) -> float:
+        weights, decays = free_buffers(free)
+        powers = np.power.outer(np.array(decays), np.arange(steps - 1))
+        coefficients = np.append(1.0, np.array(weights) @ powers)
+        moved = fold_columns(coefficients, separation, columns)
+        beta = divide_series(column, *buffer_fraction(weights, decays))
+        return math.log(moved @ moved) + math.log(left @ beta**2)
+
+    tried = [minimize_smoothly(cost, bind_buffers(start)) for start in BUFFER_STARTS]
+    weights, decays = free_buffers(min(tried, key=lambda one: round(one[0], 9))[1])
+    pairs = sorted(zip(decays, weights, strict=True), reverse=True)
+    if pairs[0][0] - pairs[1][0] < SAME_DECAY:  # which of the two has how much weight is then chance
+        total = pairs[0][1] + pairs[1][1]
+        pairs = [(sum(decay * weight for decay, weight in pairs) / total, total)]
+    kept = [math.floor(weight * 10**DECIMALS) / 10**DECIMALS for _, weight in pairs]  # together still at most 1
+    return make_buffers(kept, [round(decay, DECIMALS) for decay, _ in pairs], steps=steps)
+
+
+def bind_buffers(numbers: Sequence[float]) -> Array:
+    """The free numbers of two weights and two decays."""
+    first, second, *decays = numbers
+    rest = 1 - first - second
+    return np.array([math.log(first / rest), math.log(second / rest), *(math.log(th / (1 - th)) for th in decays)])
+
+
+def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two weights (positive, together below 1) and two decays (between 0 and 1) of any four numbers."""
+    bounded = np.clip(free, -30.0, 30.0)
+    first, second = np.exp(bounded[:2])
+    kept = 1 / (1 + np.exp(-bounded[2:]))
+    whole = 1 + first + second
+    return (float(first / whole), float(second / whole)), (float(kept[0]), float(kept[1]))
+
+
+def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], start: Array) -> tuple[float, Array]:
+    """The least cost that L-BFGS finds from a start, and where; costs without a gradient are differentiated."""
+    given = isinstance(cost(start), tuple)
+    options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
+    found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
+    return float(found.fun), np.asarray(found.x)
