@@ -383,15 +383,20 @@ def find_bands(bands: int, steps: int, separation: int, uses: int, column: Array
 
     def cost(free: Array) -> tuple[float, Array]:
         """log(sens^2 mean error), and its gradient."""
-        kept = 1 / (1 + np.exp(-free))
+        kept = free_fractions(free)
         coefficients = np.append(1.0, np.cumprod(kept))
         value, slope = weigh_coefficients(coefficients, steps, separation, columns, column)
         tail = np.cumsum((slope * coefficients)[:0:-1])[::-1]
         return value, (1 - kept) * tail
 
     start = np.log(2 * np.arange(1, bands) - 1.0)
-    found = minimize_smoothly(cost, start)[1]
-    return tuple(float(c) for c in np.round(np.append(1.0, np.cumprod(1 / (1 + np.exp(-found)))), DECIMALS))
+    found = np.cumprod(free_fractions(minimize_smoothly(cost, start)[1]))
+    return tuple(float(c) for c in np.round(np.append(1.0, found), DECIMALS))
+
+
+def free_fractions(free: Array) -> Array:
+    """Numbers between 0 and 1 of any numbers."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(free, -30.0, 30.0))))
 
 
 def weigh_coefficients(
@@ -450,9 +455,8 @@ def bind_buffers(numbers: Sequence[float]) -> Array:
 
 def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]:
     """Two weights (positive, together below 1) and two decays (between 0 and 1) of any four numbers."""
-    bounded = np.clip(free, -30.0, 30.0)
-    first, second = np.exp(bounded[:2])
-    kept = 1 / (1 + np.exp(-bounded[2:]))
+    first, second = np.exp(np.clip(free[:2], -30.0, 30.0))
+    kept = free_fractions(free[2:])
     whole = 1 + first + second
     return (float(first / whole), float(second / whole)), (float(kept[0]), float(kept[1]))
 
