@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from experiments.claims import Claim
+from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
 
 HERE = Path(__file__).parent
@@ -16,7 +18,7 @@ SYSTEMS = {
 }
 
 
-def claims_of(system: str) -> list[Claim]:
+def claims_of(system: str) -> list[Any]:
     """All claims of a system, from the results that are kept here."""
     return FOUND[system]()
 
@@ -45,11 +47,11 @@ def _clustered() -> list[Claim]:
     return claims(in_order(read(HERE / "clustered" / LINES), PARTS))
 
 
-def _hierarchy() -> list[Claim]:
-    from experiments.hierarchy.claims import claims
+def _hierarchy() -> list[Finding]:
+    from experiments.hierarchy.claims import list_findings
     from experiments.hierarchy.figures import PARTS
 
-    return claims(in_order(read(HERE / "hierarchy" / LINES), PARTS))
+    return list_findings(in_order(read(HERE / "hierarchy" / LINES), PARTS))
 
 
 def _partitioning() -> list[Claim]:
@@ -58,7 +60,7 @@ def _partitioning() -> list[Claim]:
     return claims(read(HERE / "partitioning" / "training" / LINES))
 
 
-FOUND: dict[str, Callable[[], list[Claim]]] = {
+FOUND: dict[str, Callable[[], list[Any]]] = {
     "groups": _groups,
     "upcycled": _upcycled,
     "clustered": _clustered,

@@ -13,8 +13,7 @@ PATH = 32.0
 """Learning rate x intervals: what the noise of a convex path depends on, however many steps it is cut into."""
 BATCH = {SHORT: 100, LONG: 20}
 """Examples of a step: as many as the learning rate needs to stay a contraction."""
-CONTROL = {"energy": 3, "delay": 3, "accuracy": 1, "tau_max": 20}
-LONGER = CONTROL | {"tau_max": 40}
+CONTROL = {"energy": 3, "delay": 3, "accuracy": 1, "tau_max": 40}
 CLIPPED_RATE = 0.4
 """Of clipped steps of single examples."""
 NOTHING = 1e6

@@ -8,9 +8,8 @@ from experiments.hierarchy.results import COSTS, Row, cost_to, find_seeds
 from experiments.hierarchy.words import DATA, MODULE, PRINTED, WEIGHTED
 from experiments.paired import Estimate, measure_mean
 
-TARGETS = {"fashion_mnist": 0.75, "cifar10": 0.36}
-"""The paper's 75% for Fashion-MNIST; for CIFAR-10 what all bars reach."""
-PUBLISHED_TARGETS = {"fashion_mnist": 0.70, "cifar10": 0.30}
+TARGETS = {"fashion_mnist": (0.75, 0.70), "cifar10": (0.42, 0.38)}
+"""Near convergence (the paper's 75% for Fashion-MNIST), and before."""
 BARS = {"p=0.5": "H2FDP without control", "p=0": "HFL-DP", "PEDPFL": "PEDPFL"}
 SAVINGS = {
     "fashion_mnist": {"p=0.5": (25.1, 24.9), "p=0": (46.2, 43.2), "PEDPFL": (71.5, 51.3)},
@@ -27,10 +26,9 @@ def bar_runs(rows: list[Row], data: str, name: str, *, published: bool = False) 
 
 
 def saved_by_control(
-    rows: list[Row], data: str, name: str, *, published: bool = False
+    rows: list[Row], data: str, name: str, target: float, *, published: bool = False
 ) -> tuple[Estimate | None, Estimate | None]:
     """(energy, delay) in percent that control saves on the way to the target, paired by seed; None: not reached."""
-    target = (PUBLISHED_TARGETS if published else TARGETS)[data]
     mine, other = (bar_runs(rows, data, bar, published=published) for bar in ("control", name))
     found = []
     for kind in COSTS:
@@ -52,21 +50,20 @@ def find_savings(rows: list[Row], data: str) -> Iterator[Finding]:
     for name, other in BARS.items():
         if not bar_runs(rows, data, "control") or not bar_runs(rows, data, name):
             continue
-        paper = SAVINGS[data][name]
-        energy, delay = saved_by_control(rows, data, name)
-        printed = saved_by_control(rows, data, name, published=True)
-        word = judge_savings(paper, (energy, delay), printed)
-        target, noisy = 100 * TARGETS[data], 100 * PUBLISHED_TARGETS[data]
+        paper, (late, early) = SAVINGS[data][name], TARGETS[data]
+        ours, before = (saved_by_control(rows, data, name, target) for target in (late, early))
+        printed = saved_by_control(rows, data, name, early, published=True)
+        word = judge_savings(paper, ours, (before, printed))
         points = tuple(
-            Point(f"{kind} saved against {other}, %", said, ours and ours.mean, _error(ours), same and same.mean)
-            for kind, said, ours, same in zip(COSTS, paper, (energy, delay), printed, strict=True)
+            Point(f"{kind} saved against {other}, %", said, mine and mine.mean, _error(mine), same and same.mean)
+            for kind, said, mine, same in zip(COSTS, paper, before, printed, strict=True)
         )
         yield Finding(
             f"Figure 5, {DATA[data]}",
             f"control saves {paper[0]}% energy and {paper[1]}% delay against {other}",
-            f"{PRINTED[data]}; target {target:g}% (75% in the paper)",
-            f"to {noisy:g}%: {tell_savings(*printed)}",
-            f"to {target:g}%: {tell_savings(energy, delay)}",
+            f"{PRINTED[data]}; to 75%, here to {100 * late:g}% and {100 * early:g}%",
+            f"to {100 * early:g}%: {tell_savings(*printed)}",
+            f"to {100 * late:g}%: {tell_savings(*ours)}; to {100 * early:g}%: {tell_savings(*before)}",
             word,
             "" if word is Verdict.REPRODUCED else WEIGHTED,
             f"{MODULE} fig4 fig5 published",
@@ -81,12 +78,11 @@ def _error(ours: Estimate | None) -> float:
 Pair = tuple[Estimate | None, Estimate | None]
 
 
-def judge_savings(paper: tuple[float, float], ours: Pair, printed: Pair) -> Verdict:
-    """Half of both savings or more; one sign of both; or the one that Proposition 3.1's noise gives."""
-    found = [_judge_pair(paper, one) for one in (ours, printed)]
-    if found[0] is not Verdict.REPRODUCED and found[1] is Verdict.REPRODUCED:
-        return Verdict.REGIME
-    return found[0]
+def judge_savings(paper: tuple[float, float], ours: Pair, others: tuple[Pair, ...]) -> Verdict:
+    """Half of both savings or more; one sign of both; where another target or noise gives the size, the regime."""
+    found = _judge_pair(paper, ours)
+    elsewhere = [_judge_pair(paper, one) for one in others]
+    return Verdict.REGIME if found is not Verdict.REPRODUCED and Verdict.REPRODUCED in elsewhere else found
 
 
 def _judge_pair(paper: tuple[float, float], ours: Pair) -> Verdict:

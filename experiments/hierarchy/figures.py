@@ -10,7 +10,6 @@ from typing import Any
 from experiments.hierarchy.cells import (
     CONTROL,
     LONG,
-    LONGER,
     NOTHING,
     Cell,
     add_control,
@@ -21,20 +20,21 @@ from experiments.hierarchy.cells import (
     trust_edges,
 )
 
-BOTH = ("fashion_mnist", "cifar10")
 SHARES = (0.0, 0.5, 1.0)
 EPSILONS = (0.5, 4.0)
 LOUD = 0.2
 """An epsilon with about five times the noise of epsilon 1."""
 WEIGHTS = (0.1, 1, 5, 20)
 SEEDS = (0, 1, 2)
-RUNS = (*((BOTH[0], seed) for seed in SEEDS), (BOTH[1], 0))
-"""Three seeds of Fashion-MNIST and one of CIFAR-10."""
+Runs = tuple[tuple[str, int], ...]
+"""(data set, seed)."""
+FASHION: Runs = tuple(("fashion_mnist", seed) for seed in SEEDS)
+CIFAR: Runs = (("cifar10", 0),)
 
 
-def curves() -> Iterator[Cell]:
+def curves(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 4: without privacy, and with p_c = 0 (HFL-DP), .5 and 1."""
-    for data, seed in RUNS:
+    for data, seed in runs:
         yield Cell("fig4", "HFL", data, seed, drop_privacy(experiment(data, seed=seed)))
         for share in SHARES:
             plain = experiment(data, seed=seed, share=share)
@@ -43,66 +43,70 @@ def curves() -> Iterator[Cell]:
 
 def long_curves() -> Iterator[Cell]:
     """Figure 4 at the paper's 200 intervals: Fashion-MNIST, one seed."""
-    data, seed = RUNS[0]
+    data, seed = FASHION[0]
     yield Cell("long", "HFL", data, seed, drop_privacy(experiment(data, seed=seed, intervals=LONG)))
     for share in SHARES:
         plain = experiment(data, seed=seed, share=share, intervals=LONG)
         yield Cell("long", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
 
 
-def comparators() -> Iterator[Cell]:
+def comparators(runs: Runs = FASHION) -> Iterator[Cell]:
     """What clipping costs without noise, and with the noise that a guarantee for any model needs."""
-    for data, seed in RUNS:
+    for data, seed in runs:
         plain = experiment(data, seed=seed, share=1.0)
         yield Cell("clipped", "no noise", data, seed, clip_steps(plain, NOTHING))
         yield Cell("clipped", "p=1", data, seed, clip_steps(plain, 1.0))
 
 
-def published() -> Iterator[Cell]:
+def published(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figures 4 and 5 with Proposition 3.1's noise for epsilon 1, which is no guarantee."""
-    for data, seed in RUNS:
+    for data, seed in runs:
         for share in SHARES:
             plain = noise_as_published(experiment(data, seed=seed, share=share))
             yield Cell("published", f"p={share:g}", data, seed, plain)
             if share == 0.5:
-                yield Cell("published", "control", data, seed, add_control(plain, LONGER))
+                yield Cell("published", "control", data, seed, add_control(plain, CONTROL))
         alone = experiment(data, seed=seed, subnets=1, size=50, share=0.0)
         yield Cell("published", "PEDPFL", data, seed, noise_as_published(alone))
 
 
 def loud() -> Iterator[Cell]:
-    """Figure 4 with five times the noise, where it matters who is trusted."""
-    for seed, share in product(SEEDS, SHARES):
-        plain = experiment(BOTH[0], seed=seed, share=share, epsilon=LOUD)
-        yield Cell("loud", f"p={share:g}", BOTH[0], seed, plain, {"share": share, "epsilon": LOUD})
+    """Figures 4 and 7 with five times the noise, where it matters who is trusted and how many there are."""
+    for data, seed in FASHION:
+        for share in SHARES:
+            plain = experiment(data, seed=seed, share=share, epsilon=LOUD)
+            yield Cell("loud", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": LOUD})
+        for size in (5, 25):
+            plain = experiment(data, seed=seed, subnets=2, size=size, epsilon=LOUD)
+            yield Cell("loud", f"2x{size}", data, seed, plain, {"subnets": 2, "size": size})
 
 
-def costs() -> Iterator[Cell]:
+def costs(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 5: control, and PEDPFL (one subnet, nobody trusted); the other bars are figure 4's runs."""
-    for data, seed in RUNS:
+    for data, seed in runs:
         yield Cell("fig5", "control", data, seed, add_control(experiment(data, seed=seed), CONTROL))
         yield Cell("fig5", "PEDPFL", data, seed, experiment(data, seed=seed, subnets=1, size=50, share=0.0))
 
 
-def budgets() -> Iterator[Cell]:
+def budgets(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 6: epsilon against trust; epsilon = 1 is figure 4."""
-    for (data, seed), epsilon, share in product(RUNS, EPSILONS, SHARES):
+    for (data, seed), epsilon, share in product(runs, EPSILONS, SHARES):
         if (epsilon, share) != (4.0, 0.5):
             plain = experiment(data, seed=seed, share=share, epsilon=epsilon)
             facts = {"share": share, "epsilon": epsilon}
             yield Cell("fig6", f"eps={epsilon:g} p={share:g}", data, seed, plain, facts)
 
 
-def more_budget() -> Iterator[Cell]:
+def more_budget(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 9: epsilon = 1.5 with half of the edges trusted, beside .5 (figure 6) and 1 (figure 4)."""
-    for data, seed in RUNS:
+    for data, seed in runs:
         plain = experiment(data, seed=seed, epsilon=1.5)
         yield Cell("fig9", "eps=1.5 p=0.5", data, seed, plain, {"share": 0.5, "epsilon": 1.5})
 
 
-def networks() -> Iterator[Cell]:
+def networks(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 7: more subnets of five devices, or two subnets of more devices; half of the edges trusted."""
-    for (data, seed), (subnets, size) in product(RUNS, ((2, 5), (6, 5), (2, 15), (2, 25))):
+    for (data, seed), (subnets, size) in product(runs, ((2, 5), (6, 5), (2, 15), (2, 25))):
         plain = experiment(data, seed=seed, subnets=subnets, size=size)
         yield Cell("fig7", f"{subnets}x{size}", data, seed, plain, {"subnets": subnets, "size": size})
 
@@ -130,6 +134,12 @@ def weights(figure: str, names: tuple[str, ...], delays: str = "max") -> Iterato
         yield Cell(figure, label, "digits", 0, plain, {"weight": name, "value": value, "delays": delays})
 
 
+def colours() -> Iterator[Cell]:
+    """All of it for CIFAR-10, one seed."""
+    for part in (curves, costs, networks, budgets, more_budget, comparators, published):
+        yield from part(CIFAR)
+
+
 def quick() -> Iterator[Cell]:
     """Some of the runs above, to see that they still give what is kept."""
     wanted = {"fig4/fashion_mnist/p=1/0", "published/fashion_mnist/p=0.5/0", "fig7/fashion_mnist/2x5/0"}
@@ -149,6 +159,7 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "fig8": lambda: weights("fig8", ("energy", "accuracy")),
     "fig10": lambda: (*weights("fig10", ("delay",)), *weights("fig10", ("delay",), "sum")),
     "long": long_curves,
+    "cifar": colours,
     "quick": quick,
 }
 
