@@ -120,7 +120,7 @@ def find_half(arms: Arms) -> Finding:
         f"Figure 4, {arms.title}",
         f"p_c = .5 gains {paper:g} points over HFL-DP",
         PRINTED[arms.data],
-        "not run" if as_printed is None else f"{as_printed}; {TRUE_COST.format(spent(arms))}",
+        "-" if as_printed is None else f"{as_printed}; {TRUE_COST.format(spent(arms))}",
         tell_gains({"epsilon 1": gain, "epsilon 1, k = 200": long, **louder}),
         verdict,
         "" if verdict is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {LOUD_RUN}",
@@ -147,7 +147,7 @@ def find_whole(arms: Arms) -> Finding:
         f"Figure 4, {arms.title}",
         "at p_c = 1 the gain almost doubles",
         PRINTED[arms.data],
-        "not run" if same is None else f"{same:.1f} times, {whole}",
+        "-" if same is None else f"{same:.1f} times, {whole}",
         "; ".join(said for _, said in ratios.values()),
         verdict,
         "" if verdict is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {LOUD_RUN}",
@@ -177,7 +177,7 @@ def find_shortfall(arms: Arms) -> Finding:
         f"Figure 4, {arms.title}",
         f"p_c = 1 comes within {paper:g} points of no privacy",
         PRINTED[arms.data],
-        "not run" if as_printed is None else f"short by {as_printed}; {TRUE_COST.format(spent(arms))}",
+        "-" if as_printed is None else f"short by {as_printed}; {TRUE_COST.format(spent(arms))}",
         "; ".join(words),
         Verdict.REPRODUCED if holds else Verdict.SAME_SIGN,
         "" if holds else f"the noise alone: what is missing falls with epsilon (`{MODULE} fig6`)",
@@ -201,7 +201,7 @@ def find_budgets(arms: Arms) -> Iterator[Finding]:
         f"(`{MODULE} fig4 fig6`)"
     )
     as_printed = published_gain(arms, 1.0)
-    printed = "not run" if as_printed is None else f"epsilon 1: {as_printed}; {TRUE_COST.format(spent(arms))}"
+    printed = "-" if as_printed is None else f"epsilon 1: {as_printed}; {TRUE_COST.format(spent(arms))}"
     known = [gain for gain in gains.values() if gain is not None]
     reached = [judge_difference(least, gain) is Verdict.REPRODUCED for gain in known]
     sign = Verdict.SAME_SIGN if min(gain.mean for gain in known) > 0 else Verdict.NOT_REPRODUCED

@@ -6,7 +6,7 @@ from statistics import fmean
 from experiments.findings import Finding, Point, Verdict
 from experiments.hierarchy.results import COSTS, Row, cost_to, find_seeds
 from experiments.hierarchy.words import DATA, MODULE, PRINTED, WEIGHTED
-from experiments.paired import Estimate, measure_mean
+from experiments.paired import Estimate, judge_difference, measure_mean
 
 TARGETS = {"fashion_mnist": (0.75, 0.70), "cifar10": (0.42, 0.38)}
 """Near convergence (the paper's 75% for Fashion-MNIST), and before."""
@@ -79,18 +79,17 @@ Pair = tuple[Estimate | None, Estimate | None]
 
 
 def judge_savings(paper: tuple[float, float], ours: Pair, others: tuple[Pair, ...]) -> Verdict:
-    """Half of both savings or more; one sign of both; where another target or noise gives the size, the regime."""
+    """The worse of both savings; where another target or noise gives the size, the regime."""
     found = _judge_pair(paper, ours)
     elsewhere = [_judge_pair(paper, one) for one in others]
     return Verdict.REGIME if found is not Verdict.REPRODUCED and Verdict.REPRODUCED in elsewhere else found
 
 
 def _judge_pair(paper: tuple[float, float], ours: Pair) -> Verdict:
-    energy, delay = ours
-    if energy is None or delay is None or min(energy.mean, delay.mean) <= 0:
+    if ours[0] is None or ours[1] is None:
         return Verdict.NOT_REPRODUCED
-    enough = energy.mean >= paper[0] / 2 and delay.mean >= paper[1] / 2
-    return Verdict.REPRODUCED if enough else Verdict.SAME_SIGN
+    found = {judge_difference(said, one) for said, one in zip(paper, ours, strict=True) if one is not None}
+    return next(word for word in (Verdict.NOT_REPRODUCED, Verdict.SAME_SIGN, Verdict.REPRODUCED) if word in found)
 
 
 def find_weights(rows: list[Row]) -> Iterator[Finding]:

@@ -11,9 +11,8 @@ LOUD_RUN = f"with more noise it grows (`{MODULE} loud fig6`)"
 TRUE_COST = "costs epsilon {:.0f} in truth"
 CONTROLLED = "control saves {} of the energy to 70%."
 WEIGHTED = (
-    "intervals of up to 40 steps use an example twice, which doubles the noise that a guarantee needs: control is "
-    "ahead early, and behind near convergence; with noise that does not follow it stays ahead "
-    f"(`{MODULE} fig5 published`)"
+    "intervals of up to 40 steps use an example twice, which doubles the noise that a guarantee needs; with noise that "
+    f"does not follow control saves more (`{MODULE} fig5 published`)"
 )
 
 HEAD = """# Hierarchy: what the paper says, what came out
