@@ -6,7 +6,17 @@ from statistics import fmean
 from experiments.findings import Finding, Point, Verdict
 from experiments.hierarchy.costs import find_savings, find_weights, saved_by_control
 from experiments.hierarchy.results import Row, accuracy_gain, by_seed, find_seeds, jump_size, mean_accuracy
-from experiments.hierarchy.words import CONTROLLED, DATA, LOUD_RUN, MODULE, NOISE_IS_SMALL, PRINTED, TRUE_COST
+from experiments.hierarchy.words import (
+    CLIPPED,
+    CLIPPED_RUN,
+    CONTROLLED,
+    DATA,
+    LOUD_RUN,
+    MODULE,
+    NOISE_IS_SMALL,
+    PRINTED,
+    TRUE_COST,
+)
 from experiments.paired import Estimate, judge_difference, pair_by_seed
 
 GAINS = {"fashion_mnist": (6.0, 3.0), "cifar10": (12.0, 8.0)}
@@ -75,11 +85,11 @@ def show_point(label: str, paper: float | None, ours: Estimate, published: Estim
     return Point(label, paper, ours.mean, error, None if published is None else published.mean)
 
 
-def published_gain(arms: Arms, share: float) -> Estimate | None:
-    """The same with Proposition 3.1's noise."""
-    if not arms.has("published", "p=0", f"p={share:g}"):
+def other_gain(arms: Arms, figure: str, share: float) -> Estimate | None:
+    """What trust gains with Proposition 3.1's noise, with clipped steps, or over 200 intervals."""
+    if not arms.has(figure, "p=0", f"p={share:g}"):
         return None
-    return accuracy_gain(arms["published", "p=0"], arms["published", f"p={share:g}"])
+    return accuracy_gain(arms[figure, "p=0"], arms[figure, f"p={share:g}"])
 
 
 def spent(arms: Arms) -> float:
@@ -113,8 +123,9 @@ def find_half(arms: Arms) -> Finding:
     """Figure 4: what trust in half of the edges gains."""
     paper, gain = GAINS[arms.data][0], accuracy_gain(arms["fig4", "p=0"], arms["fig4", "p=0.5"])
     louder = {f"epsilon {epsilon:g}": arms.trust_gain(epsilon, 0.5) for epsilon in (0.5, 0.2)}
-    long = accuracy_gain(arms["long", "p=0"], arms["long", "p=0.5"]) if arms.has("long", "p=0", "p=0.5") else None
-    as_printed = published_gain(arms, 0.5)
+    louder[CLIPPED] = other_gain(arms, "clipped", 0.5)
+    long = other_gain(arms, "long", 0.5)
+    as_printed = other_gain(arms, "published", 0.5)
     verdict = judge_regimes(paper, gain, [*louder.values(), as_printed])
     return Finding(
         f"Figure 4, {arms.title}",
@@ -123,8 +134,8 @@ def find_half(arms: Arms) -> Finding:
         "-" if as_printed is None else f"{as_printed}; {TRUE_COST.format(spent(arms))}",
         tell_gains({"epsilon 1": gain, "epsilon 1, k = 200": long, **louder}),
         verdict,
-        "" if verdict is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {LOUD_RUN}",
-        f"{MODULE} fig4 fig6 loud published long",
+        "" if verdict is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {CLIPPED_RUN}",
+        f"{MODULE} fig4 fig6 loud clipped published long",
         (show_point("gain at p_c = .5", paper, gain, as_printed),),
     )
 
@@ -139,7 +150,7 @@ def find_whole(arms: Arms) -> Finding:
                 whole.mean / half.mean,
                 f"epsilon {epsilon:g}: {whole.mean / half.mean:.1f} times, {whole}",
             )
-    half, whole = published_gain(arms, 0.5), published_gain(arms, 1.0)
+    half, whole = other_gain(arms, "published", 0.5), other_gain(arms, "published", 1.0)
     same = whole.mean / half.mean if half and whole and half.mean > 0 else None
     right = [1.5 <= ratio <= 2.5 for ratio, _ in ratios.values()]
     verdict = Verdict.REPRODUCED if 1.0 in ratios and right[0] else Verdict.REGIME if any(right) else Verdict.SAME_SIGN
@@ -200,9 +211,11 @@ def find_budgets(arms: Arms) -> Iterator[Finding]:
         f"there is no more to gain than noise takes away: at epsilon 4 trust in nobody is {left} short of no privacy "
         f"(`{MODULE} fig4 fig6`)"
     )
-    as_printed = published_gain(arms, 1.0)
+    as_printed = other_gain(arms, "published", 1.0)
     printed = "-" if as_printed is None else f"epsilon 1: {as_printed}; {TRUE_COST.format(spent(arms))}"
-    known = [gain for gain in gains.values() if gain is not None]
+    clipped = other_gain(arms, "clipped", 1.0)
+    here += f"; {CLIPPED}: {clipped}" if clipped else ""
+    known = [gain for gain in (*gains.values(), clipped) if gain is not None]
     reached = [judge_difference(least, gain) is Verdict.REPRODUCED for gain in known]
     sign = Verdict.SAME_SIGN if min(gain.mean for gain in known) > 0 else Verdict.NOT_REPRODUCED
     word = Verdict.REPRODUCED if all(reached) else Verdict.REGIME if any(reached) else sign
@@ -211,9 +224,9 @@ def find_budgets(arms: Arms) -> Iterator[Finding]:
     why = "" if word is Verdict.REPRODUCED else cause
     yield Finding(title, claim, PRINTED[arms.data], printed, here, word, why, f"{MODULE} fig4 fig6 loud", points)
     claim = f"{much:g} points at epsilon = .5"
-    word = judge_regimes(much, half, [gains[0.2]])
-    why = "" if word is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {LOUD_RUN}"
-    yield Finding(title, claim, PRINTED[arms.data], "-", here, word, why, f"{MODULE} fig6 loud")
+    word = judge_regimes(much, half, [gains[0.2], clipped])
+    why = "" if word is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {CLIPPED_RUN}"
+    yield Finding(title, claim, PRINTED[arms.data], "-", here, word, why, f"{MODULE} fig6 loud clipped")
 
 
 def find_networks(arms: Arms) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ def tell_savings(energy: Estimate | None, delay: Estimate | None) -> str:
     """In words."""
     if energy is None or delay is None:
         return "not all reach the target"
-    return f"{energy}% energy, {delay}% delay"
+    return f"energy {energy}, delay {delay}, in %"
 
 
 def find_savings(rows: list[Row], data: str) -> Iterator[Finding]:

@@ -53,9 +53,9 @@ def long_curves() -> Iterator[Cell]:
 def comparators(runs: Runs = FASHION) -> Iterator[Cell]:
     """What clipping costs without noise, and with the noise that a guarantee for any model needs."""
     for data, seed in runs:
-        plain = experiment(data, seed=seed, share=1.0)
-        yield Cell("clipped", "no noise", data, seed, clip_steps(plain, NOTHING))
-        yield Cell("clipped", "p=1", data, seed, clip_steps(plain, 1.0))
+        yield Cell("clipped", "no noise", data, seed, clip_steps(experiment(data, seed=seed, share=1.0), NOTHING))
+        for share in SHARES:
+            yield Cell("clipped", f"p={share:g}", data, seed, clip_steps(experiment(data, seed=seed, share=share), 1.0))
 
 
 def published(runs: Runs = FASHION) -> Iterator[Cell]:

@@ -41,12 +41,15 @@ def table_of_trust(rows: list[Row], data: str) -> str:
     lines = [f"| without privacy (HFL) | {show_runs(arms['fig4', 'HFL'])} | | |"]
     if arms["clipped", "no noise"]:
         lines.append(f"| clipped steps, no noise | {show_runs(arms['clipped', 'no noise'])} | | |")
-        lines.append(f"| clipped steps, epsilon = 1 | | | {show_runs(arms['clipped', 'p=1'])} |")
     for epsilon in (0.2, 0.5, 1.0, 1.5, 4.0):
         cells = [show_runs(runs) if (runs := arms.at(epsilon, share)) else "" for share in (0.0, 0.5, 1.0)]
         if any(cells):
             lines.append(f"| epsilon = {epsilon:g} | " + " | ".join(cells) + " |")
-    for title, figure in (("as published, no guarantee", "published"), ("epsilon = 1, k = 200", "long")):
+    for title, figure in (
+        ("clipped steps, epsilon = 1", "clipped"),
+        ("as published, no guarantee", "published"),
+        ("epsilon = 1, k = 200", "long"),
+    ):
         if arms[figure, "p=1"]:
             cells = [show_runs(arms[figure, f"p={share:g}"]) for share in (0.0, 0.5, 1.0)]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")

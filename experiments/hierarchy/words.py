@@ -8,6 +8,8 @@ PRINTED = {
 }
 NOISE_IS_SMALL = "the gain is what noise takes away, and a convex segment needs little of it at epsilon 1:"
 LOUD_RUN = f"with more noise it grows (`{MODULE} loud fig6`)"
+CLIPPED = "clipped steps, epsilon 1"
+CLIPPED_RUN = f"it grows with the noise, as of clipped steps with a guarantee for any model (`{MODULE} clipped loud`)"
 TRUE_COST = "costs epsilon {:.0f} in truth"
 CONTROLLED = "control saves {} of the energy to 70%."
 WEIGHTED = (
