@@ -136,7 +136,10 @@ def find_half(arms: Arms) -> Finding:
         verdict,
         "" if verdict is Verdict.REPRODUCED else f"{NOISE_IS_SMALL} {CLIPPED_RUN}",
         f"{MODULE} fig4 fig6 loud clipped published long",
-        (show_point("gain at p_c = .5", paper, gain, as_printed),),
+        (
+            show_point("gain at p_c = .5", paper, gain, as_printed),
+            *(show_point(f"the same, {name}", paper, one) for name, one in louder.items() if one is not None),
+        ),
     )
 
 

@@ -56,7 +56,7 @@ def find_savings(rows: list[Row], data: str) -> Iterator[Finding]:
         word = judge_savings(paper, ours, (before, printed))
         points = tuple(
             Point(f"{kind} saved against {other}, %", said, mine and mine.mean, _error(mine), same and same.mean)
-            for kind, said, mine, same in zip(COSTS, paper, before, printed, strict=True)
+            for kind, said, mine, same in zip(COSTS, paper, ours, printed, strict=True)
         )
         yield Finding(
             f"Figure 5, {DATA[data]}",
