@@ -66,7 +66,7 @@ def find_savings(rows: list[Row], data: str) -> Iterator[Finding]:
             f"to {100 * late:g}%: {tell_savings(*ours)}; to {100 * early:g}%: {tell_savings(*before)}",
             word,
             "" if word is Verdict.REPRODUCED else WEIGHTED,
-            f"{MODULE} fig4 fig5 published",
+            f"{MODULE} fig4 fig5 published" if data == "fashion_mnist" else f"{MODULE} cifar",
             points,
         )
 

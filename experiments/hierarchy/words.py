@@ -7,11 +7,14 @@ PRINTED = {
     "cifar10": "k = 200, 12-layer CNN; here k = 40, softmax regression on fixed features (M = 3,050), 1 seed",
 }
 NOISE_IS_SMALL = "the gain is what noise takes away, and a convex segment needs little of it at epsilon 1:"
-LOUD_RUN = f"with more noise it grows (`{MODULE} loud fig6`)"
+LOUD_RUN = f"with more noise it grows (Fashion-MNIST: `{MODULE} loud fig6`)"
 CLIPPED = "clipped steps, epsilon 1"
-CLIPPED_RUN = f"it grows with the noise, as of clipped steps with a guarantee for any model (`{MODULE} clipped loud`)"
+CLIPPED_RUN = (
+    "it grows with the noise, as of clipped steps with a guarantee for any model (Fashion-MNIST: "
+    f"`{MODULE} clipped loud`)"
+)
 TRUE_COST = "costs epsilon {:.0f} in truth"
-CONTROLLED = "control saves {} of the energy to 70%."
+CONTROLLED = "control saves {} of the energy to 70% with that noise, and {} to 75% with a guarantee."
 WEIGHTED = (
     "intervals of up to 40 steps use an example twice, which doubles the noise that a guarantee needs; with noise that "
     f"does not follow control saves more (`{MODULE} fig5 published`)"
