@@ -308,7 +308,7 @@ def say_to_authors(rows: list[Row]) -> tuple[str, str, str]:
     return (
         f"The headline holds with a proven guarantee: {whole:.1f}% at epsilon 1 with all edges trusted against "
         f"{best:.1f}% without privacy, because segments of a convex loss need no clipping and far less noise.",
-        f"Whom to trust matters as much as noise does: p_c = 1 gains {whole - none:.1f} points over p_c = 0 at epsilon 1"
+        f"Trust matters as much as noise does: p_c = 1 gains {whole - none:.1f} points over p_c = 0 at epsilon 1"
         + ("." if loud is None else f" and {loud.mean:.1f} at epsilon .2."),
         f"Proposition 3.1's noise for epsilon 1 costs epsilon {spent(arms):.0f} in truth; {CONTROLLED.format(*told)}",
     )
