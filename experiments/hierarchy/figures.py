@@ -135,8 +135,8 @@ def weights(figure: str, names: tuple[str, ...], delays: str = "max") -> Iterato
 
 
 def colours() -> Iterator[Cell]:
-    """All of it for CIFAR-10, one seed."""
-    for part in (curves, budgets, more_budget, networks, costs):
+    """All of it for CIFAR-10 but the louder noise, one seed."""
+    for part in (curves, budgets, more_budget, networks, costs, published, comparators):
         yield from part(CIFAR)
 
 
