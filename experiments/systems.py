@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
@@ -15,50 +16,67 @@ SYSTEMS = {
     "partitioning": "Partitioning (splitting, dropout, balanced iterations)",
 }
 
+Said = tuple[list[Finding], tuple[str, ...]]
+"""The findings of a system, and three sentences to the authors of its paper."""
+
 
 def findings_of(system: str) -> list[Finding]:
     """All findings of a system, from the results that are kept here."""
-    return FOUND[system]()
+    return FOUND[system]()[0]
 
 
-def _groups() -> list[Finding]:
+def find_sentences(system: str) -> tuple[str, ...]:
+    """What the authors of the paper would want to read."""
+    return FOUND[system]()[1]
+
+
+def _read_rows(place: str, parts: Any) -> list[dict[str, Any]]:
+    return in_order(read(HERE / place / LINES), parts)
+
+
+def _groups() -> Said:
     from experiments.groups.cells import PARTS
-    from experiments.groups.claims import claims
-    from experiments.groups.page import counted
+    from experiments.groups.claims import find_findings, say_to_authors
+    from experiments.groups.counts import read_counted
 
-    return claims(in_order(read(HERE / "groups" / "results" / LINES), PARTS), counted())
+    rows = _read_rows("groups/results", PARTS)
+    return find_findings(rows, read_counted()), say_to_authors(rows)
 
 
-def _upcycled() -> list[Finding]:
-    from experiments.upcycled.claims import cells, claims
-    from experiments.upcycled.numbers import by_part
+def _upcycled() -> Said:
+    from experiments.upcycled.claims import find_results, say_to_authors
     from experiments.upcycled.parts import PARTS
 
-    parts = by_part(in_order(read(HERE / "upcycled" / LINES), PARTS))
-    return [*claims(parts), *cells(parts)]
+    rows = _read_rows("upcycled", PARTS)
+    return find_results(rows), say_to_authors(rows)
 
 
-def _clustered() -> list[Finding]:
-    from experiments.clustered.claims import claims
+def _clustered() -> Said:
+    from experiments.clustered.claims import list_findings, say_to_authors
     from experiments.clustered.parts import PARTS
 
-    return claims(in_order(read(HERE / "clustered" / LINES), PARTS))
+    rows = _read_rows("clustered", PARTS)
+    return list_findings(rows), say_to_authors(rows)
 
 
-def _hierarchy() -> list[Finding]:
-    from experiments.hierarchy.claims import claims
+def _hierarchy() -> Said:
+    from experiments.hierarchy.claims import list_findings, say_to_authors
     from experiments.hierarchy.figures import PARTS
 
-    return claims(in_order(read(HERE / "hierarchy" / LINES), PARTS))
+    rows = _read_rows("hierarchy", PARTS)
+    return list_findings(rows), say_to_authors(rows)
 
 
-def _partitioning() -> list[Finding]:
-    from experiments.partitioning.claims import claims
+def _partitioning() -> Said:
+    from experiments.partitioning.claims import list_findings
+    from experiments.partitioning.training.__main__ import PARTS
+    from experiments.partitioning.training.claims import say_to_authors
 
-    return claims(read(HERE / "partitioning" / "training" / LINES))
+    rows = _read_rows("partitioning/training", PARTS)
+    return list_findings(rows), say_to_authors(rows)
 
 
-FOUND: dict[str, Callable[[], list[Finding]]] = {
+FOUND: dict[str, Callable[[], Said]] = {
     "groups": _groups,
     "upcycled": _upcycled,
     "clustered": _clustered,

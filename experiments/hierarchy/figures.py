@@ -3,94 +3,164 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.hierarchy.cells import CONTROL, Cell, experiment, open_run, trusted, with_control
+from experiments.hierarchy.cells import (
+    CONTROL,
+    LONG,
+    NOTHING,
+    Cell,
+    add_control,
+    clip_steps,
+    drop_privacy,
+    experiment,
+    noise_as_published,
+    trust_edges,
+)
 
-BOTH = ("fashion_mnist", "cifar10")
 SHARES = (0.0, 0.5, 1.0)
 EPSILONS = (0.5, 4.0)
+LOUD = 0.2
+"""An epsilon with about five times the noise of epsilon 1."""
 WEIGHTS = (0.1, 1, 5, 20)
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
+Runs = tuple[tuple[str, int], ...]
+"""(data set, seed)."""
+FASHION: Runs = tuple(("fashion_mnist", seed) for seed in SEEDS)
+CIFAR: Runs = (("cifar10", 0),)
 
 
-def curves() -> Iterator[Cell]:
+def curves(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 4: without privacy, and with p_c = 0 (HFL-DP), .5 and 1."""
-    for data in BOTH:
-        for seed in SEEDS:
-            yield Cell("fig4", "HFL", data, seed, open_run(data, seed=seed), {"share": None})
-            for share in SHARES:
-                plain = experiment(data, seed=seed, trusted=trusted(10, share))
-                yield Cell("fig4", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
+    for data, seed in runs:
+        yield Cell("fig4", "HFL", data, seed, drop_privacy(experiment(data, seed=seed)))
+        for share in SHARES:
+            plain = experiment(data, seed=seed, share=share)
+            yield Cell("fig4", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
 
 
-def costs() -> Iterator[Cell]:
-    """Figure 5: control, and PEDPFL (one subnet, nobody trusted); the other bars are figure 4's runs.
-
-    Fashion-MNIST also at epsilon = 8, where less of the run is noise.
-    """
-    for data in BOTH:
-        for seed in SEEDS:
-            plain = experiment(data, seed=seed)
-            yield Cell("fig5", "control", data, seed, with_control(plain, CONTROL))
-            yield Cell("fig5", "PEDPFL", data, seed, experiment(data, seed=seed, subnets=1, size=50, trusted=0.0))
-    weak = experiment("fashion_mnist", seed=0, epsilon=8.0)
-    yield Cell("fig5", "eps=8", "fashion_mnist", 0, weak)
-    yield Cell("fig5", "control eps=8", "fashion_mnist", 0, with_control(weak, CONTROL))
+def long_curves() -> Iterator[Cell]:
+    """Figure 4 at the paper's 200 intervals: Fashion-MNIST, one seed."""
+    data, seed = FASHION[0]
+    yield Cell("long", "HFL", data, seed, drop_privacy(experiment(data, seed=seed, intervals=LONG)))
+    for share in SHARES:
+        plain = experiment(data, seed=seed, share=share, intervals=LONG)
+        yield Cell("long", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
 
 
-def budgets() -> Iterator[Cell]:
-    """Figure 6: epsilon against trust; epsilon = 1 is figure 4."""
-    for data in BOTH:
-        for epsilon in EPSILONS:
-            for share in SHARES:
-                plain = experiment(data, seed=0, trusted=trusted(10, share), epsilon=epsilon)
-                facts = {"share": share, "epsilon": epsilon}
-                yield Cell("fig6", f"eps={epsilon:g} p={share:g}", data, 0, plain, facts)
+def comparators(runs: Runs = FASHION) -> Iterator[Cell]:
+    """What clipping costs without noise, and with the noise that a guarantee for any model needs."""
+    for data, seed in runs:
+        yield Cell("clipped", "no noise", data, seed, clip_steps(experiment(data, seed=seed, share=1.0), NOTHING))
+        for share in SHARES:
+            yield Cell("clipped", f"p={share:g}", data, seed, clip_steps(experiment(data, seed=seed, share=share), 1.0))
 
 
-def more_budget() -> Iterator[Cell]:
+def published(runs: Runs = FASHION) -> Iterator[Cell]:
+    """Figures 4 and 5 with Proposition 3.1's noise for epsilon 1, which is no guarantee."""
+    for data, seed in runs:
+        for share in SHARES:
+            plain = noise_as_published(experiment(data, seed=seed, share=share))
+            yield Cell("published", f"p={share:g}", data, seed, plain)
+            if share == 0.5:
+                yield Cell("published", "control", data, seed, add_control(plain, CONTROL))
+        alone = experiment(data, seed=seed, subnets=1, size=50, share=0.0)
+        yield Cell("published", "PEDPFL", data, seed, noise_as_published(alone))
+
+
+def loud() -> Iterator[Cell]:
+    """Figures 4 and 7 with five times the noise, where it matters who is trusted and how many there are."""
+    for data, seed in FASHION:
+        for share in SHARES:
+            plain = experiment(data, seed=seed, share=share, epsilon=LOUD)
+            yield Cell("loud", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": LOUD})
+        for size in (5, 25):
+            plain = experiment(data, seed=seed, subnets=2, size=size, epsilon=LOUD)
+            yield Cell("loud", f"2x{size}", data, seed, plain, {"subnets": 2, "size": size})
+
+
+def costs(runs: Runs = FASHION) -> Iterator[Cell]:
+    """Figure 5: control, and PEDPFL (one subnet, nobody trusted); the other bars are figure 4's runs."""
+    for data, seed in runs:
+        yield Cell("fig5", "control", data, seed, add_control(experiment(data, seed=seed), CONTROL))
+        yield Cell("fig5", "PEDPFL", data, seed, experiment(data, seed=seed, subnets=1, size=50, share=0.0))
+
+
+def budgets(runs: Runs = FASHION) -> Iterator[Cell]:
+    """Figure 6: epsilon against trust; epsilon = 1 is figure 4. Epsilon = 4, where little is left to gain: one seed."""
+    for (data, seed), epsilon, share in product(runs, EPSILONS, SHARES):
+        if epsilon < 1 or (seed == 0 and share != 0.5):
+            plain = experiment(data, seed=seed, share=share, epsilon=epsilon)
+            facts = {"share": share, "epsilon": epsilon}
+            yield Cell("fig6", f"eps={epsilon:g} p={share:g}", data, seed, plain, facts)
+
+
+def more_budget(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 9: epsilon = 1.5 with half of the edges trusted, beside .5 (figure 6) and 1 (figure 4)."""
-    for data in BOTH:
-        plain = experiment(data, seed=0, epsilon=1.5)
-        yield Cell("fig9", "eps=1.5 p=0.5", data, 0, plain, {"share": 0.5, "epsilon": 1.5})
+    for data, seed in runs:
+        plain = experiment(data, seed=seed, epsilon=1.5)
+        yield Cell("fig9", "eps=1.5 p=0.5", data, seed, plain, {"share": 0.5, "epsilon": 1.5})
 
 
-def networks() -> Iterator[Cell]:
+def networks(runs: Runs = FASHION) -> Iterator[Cell]:
     """Figure 7: more subnets of five devices, or two subnets of more devices; half of the edges trusted."""
-    for data in BOTH:
-        for total in (10, 30, 50):
-            shapes = {(total // 5, 5), (2, total // 2)}
-            for subnets, size in sorted(shapes):
-                if (subnets, size) == (10, 5):
-                    continue  # figure 4's
-                plain = experiment(data, seed=0, subnets=subnets, size=size)
-                facts = {"subnets": subnets, "size": size}
-                yield Cell("fig7", f"{subnets}x{size}", data, 0, plain, facts)
+    for (data, seed), (subnets, size) in product(runs, ((2, 5), (6, 5), (2, 15), (2, 25))):
+        plain = experiment(data, seed=seed, subnets=subnets, size=size)
+        yield Cell("fig7", f"{subnets}x{size}", data, seed, plain, {"subnets": subnets, "size": size})
 
 
-def weights(figure: str, names: tuple[str, ...]) -> Iterator[Cell]:
+def weights(figure: str, names: tuple[str, ...], delays: str = "max") -> Iterator[Cell]:
     """Figures 8 and 10: what the weights do to tau and s; four subnets of 15 devices.
 
     Decisions depend on costs relative to the plan, not on model or data, so the smallest of both will do.
     """
-    for name in names:
-        for value in WEIGHTS:
-            chosen = {"energy": 1, "delay": 1, "accuracy": 1, "tau_max": 40} | {name: value}
-            plain = with_control(experiment("fashion_mnist", seed=0, subnets=4, size=15), chosen)
-            plain |= {"data": {"source": "digits", "clients": 60}, "rounds": 20, "evaluate_every": 20}
-            yield Cell(figure, f"{name}={value:g}", "fashion_mnist", 0, plain, {"weight": name, "value": value})
+    for name, value in product(names, WEIGHTS):
+        chosen = {"energy": 1, "delay": 1, "accuracy": 1, "tau_max": 40} | {name: value}
+        plain = {
+            "name": "hierarchy",
+            "rounds": 20,
+            "evaluate_every": 20,
+            "data": {"source": "digits", "clients": 60},
+            "model": {"name": "linear"},
+            "topology": {"kind": "tree", "subnets": 4, "trusted": trust_edges(4, 0.5)},
+            "algorithm": {"name": "h2fdp", "local_aggregation": 5, "control": chosen},
+            "local": {"steps": 20, "batch_size": 1, "learning_rate": 0.1},
+            "privacy": {"unit": "sample", "where": "edge", "epsilon": 1.0, "delta": 1e-5, "clip_norm": 1.0},
+            "resources": {"model": "wireless"} | ({"delays": delays} if delays != "max" else {}),
+        }
+        label = f"{name}={value:g}" + (f" {delays}" if delays != "max" else "")
+        yield Cell(figure, label, "digits", 0, plain, {"weight": name, "value": value, "delays": delays})
+
+
+def colours() -> Iterator[Cell]:
+    """All of it for CIFAR-10 but the louder noise, one seed."""
+    for part in (curves, budgets, more_budget, networks, costs, published, comparators):
+        yield from part(CIFAR)
+
+
+def quick() -> Iterator[Cell]:
+    """Some of the runs above, to see that they still give what is kept."""
+    wanted = {"fig4/fashion_mnist/p=1/0", "published/fashion_mnist/p=0.5/0", "fig7/fashion_mnist/2x5/0"}
+    yield from (cell for part in (curves, published, networks) for cell in part() if cell.key in wanted)
+    yield from weights("fig10", ("delay",), "sum")
 
 
 PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "fig4": curves,
+    "published": published,
     "fig5": costs,
-    "fig6": budgets,
+    "loud": loud,
+    "clipped": comparators,
     "fig7": networks,
-    "fig8": lambda: weights("fig8", ("energy", "accuracy")),
+    "fig6": budgets,
     "fig9": more_budget,
-    "fig10": lambda: weights("fig10", ("delay",)),
+    "fig8": lambda: weights("fig8", ("energy", "accuracy")),
+    "fig10": lambda: (*weights("fig10", ("delay",)), *weights("fig10", ("delay",), "sum")),
+    "long": long_curves,
+    "cifar": colours,
+    "quick": quick,
 }
 
 

@@ -197,7 +197,7 @@ class Simulator:
             recall.require_noised()
         splitter, clip_norm = plans[0].splitter, plans[0].clip_norm
         each: dict[str, list[Any]] = {
-            "sample_rates": [plan.rate for plan in plans],
+            "sample_rates": [plan.rate / max(1, plan.groups) for plan in plans],
             "steps": [plan.steps for plan in plans],
             "divisors": [plan.expected_batch for plan in plans],
             "sampling_rngs": self._client_rngs(self._secret, Purpose.BATCHES, cohort, at),
