@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.claims import Claim
+from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
 
 HERE = Path(__file__).parent
@@ -21,12 +22,12 @@ def claims_of(system: str) -> list[Claim]:
     return FOUND[system]()
 
 
-def _groups() -> list[Claim]:
+def _groups() -> list[Finding]:
     from experiments.groups.cells import PARTS
-    from experiments.groups.claims import claims
-    from experiments.groups.page import counted
+    from experiments.groups.claims import find_findings
+    from experiments.groups.counts import read_counted
 
-    return claims(in_order(read(HERE / "groups" / "results" / LINES), PARTS), counted())
+    return find_findings(in_order(read(HERE / "groups" / "results" / LINES), PARTS), read_counted())
 
 
 def _upcycled() -> list[Claim]:

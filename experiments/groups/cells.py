@@ -217,7 +217,7 @@ def work(cell: Cell) -> dict[str, Any]:
 
 
 def write_sorted_ring(cell: Cell, path: Path) -> Path:
-    """The ring with its workers sorted by the label that each has most of: who sits where tells their labels."""
+    """The membership file of a ring whose workers are sorted by the label that each has most of."""
     import numpy as np
 
     from sightline import engine
@@ -225,8 +225,17 @@ def write_sorted_ring(cell: Cell, path: Path) -> Path:
 
     built = engine.build_experiment(parse(replace(cell, structure="ring").plain))
     most = [int(np.bincount(np.asarray(client.train.y)).argmax()) for client in built.federation.clients]
-    order = sorted(range(cell.workers), key=lambda worker: (most[worker], worker))
-    ring = built.topology.schedule.eras[0].groups
-    groups = [sorted(order[place] for place in group) for group in ring]
-    path.write_text(json.dumps({"workers": cell.workers, "groups": groups}), encoding="utf-8")
+    path.write_text(json.dumps({"workers": cell.workers, "groups": sort_ring(most, cell.groups)}), encoding="utf-8")
     return path
+
+
+def sort_ring(most: list[int], groups: int) -> list[list[int]]:
+    """A ring in the order of the workers' commonest labels: who sits where tells them.
+
+    >>> sort_ring([1, 0, 1, 0], 2)
+    [[0, 1, 3], [0, 1, 2]]
+    """
+    from sightline.topology.groups import ring_groups
+
+    order = sorted(range(len(most)), key=lambda worker: (most[worker], worker))
+    return [sorted(order[place] for place in group) for group in ring_groups(len(most), groups)]
