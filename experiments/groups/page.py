@@ -1,65 +1,60 @@
-"""docs/reproduction/groups.md from the results: the paper's claim, ours, verdict."""
+"""docs/reproduction/groups.md from the results: figure by figure what is printed, what came out, and why."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.claims import table
-from experiments.groups.cells import NOISE, PERIODS, SIZES, STRUCTURES, Cell
-from experiments.groups.claims import SOURCES, claims
-from experiments.groups.pictures import draw
+from experiments.findings import draw_results, write_table
+from experiments.groups.accuracies import SOURCES, Known
+from experiments.groups.cells import LOUD, NOISE, PERIODS, QUIET, REGIMES, SIZES, SORTED, STRUCTURES, Cell
+from experiments.groups.claims import find_findings
+from experiments.groups.counts import read_counted
+from experiments.groups.pictures import draw_curves
+from experiments.paired import measure_mean
 
 Row = dict[str, Any]
-RESULTS = Path(__file__).parent / "results"
 WORDS = Path(__file__).with_name("words.md")
 """What a person wrote about it, with places for what the results make."""
 
 
-def counted(folder: Path = RESULTS) -> dict[str, Any]:
-    """What `python -m experiments.groups.figure4` found."""
-    path = folder / "figure4.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
-
-
 def write_page(rows: list[Row], path: Path) -> None:
-    """Write the page, and its picture beside it."""
-    made = {"claims": table(claims(rows, counted())), "accuracies": accuracies(rows)}
-    made["picture"] = draw(rows, path.with_name("groups-accuracy.svg")) if rows else ""
+    """Write the page, and its pictures beside it."""
+    findings = find_findings(rows, read_counted())
+    made = {
+        "findings": write_table(findings),
+        "pictures": draw_results(findings, path.parent, "groups"),
+        "accuracies": list_accuracies(rows),
+        "curves": draw_curves(rows, path.with_name("groups-accuracy.svg")) if rows else "",
+    }
     text = WORDS.read_text(encoding="utf-8")
     for name, words in made.items():
         text = text.replace(f"{{{name}}}", words)
     path.write_text(text, encoding="utf-8")
 
 
-def accuracies(rows: list[Row]) -> str:
-    """One line for each curve: both data sets, with noise and without."""
-    lines = ["| structure (N, M, S, noise) | MNIST | without noise | Fashion-MNIST | without noise | epsilon |"]
-    lines.append("|" + "---|" * 6)
-    for cell in (*STRUCTURES, *SIZES, *PERIODS, *NOISE):
-        cells = [each(rows, cell, source, private) for source in SOURCES for private in (True, False)]
-        if any(value != "-" for value in cells):
-            lines.append(f"| {cell.name} | {' | '.join(cells)} | {spent(rows, cell)} |")
+def list_accuracies(rows: list[Row]) -> str:
+    """One line for each curve and regime: both data sets."""
+    lines = ["| regime | structure (N, M, S, noise) | MNIST | Fashion-MNIST | epsilon |", "|" + "---|" * 5]
+    for regime in REGIMES:
+        for cell in (*STRUCTURES, *SIZES, *PERIODS, *NOISE, SORTED, LOUD, QUIET):
+            for private in (True, False):
+                cells = [tell_seeds(rows, cell, regime, source, private) for source in SOURCES]
+                if any(value != "-" for value in cells):
+                    name = cell.name if private else f"{cell.name} without noise and clipping"
+                    spent = find_epsilon(rows, cell, regime) if private else "none"
+                    lines.append(f"| {regime} | {name} | {' | '.join(cells)} | {spent} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def runs_of(rows: list[Row], cell: Cell, source: str, private: bool) -> list[Row]:
-    """The seeds of one curve."""
-    keys = [replace(cell, source=source, private=private, seed=seed).key for seed in (0, 1)]
-    return [row for key in keys for row in rows if row["key"] == key]
+def tell_seeds(rows: list[Row], cell: Cell, regime: str, source: str, private: bool) -> str:
+    """Mean and standard error of the last accuracies in %."""
+    found = list(Known(rows, source).values(cell, regime, private=private).values())
+    return str(measure_mean(found)) if found else "-"
 
 
-def each(rows: list[Row], cell: Cell, source: str, private: bool) -> str:
-    """Last accuracies in %, seed by seed."""
-    own = runs_of(rows, cell, source, private)
-    return " / ".join(f"{100 * row['test_accuracy'][-1]:.1f}" for row in own) or "-"
-
-
-def spent(rows: list[Row], cell: Cell) -> str:
-    """The epsilons of seed 0 on MNIST."""
-    own = runs_of(rows, cell, "mnist", True)
-    if not own:
+def find_epsilon(rows: list[Row], cell: Cell, regime: str) -> str:
+    """PLD, largest over pairs (outsiders in brackets), of a run in that regime: no data, no seed enters."""
+    same = [r for r in rows if (r["name"], r["regime"], r["private"]) == (cell.name, regime, True)]
+    if not same:
         return "-"
-    outside = own[0]["epsilon"].get("out-of-group workers")
-    return f"{own[0]['epsilon']['other workers']:.1f}" + ("" if outside is None else f" ({outside:.1f})")
+    outside = same[0]["epsilon"].get("out-of-group workers")
+    return f"{same[0]['epsilon']['other workers']:.1f}" + ("" if outside is None else f" ({outside:.1f})")

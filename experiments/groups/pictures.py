@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from experiments.groups.accuracies import REGIME_WORDS
 from experiments.groups.cells import NOISE, PERIODS, SIZES, STRUCTURES
 
 Row = dict[str, Any]
@@ -11,7 +12,7 @@ PANELS = {"structures": STRUCTURES, "small groups": SIZES, "periods": PERIODS, "
 METRICS = {"client_train_loss_mean": "mean training loss", "test_accuracy": "mean test accuracy"}
 
 
-def draw(rows: list[Row], path: Path) -> str:
+def draw_curves(rows: list[Row], path: Path) -> str:
     """Draw beside the page, and return the lines that show it."""
     import matplotlib as mpl
 
@@ -19,19 +20,22 @@ def draw(rows: list[Row], path: Path) -> str:
     mpl.rcParams["svg.hashsalt"] = "groups"
     from matplotlib import pyplot
 
-    sources = list(dict.fromkeys(row["source"] for row in rows))
-    canvas, axes = pyplot.subplots(2 * len(sources), 4, figsize=(16, 6 * len(sources)), squeeze=False, sharex=True)
-    for place, (source, metric) in enumerate((source, metric) for source in sources for metric in METRICS):
-        for axis, (title, cells) in zip(axes[place], PANELS.items(), strict=True):
+    found = list(dict.fromkeys((row["source"], row["regime"]) for row in rows if row["regime"] in REGIME_WORDS))
+    canvas, axes = pyplot.subplots(2 * len(found), 4, figsize=(16, 5.4 * len(found)), squeeze=False)
+    places = [(source, regime, metric) for source, regime in found for metric in METRICS]
+    for own, (source, regime, metric) in zip(axes, places, strict=True):
+        for axis, (title, cells) in zip(own, PANELS.items(), strict=True):
             for number, cell in enumerate(cells):
-                same = [r for r in rows if (r["source"], r["name"], r["private"]) == (source, cell.name, True)]
+                wanted = (source, regime, cell.name, True)
+                same = [r for r in rows if (r["source"], r["regime"], r["name"], r["private"]) == wanted]
                 if same:
                     values = [fmean(v) for v in zip(*(row[metric] for row in same), strict=True)]
                     axis.plot(same[0]["epochs"], values, "-o", ms=3, color=f"C{number}", label=cell.name)
-            axis.set(title=f"{source}: {title}", ylabel=METRICS[metric] if title == "structures" else None)
+            axis.set(title=f"{source}, {REGIME_WORDS[regime]}: {title}")
+            axis.set_ylabel(METRICS[metric] if title == "structures" else "")
             axis.grid(alpha=0.3)
-            axis.legend(fontsize=7) if axis.lines else None
+            axis.legend(fontsize=7) if axis.lines else axis.set_visible(False)
     canvas.tight_layout()
     canvas.savefig(path, metadata={"Date": None})
     pyplot.close(canvas)
-    return f"![losses and accuracies]({path.name})\n\nOver epochs, with noise, mean over seeds (figures 3 and 5)."
+    return f"![losses and accuracies]({path.name})\n\nOver epochs, with noise, mean over seeds (Figures 3 and 5)."
