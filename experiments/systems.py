@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.claims import Claim
+from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
 
 HERE = Path(__file__).parent
@@ -16,7 +17,7 @@ SYSTEMS = {
 }
 
 
-def claims_of(system: str) -> list[Claim]:
+def claims_of(system: str) -> list[Claim] | list[Finding]:
     """All claims of a system, from the results that are kept here."""
     return FOUND[system]()
 
@@ -29,13 +30,11 @@ def _groups() -> list[Claim]:
     return claims(in_order(read(HERE / "groups" / "results" / LINES), PARTS), counted())
 
 
-def _upcycled() -> list[Claim]:
-    from experiments.upcycled.claims import cells, claims
-    from experiments.upcycled.numbers import by_part
+def _upcycled() -> list[Finding]:
+    from experiments.upcycled.claims import find_results
     from experiments.upcycled.parts import PARTS
 
-    parts = by_part(in_order(read(HERE / "upcycled" / LINES), PARTS))
-    return [*claims(parts), *cells(parts)]
+    return find_results(in_order(read(HERE / "upcycled" / LINES), PARTS))
 
 
 def _clustered() -> list[Claim]:
@@ -58,7 +57,7 @@ def _partitioning() -> list[Claim]:
     return claims(read(HERE / "partitioning" / "training" / LINES))
 
 
-FOUND: dict[str, Callable[[], list[Claim]]] = {
+FOUND: dict[str, Callable[[], list[Claim] | list[Finding]]] = {
     "groups": _groups,
     "upcycled": _upcycled,
     "clustered": _clustered,
