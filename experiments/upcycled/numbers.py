@@ -31,10 +31,15 @@ class Pair:
     def __bool__(self) -> bool:
         return bool(self.plain.keys() & self.upcycled.keys())
 
+    def list_gaps(self, name: str, factor: float = 1.0) -> dict[int, float]:
+        """Upcycled minus plain of every seed that both have."""
+        seeds = sorted(self.plain.keys() & self.upcycled.keys())
+        return {s: factor * (read_value(self.upcycled[s], name) - read_value(self.plain[s], name)) for s in seeds}
+
     def differ_in(self, name: str, factor: float = 1.0) -> Estimate:
-        """Upcycled minus plain, seed by seed."""
-        first, second = ({s: factor * read_value(r, name) for s, r in a.items()} for a in (self.plain, self.upcycled))
-        return pair_by_seed(first, second)
+        """The mean of these gaps."""
+        gaps = self.list_gaps(name, factor)
+        return pair_by_seed(dict.fromkeys(gaps, 0.0), gaps)
 
     def means_of(self, name: str, factor: float = 1.0) -> tuple[float, float]:
         """Of the plain and of the upcycled arm, over the seeds that both have."""
@@ -61,12 +66,9 @@ def select_pair(rows: Iterable[Row], part: str, data: str, algorithm: str, varia
 
 def average_gains(pairs: Iterable[Pair], name: str = "accuracy", factor: float = 100.0) -> Estimate:
     """Mean over the pairs of upcycled minus plain, and its standard error over the seeds that all of them have."""
-    by_pair = [
-        {s: factor * (read_value(pair.upcycled[s], name) - read_value(pair.plain[s], name)) for s in pair.plain}
-        for pair in pairs
-    ]
-    seeds = set.intersection(*(set(gains) for gains in by_pair))
-    found = measure_mean([fmean(gains[seed] for gains in by_pair) for seed in sorted(seeds)])
+    by_pair = [pair.list_gaps(name, factor) for pair in pairs]
+    seeds = set.intersection(*(set(gaps) for gaps in by_pair))
+    found = measure_mean([fmean(gaps[seed] for gaps in by_pair) for seed in sorted(seeds)])
     return Estimate(found.mean, found.error, found.seeds, signed=True)
 
 

@@ -36,39 +36,42 @@ REAL: dict[str, dict[str, Any]] = {
     "tweets": {"data": TWEETS, "model": BILSTM, "rounds": 8, "local": {"epochs": 5}},
 }
 """Data set -> how it is run here: smaller networks, fewer examples and rounds than the paper's 150 and 80."""
-REAL_PFEDME = {"letters": 10, "letters26": 10, "tweets": 3}
+REAL_PFEDME = {"letters": 10, "letters26": 10, "tweets": 4}
 
 
-def synthetic_table(part: str, stragglers: float) -> Iterator[Cell]:
-    """The four synthetic columns of Table 1 or 3."""
+def synthetic_table(part: str, stragglers: float, *, share: float = 1.0) -> Iterator[Cell]:
+    """The four synthetic columns of Table 1 or 3, with a share of the rounds."""
     for data in SYNTHETIC:
         for algorithm in ALGORITHMS:
 
             def make(tuned: Tuned, seed: int, algorithm: str = algorithm, data: str = data) -> Cell:
-                rounds = PFEDME_ROUNDS if algorithm == "pfedme" else ROUNDS
+                rounds = round(share * (PFEDME_ROUNDS if algorithm == "pfedme" else ROUNDS))
                 local = {"stragglers": stragglers}
                 return linear_cell(part, algorithm, data, tuned, seed=seed, rounds=rounds, local=local)
 
             yield from both_arms(make, TUNED[data][algorithm])
 
 
-def real_cell(part: str, algorithm: str, data: str, tuned: Tuned, *, seed: int, stragglers: float) -> Cell:
+def real_cell(
+    part: str, algorithm: str, data: str, tuned: Tuned, *, seed: int, stragglers: float, share: float = 1.0
+) -> Cell:
     """A run on letters or tweets; seed 0 is the data's own."""
     shape = REAL[data]
+    rounds = round(share * (REAL_PFEDME[data] if algorithm == "pfedme" else shape["rounds"]))
     plain = experiment(
-        algorithm, rounds=REAL_PFEDME[data] if algorithm == "pfedme" else shape["rounds"], seed=seed,
-        data=shape["data"], model=shape["model"], lr=tuned.lr, u=tuned.u, own=tuned.algorithm,
-        evaluate_every=2, local={"stragglers": stragglers} | shape.get("local", {}),
+        algorithm, rounds=rounds, seed=seed, data=shape["data"],
+        model=shape["model"], lr=tuned.lr, u=tuned.u, own=tuned.algorithm,
+        evaluate_every=max(1, rounds // 10), local={"stragglers": stragglers} | shape.get("local", {}),
     )  # fmt: skip
     upcycled = tuned.u is not None
     return Cell(part, algorithm, data, upcycled, seed, plain, "", tuned.words, 0, clip_of(algorithm))
 
 
-def real_table(part: str, data: str, stragglers: float) -> Iterator[Cell]:
+def real_table(part: str, data: str, stragglers: float, *, share: float = 1.0) -> Iterator[Cell]:
     """A column of letters or tweets."""
     for algorithm in ALGORITHMS:
 
         def make(tuned: Tuned, seed: int, algorithm: str = algorithm) -> Cell:
-            return real_cell(part, algorithm, data, tuned, seed=seed, stragglers=stragglers)
+            return real_cell(part, algorithm, data, tuned, seed=seed, stragglers=stragglers, share=share)
 
         yield from both_arms(make, TUNED[data][algorithm], SEEDS)
