@@ -8,7 +8,7 @@ from experiments.upcycled.cells import ALGORITHMS
 from experiments.upcycled.claims import TABLES, find_results, say_to_authors
 from experiments.upcycled.numbers import DATA, PAPER, Pair, Row, is_clear, select_pair, write_arrow, write_estimate
 from experiments.upcycled.pictures import draw_curves
-from experiments.upcycled.words import AUTHORS_HEAD, DETAIL_HEAD, FOOT, HEAD, PRIVATE_HEAD
+from experiments.upcycled.words import AUTHORS_HEAD, DETAIL_HEAD, FOOT, HEAD, PICTURES, PRIVATE_HEAD
 
 TITLES = {
     "table1": "Table 1, synthetic data, 90% stragglers",
@@ -28,7 +28,8 @@ def write_page(rows: list[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     findings = find_results(rows)
     words = [HEAD, AUTHORS_HEAD, "\n".join(f"- {sentence}" for sentence in say_to_authors(rows))]
-    words += ["## Claims and verdicts", write_table(findings), draw_results(findings, path.parent, "upcycled")]
+    words += ["## Claims and verdicts", write_table(findings), PICTURES]
+    words += [draw_results(findings, path.parent, "upcycled")]
     words += [DETAIL_HEAD, *(write_cells(rows, part) for part in TITLES if has_part(rows, part))]
     words += [PRIVATE_HEAD, *(write_private(rows, part) for part in PRIVATE if has_part(rows, part))]
     words += ["## Loss over training", "Dashed: plain; solid: upcycled.", *draw_curves(rows, path.parent)]
