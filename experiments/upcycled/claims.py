@@ -66,7 +66,8 @@ def find_results(rows: list[Row]) -> list[Finding]:
 def scaled_of(data: str, part: str) -> str:
     """What was printed and what was scaled down."""
     words = SCALED["synthetic" if data in SYNTHETIC else data] + ("" if data == "tweets" else BOTH_TUNED)
-    return f"{words}; with 30% stragglers half of these rounds" if is_light(part) else words
+    share = "half" if part == "table3" else "a quarter"
+    return f"{words}; with 30% stragglers {share} of these rounds" if is_light(part) else words
 
 
 def is_light(part: str) -> bool:
