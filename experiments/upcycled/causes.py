@@ -15,6 +15,10 @@ STEPS = (0.3, 0.5, 0.9)
 ROUNDS = 40
 YOGI_DATA = ("syn55", "syn11")
 """Where FedYogi lost at the server rate that is our default."""
+LARGE = "syn55"
+"""Drawn by seed 0 it has 18,597 examples, with five times the standard deviation of the paper's sizes."""
+SMALL_U = 0.3
+CLIPS = {"unclipped": None, "clipped": GRADIENT_CLIP}
 STRAGGLERS = {"stragglers": 0.9}
 
 
@@ -31,9 +35,20 @@ def gradient_clips() -> Iterator[Cell]:
     """FedDyn at the authors' learning rate and u, with and without their gradient clip."""
     for data in SYNTHETIC:
         lr, u = AUTHORS["feddyn"][data]
-        for clip, word in ((None, "unclipped"), (GRADIENT_CLIP, "clipped")):
+        for word, clip in CLIPS.items():
             arms = (Tuned(lr), Tuned(lr, u))
             yield from _pairs("clips", "feddyn", data, arms, gradient_clip=clip, variant=word)
+    yield from larger_clients()
+
+
+def larger_clients() -> Iterator[Cell]:
+    """The same on a data set of larger clients, on which the authors' u diverges; and with a smaller u."""
+    lr, u = AUTHORS["feddyn"][LARGE]
+    for step in (u, SMALL_U):
+        for word, clip in CLIPS.items():
+            more: dict[str, Any] = {"gradient_clip": clip, "variant": f"large-{word}", "data_seed": 0}
+            found = _pairs("clips", "feddyn", LARGE, (Tuned(lr), Tuned(lr, step)), **more)
+            yield from (cell for cell in found if cell.upcycled or step == u)
 
 
 def server_rates() -> Iterator[Cell]:

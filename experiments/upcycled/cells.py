@@ -119,7 +119,7 @@ def clip_of(algorithm: str) -> float | None:
 
 def linear_cell(part: str, algorithm: str, name: str, tuned: Tuned, *, seed: int, rounds: int, **more: Any) -> Cell:
     """A run of softmax regression on one of the synthetic data sets, whose seed the run's is counted from."""
-    first = DATA_SEED[name]
+    first = more.pop("data_seed", DATA_SEED[name])
     clip, variant = more.pop("gradient_clip", clip_of(algorithm)), more.pop("variant", "")
     plain = experiment(
         algorithm, rounds=rounds, seed=first + seed, data=synthetic_data(name, **more.pop("data", {})), lr=tuned.lr,
