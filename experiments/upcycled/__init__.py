@@ -1,1 +1,1 @@
-"""Upcycled-FL (Yin et al. 2024) run again: tables 1, 3, 4, 5 and the private figures 3 and 4."""
+"""Upcycled-FL (Yin et al. 2024) run again: Tables 1 to 5, Figures 2 to 9."""

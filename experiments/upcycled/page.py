@@ -1,142 +1,103 @@
-"""docs/reproduction/upcycled.md from the results: the paper's value, ours, verdict."""
+"""docs/reproduction/upcycled.md from the results: findings, pictures, then every cell."""
 
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 
-from experiments.claims import table as claim_table
-from experiments.upcycled.claims import claims
-from experiments.upcycled.numbers import DATA, PAPER, TABLE_OF, Pairs, Row, by_part, gain, mean_of, shown, verdict
-from experiments.upcycled.pictures import drawn
-from experiments.upcycled.words import CELLS_BELOW, FOOT, HEAD, NOT_RUN, PRIVATE_HEAD
+from experiments.findings import draw_results, write_table
+from experiments.upcycled.cells import ALGORITHMS
+from experiments.upcycled.claims import TABLES, find_results, say_to_authors
+from experiments.upcycled.numbers import DATA, PAPER, Pair, Row, is_clear, select_pair, write_arrow, write_estimate
+from experiments.upcycled.pictures import draw_curves
+from experiments.upcycled.words import AUTHORS_HEAD, DETAIL_HEAD, FOOT, HEAD, PICTURES, PRIVATE_HEAD
 
 TITLES = {
-    "table1": "Table 1, synthetic data: 90% stragglers",
-    "table3": "Table 3, synthetic data: 30% stragglers",
-    "letters": "Table 1, letters a-j",
-    "letters26": "Table 4, 26 letters",
-    "tweets": "Table 1, tweets",
+    "table1": "Table 1, synthetic data, 90% stragglers",
+    "letters": "Table 1, letters a-j, 90% stragglers",
+    "tweets": "Table 1, tweets, 90% stragglers",
+    "table3": "Table 3, synthetic data, 30% stragglers",
+    "letters30": "Table 3, letters a-j, 30% stragglers",
+    "tweets30": "Table 3, tweets, 30% stragglers",
+    "letters26": "Table 4, 26 letters, 90% stragglers",
+    "letters26-30": "Table 4, 26 letters, 30% stragglers",
 }
-PRIVATE = {
-    "published": "Output perturbation as published (figure 3): clip 10, sigma 1.0, upcycled 0.8, FedAvg. No guarantee",
-    "output": "Output perturbation with a guarantee: `strongly_convex`, FedProx mu = .5, epsilon = 8 for both",
-    "objective": "Objective perturbation with a guarantee (figure 4): FedProx mu = .5, epsilon = 8 for both",
-    "gradient": "Gradient perturbation: DP-SGD, one local epoch, FedAvg, epsilon = 8 for both",
-    "figure7-output": "Letters a-j, output perturbation as published (figure 7, left): 10 clients, 20 iterations, MLP",
-    "figure7-objective": "Letters a-j, objective perturbation, guaranteed (figure 7, right): 5 clients, 2 iterations",
-    "figure8-output": "Tweets, output perturbation as published (figure 8, left): 4 iterations, 3 epochs each, bi-LSTM",
-    "figure9-output": "26 letters, output perturbation as published (figure 9, left): 10 clients, 20 iterations, MLP",
-    "figure9-objective": "26 letters, objective perturbation, guaranteed (figure 9, right): 10 clients, 8 iterations",
-}
+PRIVATE = ("figure3", "figure4", "figure7", "figure8", "figure9")
 
 
 def write_page(rows: list[Row], path: Path) -> None:
-    """Write the page, and beside it the figure of losses over time."""
+    """Write the page and its pictures."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = by_part(rows)
-    words = [HEAD, summary(parts), "## Claims and verdicts", CELLS_BELOW, claim_table(claims(parts))]
-    words += [table(part, parts[part]) for part in TITLES if part in parts]
-    if any(part in parts for part in PRIVATE):
-        words += [PRIVATE_HEAD, *(private_table(part, parts[part]) for part in PRIVATE if part in parts)]
-    if "table5" in parts or "published" in parts:
-        words.append(times(parts.get("table5") or parts["published"]))
-    words += ["## Loss over training, figure by figure", "Dashed: plain; solid: upcycled.", *drawn(parts, path.parent)]
-    missing = [part for part in (*TITLES, *PRIVATE, "table5") if part not in parts]
-    if missing:
-        words.append("## Not run here\n\n" + ", ".join(f"`{part}`" for part in missing) + NOT_RUN)
+    findings = find_results(rows)
+    words = [HEAD, AUTHORS_HEAD, "\n".join(f"- {sentence}" for sentence in say_to_authors(rows))]
+    words += ["## Claims and verdicts", write_table(findings), PICTURES]
+    words += [draw_results(findings, path.parent, "upcycled")]
+    words += [DETAIL_HEAD, *(write_cells(rows, part) for part in TITLES if has_part(rows, part))]
+    words += [PRIVATE_HEAD, *(write_private(rows, part) for part in PRIVATE if has_part(rows, part))]
+    words += ["## Loss over training", "Dashed: plain; solid: upcycled.", *draw_curves(rows, path.parent)]
     path.write_text("\n\n".join(words) + "\n\n" + FOOT, encoding="utf-8")
 
 
-def table(part: str, pairs: Pairs) -> str:
+def has_part(rows: list[Row], part: str) -> bool:
+    """Whether anything of a part was run."""
+    return any(row["part"] == part for row in rows)
+
+
+def write_cells(rows: list[Row], part: str) -> str:
+    """A table of the paper, algorithm by algorithm."""
     lines = [
-        f"## {TITLES[part]}",
+        f"### {TITLES[part]}",
         "",
-        "| data | algorithm | paper: plain → upcycled | ours: plain → upcycled | gain, paper | gain, ours (± s.e.) "
-        "| seeds | verdict |",
+        "| data | algorithm | paper: plain → upcycled | ours: plain → upcycled | gain, paper | gain, ours | clear? "
+        "| settings |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (data, algorithm), pair in pairs.items():
-        plain, up = PAPER[TABLE_OF[part]][algorithm][data]
-        ours, error = gain(pair)
+    for data, pair, algorithm in list_pairs(rows, part):
+        plain, up = find_paper(part, data, algorithm)
+        gain = pair.differ_in("accuracy", 100.0)
+        settings = " → ".join(next(iter(arm.values()))["setting"] for arm in (pair.plain, pair.upcycled))
         lines.append(
-            f"| {DATA[data]} | {algorithm} | {plain:.2f} → {up:.2f} | {shown(pair[False], 'accuracy', 100)} → "
-            f"{shown(pair[True], 'accuracy', 100)} | {up - plain:+.2f} | {ours:+.2f} ± {error:.2f} "
-            f"| {len(pair[True])} | {verdict(ours, error, up - plain)} |"
+            f"| {DATA[data]} | {algorithm} | {plain:.2f} → {up:.2f} | {write_arrow(pair, digits=2)} "
+            f"| {up - plain:+.2f} | {write_estimate(gain)} | {'yes' if is_clear(gain) else 'no'} | {settings} |"
         )
     return "\n".join(lines)
 
 
-def summary(parts: dict[str, Pairs]) -> str:
-    lines = ["## In short", ""]
-    for part in TITLES:
-        if part in parts:
-            gains = [gain(pair) for pair in parts[part].values()]
-            better = sum(mean > 0 for mean, _ in gains)
-            clear = sum(mean > error for mean, error in gains)
-            worse = sum(mean < -error for mean, error in gains)
-            runs = sum(len(runs) for pair in parts[part].values() for runs in pair.values())
-            lines.append(
-                f"- {TITLES[part]}: upcycled is better in the mean in {better} of {len(gains)} cells, by more than a "
-                f"standard error in {clear}, worse by more than one in {worse}. {runs} runs; "
-                f"{cpu_minutes(parts[part])}."
-            )
-    for part in PRIVATE:
-        if part in parts:
-            better = sum(gain(pair, "loss", 1.0)[0] < 0 for pair in parts[part].values())
-            lines.append(f"- {PRIVATE[part]}: upcycled has the lower loss in {better} of {len(parts[part])} cells.")
-    return "\n".join(lines)
+def list_pairs(rows: list[Row], part: str) -> Iterator[tuple[str, Pair, str]]:
+    """(data, both arms, algorithm) of a part, in the paper's order."""
+    for data in DATA:
+        for algorithm in ALGORITHMS:
+            pair = select_pair(rows, part, data, algorithm)
+            if pair:
+                yield data, pair, algorithm
 
 
-def cpu_minutes(pairs: Pairs) -> str:
-    """Processor time of a whole part, from the runs that measured it, algorithm by algorithm."""
-    measured: dict[str, list[float]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for (_, algorithm), pair in pairs.items():
-        for run in (*pair[False], *pair[True]):
-            counts[algorithm] += 1
-            if "cpu_seconds" in run:
-                measured[algorithm].append(run["cpu_seconds"])
-    if set(measured) != set(counts):
-        return "processor time not measured"
-    total = sum(fmean(measured[name]) * count for name, count in counts.items())
-    share = sum(map(len, measured.values()))
-    return f"{total / 60:.0f} minutes of processor time ({share} runs measured, the rest at their algorithm's mean)"
+def find_paper(part: str, data: str, algorithm: str) -> tuple[float, float]:
+    """What the paper's table says of a cell."""
+    for table, columns in TABLES.values():
+        if (data, part) in columns:
+            printed = PAPER[table][algorithm]
+            plain, up = printed[part if part in printed else data]
+            return plain, up
+    raise KeyError(part)
 
 
-def private_table(part: str, pairs: Pairs) -> str:
+def write_private(rows: list[Row], part: str) -> str:
+    """A private figure, variant by variant."""
     lines = [
-        f"### {PRIVATE[part]}",
+        f"### Figure {part.removeprefix('figure')}",
         "",
-        "| data | algorithm | loss: plain → upcycled | accuracy: plain → upcycled | epsilon (ledger, worst client) "
-        "| releases |",
-        "|---|---|---|---|---|---|",
+        "| data | algorithm | noise | u | loss: plain → upcycled | difference | accuracy | epsilon | releases |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (data, algorithm), pair in pairs.items():
-        epsilons = " → ".join(f"{max(run['epsilon'] for run in pair[up]):.4g}" for up in (False, True))
-        releases = " → ".join(str(pair[up][0]["releases"]) for up in (False, True))
-        lines.append(
-            f"| {DATA[data]} | {algorithm} | {shown(pair[False], 'loss')} → {shown(pair[True], 'loss')} | "
-            f"{shown(pair[False], 'accuracy', 100)} → {shown(pair[True], 'accuracy', 100)} | {epsilons} | {releases} |"
-        )
-    return "\n".join(lines)
-
-
-def times(pairs: Pairs) -> str:
-    lines = [
-        "## Table 5: training time",
-        "",
-        "Output perturbation on Syn(iid), 80 iterations for both. Half of them need no client, so expect a ratio of "
-        "about .5. Our seconds were measured on a machine that was busy with other work.",
-        "",
-        "| algorithm | paper, seconds | ratio | ours, seconds | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for (data, algorithm), pair in pairs.items():
-        if data == "iid":
-            plain, up = PAPER["table5"][algorithm]["iid"]
-            ours = [mean_of(pair[which], "training_seconds") for which in (False, True)]
+    own = [row for row in rows if row["part"] == part and row["upcycled"]]
+    cells = dict.fromkeys((row["data"], row["algorithm"], row["variant"], row["setting"]) for row in own)
+    for data, algorithm, variant, setting in cells:
+        pair = select_pair(rows, part, data, algorithm, variant, setting)
+        if pair:
+            epsilons = " → ".join(f"{value:.4g}" for value in pair.means_of("epsilon"))
+            releases = " → ".join(f"{value:.0f}" for value in pair.means_of("releases"))
             lines.append(
-                f"| {algorithm} | {plain:.1f} → {up:.1f} | {up / plain:.2f} | {ours[0]:.1f} → {ours[1]:.1f} | "
-                f"{ours[1] / ours[0]:.2f} |"
+                f"| {DATA[data]} | {algorithm} | {variant} | {setting.removeprefix('u')} | "
+                f"{write_arrow(pair, 'loss', 1.0, 3)} | {write_estimate(pair.differ_in('loss'), 3)} | "
+                f"{write_arrow(pair)} | {epsilons} | {releases} |"
             )
     return "\n".join(lines)

@@ -4,41 +4,45 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from experiments.upcycled.cells import ALGORITHMS, SYNTHETIC
 from experiments.upcycled.claims import CURVES
-from experiments.upcycled.numbers import DATA, Pairs
+from experiments.upcycled.numbers import DATA, Pair, Row, select_pair
 
-FOUR = ("iid", "syn00", "syn55", "syn11")
-FIGURES: dict[str, tuple[tuple[str, str], ...]] = {
-    **CURVES,
-    "Figure 3": (*(("published", name) for name in FOUR), *(("output", name) for name in FOUR)),
-    "Figure 4": tuple(("objective", name) for name in FOUR),
-    "Figure 7": (("figure7-output", "figure7"), ("figure7-objective", "figure7")),
-    "Figure 8": (("figure8-output", "figure8"),),
-    "Figure 9": (("figure9-output", "figure9"), ("figure9-objective", "figure9")),
+Panel = tuple[str, str, str]
+"""Data, part, variant."""
+FIGURES: dict[str, tuple[Panel, ...]] = {
+    **{figure: tuple((data, part, "") for data, part in panels) for figure, panels in CURVES.items()},
+    "Figure 3": tuple((name, "figure3", word) for word in ("printed", "coded", "epsilon2") for name in SYNTHETIC),
+    "Figure 4": tuple((name, "figure4", "objective-epsilon8") for name in SYNTHETIC),
 }
-"""Figure -> its panels as (part, data)."""
-WORDS = {
-    "table1": "", "table3": ", 30% stragglers", "letters": "", "tweets": "", "published": ", as published",
-    "output": ", strongly convex", "objective": ", objective", "figure7-output": ", output",
-    "figure7-objective": ", objective", "figure8-output": ", output", "figure9-output": ", output",
-    "figure9-objective": ", objective",
-}  # fmt: skip
+WORDS = {"": "", "printed": ", as printed", "coded": ", as coded", "epsilon2": ", epsilon 2"}
+EQUAL_ROUNDS = ("table1", "table3", "letters", "letters30", "tweets", "tweets30")
+"""Parts that compare at equal rounds; in the others an upcycled round is two iterations."""
 
 
-def drawn(parts: dict[str, Pairs], folder: Path) -> list[str]:
+def draw_curves(rows: list[Row], folder: Path) -> list[str]:
     """A section for each figure that was run."""
     found = []
     for figure, panels in sorted(FIGURES.items()):
-        there = [(part, data) for part, data in panels if any(name == data for name, _ in parts.get(part, {}))]
+        pairs = {panel: find_pairs(rows, panel) for panel in panels}
+        there = {panel: own for panel, own in pairs.items() if own}
         if there:
-            name = f"upcycled-{figure.lower().replace(' ', '')}.svg"
-            draw(parts, there, folder / name)
-            found.append(f"### {figure}\n\n![test loss]({name})")
+            name = f"upcycled-{figure.lower().replace(' ', '')}-curves.svg"
+            draw_panels(there, folder / name)
+            found.append(f"### {figure}\n\n![{figure}: test loss]({name})")
     return found
 
 
-def draw(parts: dict[str, Pairs], panels: list[tuple[str, str]], path: Path) -> None:
-    """Test loss over iterations; an upcycled round is two where its rounds were halved, one at equal time."""
+def find_pairs(rows: list[Row], panel: Panel) -> dict[str, Pair]:
+    """Algorithm -> both arms."""
+    data, part, variant = panel
+    u = "u0.3" if variant.startswith(("epsilon", "objective")) else ""
+    found = {algorithm: select_pair(rows, part, data, algorithm, variant, u) for algorithm in ALGORITHMS}
+    return {algorithm: pair for algorithm, pair in found.items() if pair}
+
+
+def draw_panels(panels: dict[Panel, dict[str, Pair]], path: Path) -> None:
+    """Test loss over iterations."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -48,12 +52,12 @@ def draw(parts: dict[str, Pairs], panels: list[tuple[str, str]], path: Path) -> 
     wide = min(4, len(panels))
     high = -(-len(panels) // wide)
     canvas, axes = pyplot.subplots(high, wide, figsize=(4 * wide, 3.2 * high), squeeze=False)
-    for axis, (part, data) in zip(axes.ravel(), panels, strict=False):
-        pairs = {algorithm: pair for (name, algorithm), pair in parts[part].items() if name == data}
+    for axis, ((data, part, variant), pairs) in zip(axes.ravel(), panels.items(), strict=False):
         for number, (algorithm, pair) in enumerate(pairs.items()):
-            show(axis, pair, algorithm, f"C{number}")
-        axis.set(title=DATA[data] + WORDS[part], xlabel="rounds" if part in EQUAL else "iterations")
-        axis.set_yscale("log" if part in EQUAL else "linear")
+            draw_pair(axis, pair, algorithm, f"C{number}", doubled=part not in EQUAL_ROUNDS)
+        axis.set(title=DATA[data] + WORDS.get(variant, ", epsilon 8"))
+        axis.set(xlabel="rounds" if part in EQUAL_ROUNDS else "iterations")
+        axis.set_yscale("log" if part in EQUAL_ROUNDS else "linear")
         axis.legend(fontsize=7)
     for axis in axes.ravel()[len(panels) :]:
         axis.axis("off")
@@ -63,16 +67,13 @@ def draw(parts: dict[str, Pairs], panels: list[tuple[str, str]], path: Path) -> 
     pyplot.close(canvas)
 
 
-EQUAL = ("table1", "table3", "letters", "tweets")
-"""Parts that compare at equal rounds."""
-
-
-def show(axis: Any, pair: dict[bool, list[dict[str, Any]]], algorithm: str, colour: str) -> None:
+def draw_pair(axis: Any, pair: Pair, algorithm: str, colour: str, *, doubled: bool) -> None:
     """Dashed: plain; solid: upcycled."""
-    part = pair[True][0]["part"]
-    for up, style in ((False, "--"), (True, "-")):
-        curves = [run["curve"] for run in pair[up]]
+    for arm, style in ((pair.plain, "--"), (pair.upcycled, "-")):
+        curves = [run["curve"] for run in arm.values()]
         losses = [fmean(curve[place][1] for curve in curves) for place in range(len(curves[0]))]
-        factor = 2 if up and part not in EQUAL else 1
-        times = [factor * point[0] for point in curves[0]]
-        axis.plot(times, losses, style, color=colour, label=algorithm if up else None)
+        factor = 2 if doubled and style == "-" else 1
+        axis.plot(
+            [factor * point[0] for point in curves[0]], losses, style, color=colour,
+            label=algorithm if style == "-" else None,
+        )  # fmt: skip
