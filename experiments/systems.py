@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from experiments.claims import Claim
+from experiments.findings import Finding
 from experiments.jobs import LINES, in_order, read
 
 HERE = Path(__file__).parent
@@ -38,11 +40,11 @@ def _upcycled() -> list[Claim]:
     return [*claims(parts), *cells(parts)]
 
 
-def _clustered() -> list[Claim]:
-    from experiments.clustered.claims import claims
+def _clustered() -> list[Finding]:
+    from experiments.clustered.claims import list_findings
     from experiments.clustered.parts import PARTS
 
-    return claims(in_order(read(HERE / "clustered" / LINES), PARTS))
+    return list_findings(in_order(read(HERE / "clustered" / LINES), PARTS))
 
 
 def _hierarchy() -> list[Claim]:
@@ -52,13 +54,14 @@ def _hierarchy() -> list[Claim]:
     return claims(in_order(read(HERE / "hierarchy" / LINES), PARTS))
 
 
-def _partitioning() -> list[Claim]:
-    from experiments.partitioning.claims import claims
+def _partitioning() -> list[Finding]:
+    from experiments.partitioning.claims import list_findings
+    from experiments.partitioning.training.__main__ import PARTS
 
-    return claims(read(HERE / "partitioning" / "training" / LINES))
+    return list_findings(in_order(read(HERE / "partitioning" / "training" / LINES), PARTS))
 
 
-FOUND: dict[str, Callable[[], list[Claim]]] = {
+FOUND: dict[str, Callable[[], list[Any]]] = {
     "groups": _groups,
     "upcycled": _upcycled,
     "clustered": _clustered,
