@@ -91,7 +91,8 @@ def command(
     if unknown:
         parser.error(f"no such part: {unknown[0]}; known: {', '.join(parts)}")
     if not given.page_only:
-        jobs = list(chain.from_iterable(parts[part]() for part in given.parts or parts))
+        named = chain.from_iterable(parts[part]() for part in given.parts or parts)
+        jobs = list({job.key: job for job in named}.values())
         prepare(jobs)
         run_jobs(jobs, given.results / LINES, work=work, workers=given.workers, title=name)
     place = page if given.results.resolve() == home.resolve() else given.results / "page" / page.name

@@ -1,16 +1,15 @@
-"""The pictures of the page."""
+"""Every fit of the first rounds as curves and points, beside the pictures of the findings."""
 
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from experiments.clustered.tables import ALGORITHMS, NAMES, Row, known_fits, of_part
+from experiments.clustered.tables import NAMES, Row, known_fits, of_part
 
 COLOURS = {"principal": "C1", "spanning": "C0"}
 
 
-def drawn(rows: list[Row], folder: Path) -> str:
+def draw_fits(rows: list[Row], folder: Path) -> str:
     """All pictures that the results allow, as Markdown."""
     import matplotlib as mpl
 
@@ -22,9 +21,6 @@ def drawn(rows: list[Row], folder: Path) -> str:
         pictures.append(_saved(_curves(rows), folder / "clustered-count.svg", words))
         words = "Fits with M = 4 known, also at 3 to 400 times the noise: MSS and whether they are right (figure 13)."
         pictures.append(_saved(_confidence(rows), folder / "clustered-mss.svg", words))
-    if of_part(rows, "accuracy"):
-        words = "Accuracy of all clients and of the minority, mean over seeds (figures 11 and 12)."
-        pictures.append(_saved(_accuracy(rows), folder / "clustered-accuracy.svg", words))
     return "\n\n".join(pictures)
 
 
@@ -68,25 +64,4 @@ def _confidence(rows: list[Row]) -> Any:
     axis.axvline(2, color="grey", lw=0.7, ls=":")
     axis.set(xlabel="MSS", xscale="log", yticks=[0, 1], yticklabels=["wrong", "right"], ylim=(-0.4, 1.4))
     axis.legend(fontsize=8)
-    return canvas
-
-
-def _accuracy(rows: list[Row]) -> Any:
-    from matplotlib import pyplot
-
-    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == "rotation" and not row["auto"]]
-    canvas, axes = pyplot.subplots(1, 2, figsize=(10.5, 3.2), sharey=True)
-    epsilons = sorted({row["epsilon"] for row in runs})
-    for axis, (name, title) in zip(axes, (("accuracy", "all clients"), ("minority_accuracy", "minority")), strict=True):
-        for place, (algorithm, label) in enumerate(ALGORITHMS.items()):
-            for shift, epsilon in enumerate(epsilons):
-                own = [row[name] for row in runs if (row["algorithm"], row["epsilon"]) == (algorithm, epsilon)]
-                if own:
-                    axis.bar(
-                        shift + 0.13 * place, 100 * fmean(own), 0.12, color=f"C{place}", label=None if shift else label
-                    )
-        axis.set(title=title, xticks=[s + 0.33 for s in range(len(epsilons))])
-        axis.set_xticklabels([f"epsilon {epsilon:g}" for epsilon in epsilons])
-    axes[0].set_ylabel("accuracy, %")
-    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return canvas

@@ -1,9 +1,11 @@
-"""What the results say, as tables of claim, result and verdict."""
+"""What the results say, as tables, and what the findings pick from them."""
 
 from collections import defaultdict
 from collections.abc import Iterable
-from statistics import fmean
 from typing import Any
+
+from experiments.clustered.batches import FIRST_BATCHES, LATER_BATCHES
+from experiments.paired import measure_mean
 
 Row = dict[str, Any]
 NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -51,9 +53,9 @@ def counts(rows: list[Row]) -> str:
     )  # fmt: skip
 
 
-def sure(rows: list[Row]) -> tuple[int, int, int]:
-    """(fits with MSS > 2, of those the true clusters, true clusters among the others), in the paper's plane."""
-    fits = [fit for fit in known_fits(rows) if fit["points"] == "principal"]
+def sure_fits(rows: list[Row], points: str) -> tuple[int, int, int]:
+    """(fits with MSS > 2, of those the true clusters, true clusters among the others), M known."""
+    fits = [fit for fit in known_fits(rows) if fit["points"] == points]
     above, below = [fit for fit in fits if fit["mss"] > 2], [fit for fit in fits if fit["mss"] <= 2]
     return len(above), sum(fit["known_right"] for fit in above), sum(fit["known_right"] for fit in below)
 
@@ -76,53 +78,93 @@ def noise(rows: list[Row]) -> str:
     return table(["epsilon", "authors' split", "here", "ratio"], lines)
 
 
-def accuracy(rows: list[Row], partition: str) -> str:
-    """Mean accuracy over clients and over the minority's, seeds side by side (figures 11 and 12)."""
-    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == partition]
-    lines = []
-    for auto in (False, True):
-        for name, title in ALGORITHMS.items():
-            for epsilon in sorted({row["epsilon"] for row in runs}):
-                own = [r for r in runs if (r["algorithm"], r["epsilon"], r["auto"]) == (name, epsilon, auto)]
-                if own:
-                    lines.append([title + (", M unknown" if auto else ""), f"{epsilon:g}", *accuracy_cells(own)])
-    return table(["algorithm", "epsilon", "z", "all clients, %", "minority, %", "purity", "MSS"], lines)
+def pick_runs(rows: list[Row], algorithm: str, *, source: str, epsilon: float, **where: Any) -> list[Row]:
+    """Runs of one algorithm with M known, by seed."""
+    wanted = {"partition": "rotation", "steps": "main", "auto": False} | where
+    wanted |= {"algorithm": algorithm, "source": source, "epsilon": epsilon}
+    found = [row for row in of_part(rows, "accuracy") if all(row[name] == value for name, value in wanted.items())]
+    return sorted(found, key=lambda row: row["seed"])
+
+
+def seeds_of(rows: list[Row], algorithm: str, name: str, **where: Any) -> dict[int, float]:
+    """Seed -> accuracy in %."""
+    return {row["seed"]: 100 * row[name] for row in pick_runs(rows, algorithm, **where)}
+
+
+FAILED = 0.9
+"""A run has failed when the purity of its clusters is below this: at least three of 21 clients are with strangers."""
+
+
+def count_failures(
+    rows: list[Row], algorithm: str, *, source: str, epsilon: float, steps: str = "main"
+) -> tuple[int, int]:
+    """(runs that failed, all runs)."""
+    own = pick_runs(rows, algorithm, source=source, epsilon=epsilon, steps=steps)
+    return sum(row["purity"] < FAILED for row in own), len(own)
+
+
+def accuracy(rows: list[Row]) -> str:
+    """Means over clients and over the minority's, and failures (figures 11 and 12)."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in of_part(rows, "accuracy"):
+        way = STEPS_WORDS[row["steps"]] + (", M unknown" if row["auto"] else "")
+        groups[row["source"], row["partition"], row["epsilon"], row["algorithm"], way].append(row)
+    lines = [
+        [NAMES[source], SHIFTS[partition], f"{epsilon:g}", ALGORITHMS[algorithm] + way, *accuracy_cells(own)]
+        for (source, partition, epsilon, algorithm, way), own in sorted(groups.items())
+    ]
+    header = ["data", "shift", "epsilon", "algorithm", "z", "all clients, %", "minority, %", "least minority, %"]
+    return table([*header, "failed", "least MSS"], lines)
+
+
+STEPS_WORDS = {"main": "", "choices": ", a choice in every round", "small": ", smaller steps"}
 
 
 def accuracy_cells(own: list[Row]) -> list[str]:
-    """The cells of one algorithm and epsilon, one value per seed."""
-
-    def each(name: str, form: str, factor: float = 1.0) -> str:
-        values = [row[name] for row in sorted(own, key=lambda row: row["seed"])]
-        return " / ".join("-" if value is None else format(factor * value, form) for value in values)
-
+    """The cells of one algorithm and epsilon."""
+    clustered = [row["purity"] for row in own if row["purity"] is not None]
+    scores = [row["mss"] for row in own if row["mss"] is not None]
     return [
-        f"{own[0]['noise_multiplier']:.2f}", each("accuracy", ".1f", 100), each("minority_accuracy", ".1f", 100),
-        each("purity", ".2f"), each("mss", ".1f"),
-    ]  # fmt: skip
+        f"{own[0]['noise_multiplier']:.2f}",
+        *(str(measure_mean([100 * row[name] for row in own])) for name in ("accuracy", "minority_accuracy")),
+        f"{100 * min(row['minority_accuracy'] for row in own):.1f}",
+        f"{sum(purity < FAILED for purity in clustered)} of {len(clustered)}" if clustered else "-",
+        f"{min(scores):.1f}" if scores else "-",
+    ]
 
 
-def means_of(rows: list[Row], partition: str, epsilon: float, name: str) -> dict[str, float]:
-    """Algorithm -> mean in % over the seeds that all algorithms have: MNIST, M known."""
-    runs = [row for row in of_part(rows, "accuracy") if row["partition"] == partition and not row["auto"]]
-    seeds = [{r["seed"] for r in runs if (r["algorithm"], r["epsilon"]) == (a, epsilon)} for a in ALGORITHMS]
-    common = set.intersection(*seeds)
-    own = [row for row in runs if row["epsilon"] == epsilon and row["seed"] in common]
-    return {a: 100 * fmean(row[name] for row in own if row["algorithm"] == a) for a in ALGORITHMS if common}
+def separations(rows: list[Row], what: str, size: int) -> list[Row]:
+    """All draws with this first batch (later ones of 32), or with a full first batch and these later ones."""
+    full = [cell for row in of_part(rows, "later") for cell in row["cells"]]
+    if what == "later":
+        return [cell for cell in full if cell["later"] == size]
+    own = [row for row in of_part(rows, "batches") if row["first"] == size]
+    whole = [row["first"] for row in of_part(rows, "later")]
+    return own or [cell for cell in full if cell["later"] == 32 and size in whole]
 
 
 def batches(rows: list[Row]) -> str:
-    """Separation, noise and distance of the centres for every pair of batch sizes (figures 8 and 14, left)."""
-    lines = [
-        [
-            str(row["first"]), str(row["later"]), f"{row['noise_multiplier']:.2f}", f"{row['plane']['mss']:.2f}",
-            said(row["plane"]["known_right"]), f"{row['mss']:.2f}", said(row["known_right"]),
-            f"{fmean(row['distances']):.4f}",
-        ]
-        for row in sorted(of_part(rows, "batches"), key=lambda row: (row["first"], row["later"]))
-    ]  # fmt: skip
-    header = ["first batch", "later batch", "z", "MSS, `principal`", "right", "MSS, `spanning`", "right"]
-    return table([*header, "mean distance of noiseless centres"], lines)
+    """Separation of the true clusters, and how often a blind fit is right, for all batch sizes (figure 8)."""
+    lines = []
+    for what, sizes in (("first", FIRST_BATCHES), ("later", LATER_BATCHES)):
+        for size in sizes:
+            own = separations(rows, what, size)
+            if own:
+                lines.append([what, str(size), f"{own[0]['noise_multiplier']:.2f}", *separation_cells(own)])
+    header = ["which batch", "size", "z", "draws"]
+    for word in ("two components", "three components"):
+        header += [f"separation, {word}", "blind fit right"]
+    return table(header, lines)
+
+
+def separation_cells(own: list[Row]) -> list[str]:
+    """Draws, then mean separation and right fits in both kinds of points."""
+    cells = [str(len(own))]
+    for kind in ("principal", "spanning"):
+        found = measure_mean([one[kind]["true"] for one in own])
+        right = sum(one[kind]["known_right"] for one in own)
+        cells += [f"{found.mean:.2f} ± {found.error:.2f}", f"{right} of {len(own)}"]
+    return cells
 
 
 def ratios(rows: list[Row]) -> str:
@@ -132,7 +174,3 @@ def ratios(rows: list[Row]) -> str:
         lines.append([f"{row['epsilon']:g}", *(f"{value:.2f}" for value in row["ratios"].values())])
     sizes = list(of_part(rows, "ratio")[0]["ratios"]) if lines else []
     return table(["epsilon", *(f"b = {size}" for size in sizes)], lines)
-
-
-def said(right: bool) -> str:
-    return "yes" if right else "no"

@@ -1,15 +1,19 @@
 """The reproduction's own files: every run is a valid experiment, the noise is the ledger's, the page says what is there."""
 
+from itertools import combinations
 from math import ceil
 
 import numpy as np
 import pytest
 
-from experiments.clustered.accuracy import jobs
+from experiments.clustered.accuracy import causes, jobs, printed
+from experiments.clustered.batches import LATER_BATCHES, measure_updates, true_separation
+from experiments.clustered.claims import list_findings, say_to_authors
 from experiments.clustered.first_round import fitted, noised, picture
 from experiments.clustered.noise import composition, noise_of
 from experiments.clustered.page import write_page
 from experiments.clustered.parts import PARTS, WORK
+from experiments.findings import Verdict
 from sightline import accounting
 from sightline.algorithms.clustered.mixture import KINDS, fit_mixture
 from sightline.config import parse
@@ -19,14 +23,39 @@ TRUTH = [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
 
 
 def test_every_job_has_a_key_of_its_own_and_somebody_to_do_it():
-    everything = [job for part in PARTS.values() for job in part()]
-    assert len({job.key for job in everything}) == len(everything)
+    everything = [job for name, part in PARTS.items() if name != "quick" for job in part()]
+    keys = {job.key for job in everything}
+    assert len(keys) == len(everything)
     assert {type(job) for job in everything} == set(WORK)
+    assert {job.key for job in PARTS["quick"]()} <= keys
 
 
 def test_every_run_is_a_valid_experiment():
-    for job in jobs():
+    for job in (*jobs(), *causes()):
         assert parse(job.plain).privacy.epsilon == job.epsilon
+
+
+def test_the_printed_run_has_the_noise_of_the_whole():
+    (job,) = printed()
+    experiment = parse(job.plain)
+    assert experiment.data.train_samples is None
+    assert experiment.model.name == "cnn"
+    assert experiment.privacy.noise_multiplier == noise_of(3, 8000)
+    assert experiment.rounds == 3
+
+
+def test_true_clusters_are_apart_by_their_own_means_and_radii():
+    rng = np.random.default_rng(0)
+    centres = np.array([[0.0, 0], [10, 0], [0, 20], [30, 30]])
+    points = centres[TRUTH] + rng.standard_normal((21, 2))
+    naive = min(
+        np.linalg.norm(points[a].mean(0) - points[b].mean(0))
+        / 2
+        / max(np.sqrt(points[c].var(0).mean()) for c in (a, b))
+        for a, b in combinations([[n for n in range(21) if TRUTH[n] == m] for m in range(4)], 2)
+    )
+    assert true_separation(points, TRUTH) == pytest.approx(naive)
+    assert true_separation(rng.standard_normal((21, 2)), TRUTH) < 1
 
 
 def test_the_noise_counts_round_one_later_rounds_and_selections():
@@ -35,6 +64,21 @@ def test_the_noise_counts_round_one_later_rounds_and_selections():
     assert found == {Gaussian(1.5): 1, Poisson(32 / 1000, Gaussian(1.5)): later, Exponential(0.09): 2}
     z = noise_of(3, 400, rounds=10)
     assert accounting.epsilon(composition(z, 400, 400, 32, 10, 0.09), 1e-4) <= 3
+
+
+def accuracy_runs(scores, seeds=range(3)):
+    """Runs that were never made: (score, purity) of every algorithm, each seed a point better than the last."""
+    shared = {"part": "accuracy", "partition": "rotation", "epsilon": 3, "auto": False, "source": "mnist", "worst": 0.1}
+    shared |= {"steps": "main", "count": 4, "mss": 5.0, "noise_multiplier": 2.0, "cpu_seconds": 30.0}
+    return [
+        shared | {"key": f"{name}{seed}", "algorithm": name, "seed": seed, "purity": purity,
+                  "accuracy": score + seed / 100, "minority_accuracy": score - 0.1 - seed / 100}
+        for name, (score, purity) in scores.items()
+        for seed in seeds
+    ]  # fmt: skip
+
+
+SCORES = {"rdpcfl": (0.8, 1.0), "ifca": (0.7, 0.8), "fedavg": (0.5, None), "local": (0.81, None), "mrmtl": (0.65, None)}
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +95,37 @@ def rows():
     plane = picture(fit_mixture(KINDS["principal"](updates)(4), 4, seed=0))
     first = {"key": "a", "part": "first", "source": "mnist", "partition": "rotation", "seed": 0, "samples": 8000}
     first |= {"parameters": 300, "cpu_seconds": 60.0, "cells": cells, "louder": louder, "points": plane}
-    judged = {"part": "accuracy", "partition": "rotation", "epsilon": 3, "seed": 0, "auto": False, "worst": 0.1}
-    judged |= {"count": 4, "mss": 5.0, "purity": 1.0, "noise_multiplier": 2.0, "curve": [], "cpu_seconds": 30.0}
-    scores = {"rdpcfl": 0.8, "ifca": 0.7, "fedavg": 0.5, "local": 0.6, "mrmtl": 0.65, "oracle_clusters": 0.82}
-    runs = [judged | {"key": a, "algorithm": a, "accuracy": s, "minority_accuracy": s - 0.1} for a, s in scores.items()]
-    return [first, *runs]
+    measured = measure_updates(updates, TRUTH, 0)
+    later = {"key": "later", "part": "later", "first": 1000, "distances": [0.1], "cpu_seconds": 1.0}
+    later["cells"] = [
+        {"later": b, "draw": 0, "noise_multiplier": 1.0} | measured for b in LATER_BATCHES for _ in range(2)
+    ]
+    return [first, later, *accuracy_runs(SCORES)]
 
 
 def test_the_page_says_what_the_results_say(rows, tmp_path):
     write_page(rows, tmp_path / "clustered.md")
     page = (tmp_path / "clustered.md").read_text()
-    assert "R-DPCFL is ahead of the baselines for all clients, rotation, epsilon = 3 | 80.0 against ifca 70.0" in page
+    assert "R-DPCFL is ahead of IFCA, private selection for all clients, MNIST" in page
+    assert "epsilon 3: +10.0 ± 0.0 (3 seeds)" in page
     assert "| MNIST | rotation | `spanning` | 1/1 | - | 1/1 |" in page
-    assert "Processor minutes: 4 in all (first 1.0, accuracy 3.0)" in page
-    assert "epsilon = 5" not in page
-    for name in ("count", "mss", "accuracy"):
+    assert "IFCA: epsilon 3: 3 of 3 | R-DPCFL: epsilon 3: 0 of 3 | reproduced" in page
+    assert "epsilon 5" not in page
+    for name in ("count", "mss", "figure-11", "figures-11-and-12-robustness"):
         assert (tmp_path / f"clustered-{name}.svg").stat().st_size > 1000
+    assert "wrong clusters in 0 of 3 runs, IFCA with private choices in 3 of 3" in say_to_authors(rows)[0]
+
+
+def test_a_baseline_that_is_ahead_is_said_to_be(rows):
+    found = {f.claim: f.verdict for f in list_findings(rows) if f.result == "Figure 11"}
+    assert found["R-DPCFL is ahead of Local for all clients, MNIST"] is Verdict.NOT_REPRODUCED
+    assert found["R-DPCFL is ahead of MR-MTL for all clients, MNIST"] is Verdict.REPRODUCED
+
+
+def test_two_seeds_are_not_judged():
+    assert not [f for f in list_findings(accuracy_runs(SCORES, range(2))) if f.result == "Figure 11"]
 
 
 def test_a_page_of_nothing_is_a_page(tmp_path):
     write_page([], tmp_path / "clustered.md")
-    assert "Claims and verdicts" in (tmp_path / "clustered.md").read_text()
+    assert "## Findings" in (tmp_path / "clustered.md").read_text()
