@@ -30,7 +30,8 @@ it took.
 - **theirs**: test accuracy in percent as published, with the epsilon that they state.
 - **priced**: their noise multiplier, batch and epochs by our accountant (`sightline account`), as if batches were drawn
   by Poisson sampling / by a balanced schedule; their code shuffles, which is neither. Where features were normalised by
-  noised statistics, the two releases are counted in.
+  noised statistics, the two releases are counted in. Epochs of rows with features are not stated by their source; they
+  are those with which its noise costs about as much as in the rows where they are.
 - **ours**: test accuracy in percent on the published test set, mean and standard deviation over seeds (initialisation,
   sampling and noise); bold where it is not below theirs.
 - **epsilon**: an upper bound, of every untrusted observer, at the delta stated; the noise is calibrated to it.
@@ -44,16 +45,17 @@ LINEAR_TEXT = """
 
 MNIST, Fashion-MNIST and CIFAR-10 at (3, 1e-5), privacy of single examples by DP-SGD. The features are a scattering
 transform, a fixed and public function of each image by itself ([data](data.md#fixed-features)), so they cost nothing.
-Momentum and averaging work on released steps, which is post-processing. Learning rate, steps and decay were chosen with
-one seed on a sixth of the *training* examples that was held out; clip norm, batch and groups are the published ones.
-The runs below train on all training examples.
+Momentum and averaging work on released steps, which is post-processing. For MNIST and Fashion-MNIST learning rate and
+decay were chosen with one seed on a sixth of the *training* examples that was held out (6 pairs of learning rate and
+clip norm, 5 decays); batches are the published ones, groups those published for Fashion-MNIST. CIFAR-10 has the
+published learning rate and was not tuned. Runs train on all training examples. The choice is not paid for in epsilon,
+as in the publications; who tunes on private data has to.
 """
 CNN_TEXT = """
 ## One owner, convolutional networks
 
 The networks, batches, epochs and learning rates of the same paper, as files; on features they are normalised by groups
-inside the example, not by statistics. Where the paper does not state epochs, they are those with which its noise costs
-about as much as in its other rows.
+inside the example, not by statistics.
 """
 CLIENTS_TEXT = """
 ## Privacy of whole clients

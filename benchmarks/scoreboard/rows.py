@@ -137,7 +137,11 @@ HEART = [
 ]  # fmt: skip
 SYSTEMS = [
     Row(
-        "system-groups", "Overlapping groups (DP-OGL): 40 workers, a ring of 4", "systems", quick=True, seeds=(0, 1, 2)
+        "system-groups",
+        "Overlapping groups (DP-OGL): 200 workers, a ring of 4 groups",
+        "systems",
+        quick=True,
+        seeds=(0, 1, 2),
     ),
     Row("system-upcycled", "Upcycled FedProx: 100 clients", "systems", quick=True),
     Row("system-clustered", "Clustered (R-DPCFL): 9 sites of 3 kinds", "systems", quick=True),

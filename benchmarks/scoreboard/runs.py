@@ -114,13 +114,13 @@ def price_noise(job: Job) -> dict[str, Any]:
     return {name: round_up(epsilon(events, DELTA)) for name, events in published_events(noise).items()}
 
 
-def published_events(noise: Noise) -> dict[str, tuple[tuple[Event, int], ...]]:
+def published_events(noise: Noise) -> dict[str, dict[Event, int]]:
     """Their releases: what was paid for statistics of the features, and all steps of training."""
     step = Gaussian(noise.multiplier)
-    before: tuple[tuple[Event, int], ...] = () if noise.statistics is None else ((Gaussian(noise.statistics), 2),)
+    before: dict[Event, int] = {} if noise.statistics is None else {Gaussian(noise.statistics): 2}
     return {
-        "poisson": (*before, (Poisson(noise.batch / noise.examples, step), noise.steps)),
-        "balanced": (*before, (Allocation(noise.steps, noise.epochs, step), 1)),
+        "poisson": before | {Poisson(noise.batch / noise.examples, step): noise.steps},
+        "balanced": before | {Allocation(noise.steps, noise.epochs, step): 1},
     }
 
 

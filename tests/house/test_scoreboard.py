@@ -12,8 +12,10 @@ from benchmarks.scoreboard import heart, nets, rows, runs
 from benchmarks.scoreboard.page import PAGE, render_page, write_accuracy
 from benchmarks.scoreboard.rows import CNN, LINEAR, ROWS, Row
 from benchmarks.scoreboard.runs import Job, do_job, is_done, list_jobs, read_results
+from sightline.accounting import gaussian
 from sightline.config import read
 from sightline.errors import InvalidInput
+from sightline.events import Allocation, Gaussian, Poisson
 
 NAMES = [row.name for row in ROWS]
 
@@ -136,10 +138,12 @@ def test_published_noise_costs_what_the_page_says(row, tmp_path):
 
 def test_prices_are_of_all_their_steps_and_of_their_statistics():
     events = runs.published_events(rows.Noise(1000, 100, 20, 2.0, 8.0))
-    (statistics, twice), (step, steps) = events["poisson"]
-    assert (statistics.noise_multiplier, twice, step.rate, steps) == (8.0, 2, 0.1, 200)
-    (schedule, once) = events["balanced"][1]
-    assert (schedule.steps, schedule.uses, once) == (200, 20, 1)
+    assert events["poisson"] == {Gaussian(8.0): 2, Poisson(0.1, Gaussian(2.0)): 200}
+    assert events["balanced"] == {Gaussian(8.0): 2, Allocation(200, 20, Gaussian(2.0)): 1}
+    cheap = Job(Row("none", "", "", noise=rows.Noise(100, 100, 1, 4.0)), "price")
+    assert runs.price_noise(cheap)["poisson"] == pytest.approx(
+        gaussian(noise=4.0, steps=1).epsilon(delta=1e-5), abs=2e-3
+    )
 
 
 @pytest.mark.parametrize(
