@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sightline.algorithms import fedavg, fedavgm, feddyn, fedprox, fedyogi, local, pfedme, scaffold
+from sightline.algorithms.averaging import read_decay, wrap_average
 from sightline.algorithms.clustered import ifca, mrmtl, oracle_clusters, rdpcfl
 from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
 from sightline.algorithms.groups import dp_ogl, dp_ogl_plus
@@ -46,9 +47,9 @@ RULES: dict[str, type[StateUpdate]] = {
 
 
 def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
-    """The algorithm of an experiment, upcycled and controlled where it says so, and its settings."""
+    """The algorithm of an experiment, upcycled, controlled and averaged where it says so, and its settings."""
     algorithm, given = find_algorithm(experiment.algorithm.name), experiment.algorithm.settings
-    rule, control = given.pop("upcycle", None), given.pop("control", None)
+    rule, control, decay = (given.pop(key, None) for key in ("upcycle", "control", "average"))
     settings = settings_of(algorithm, given)
     algorithm.check(experiment)
     settings = algorithm.complete(settings, experiment)
@@ -56,6 +57,8 @@ def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
         algorithm = wrap_upcycle(algorithm, Upcycle.read(rule))
     if control is not None:
         algorithm = wrap_control(algorithm, Control.read(control), experiment)
+    if decay is not None:
+        algorithm = wrap_average(algorithm, read_decay(decay))
     return algorithm, settings
 
 

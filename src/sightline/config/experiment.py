@@ -29,10 +29,18 @@ from sightline.config.section import (
     Section,
     check_plain,
 )
-from sightline.errors import invalid, refuse
+from sightline.errors import did_you_mean, invalid, refuse
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+class Features(Section):
+    """A fixed, public transform of every example by itself; it looks at no other, so it costs no privacy."""
+
+    transform: Literal["scattering"] = "scattering"
+    groups: Count | None = None
+    """Channels are normalised in so many groups, inside the example; left out, they are not."""
 
 
 class Data(Section):
@@ -47,7 +55,8 @@ class Data(Section):
     alpha: NonNegative = 1.0
     beta: NonNegative = 1.0
     iid: bool = False
-    features: Count = 60
+    features: Count | Features = 60
+    """Of "synthetic": the length of an example; of images: "scattering", or a table with its groups."""
     classes: Annotated[int, Field(ge=2, le=10**6)] = 10
     size_mean: float = 4.0
     size_sigma: NonNegative = 2.0
@@ -57,6 +66,42 @@ class Data(Section):
     test_fraction: Fraction = 0.2
     reuse: bool = False
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """The length of a synthetic example."""
+        return 0 if isinstance(self.features, Features) else self.features
+
+    @field_validator("features", mode="before")
+    @classmethod
+    def _a_word_will_do(cls, given: Any) -> Any:
+        """`"scattering"` is the table with nothing else in it; numbers are left to their own checks."""
+        table = {"transform": given} if isinstance(given, str) else given
+        if isinstance(given, Features):
+            return given
+        if not isinstance(table, dict):
+            if type(given) is not int or not 1 <= given <= 10**9:
+                invalid("data.features", given, 'is a whole number from 1 on, or "scattering"', "e.g. features = 60")
+            return given
+        for key, value in table.items():
+            if key not in Features.model_fields:
+                invalid(f"data.features.{key}", value, "unknown key", did_you_mean(str(key), [*Features.model_fields]))
+        if table.get("transform", "scattering") != "scattering":
+            law = "there is one transform, of images"
+            invalid(
+                "data.features", table["transform"], law, 'use "scattering", or {transform = "scattering", groups = 27}'
+            )
+        if type(table.get("groups", 1)) is not int or not 1 <= table.get("groups", 1) <= 10**9:
+            invalid("data.features.groups", table["groups"], "is a whole number from 1 on", "e.g. groups = 27")
+        return Features(**table)
+
+    @model_validator(mode="after")
+    def _pixels_are_ours(self) -> "Data":
+        made = isinstance(self.features, Features)
+        if made and (":" in self.source or self.source in ("synthetic", "python")):
+            law = f"scattering is of the images that Sightline reads, not of {self.source}"
+            invalid("data.features", "scattering", law, "make the features yourself, each of its own example alone")
+        return self
 
     @model_validator(mode="after")
     def _clusters_are_given(self) -> "Data":
@@ -369,6 +414,9 @@ class Experiment(Section):
         if self.local.augment is not None and (self.privacy.unit, self.privacy.mechanism) != ("sample", "gaussian"):
             law = "views are averaged inside per-example clipping, which only sample-level Gaussian noise does"
             invalid("local.augment", self.local.augment.kind, law, 'use unit = "sample", or remove local.augment')
+        if self.local.augment is not None and isinstance(self.data.features, Features):
+            law = "views are of images, and features of a moved image are not moved features"
+            invalid("local.augment", self.local.augment.kind, law, "remove local.augment or data.features")
         if self.local.compiled and (self.privacy.unit == "sample" or self.algorithm.split is not None):
             law = "compiled code takes plain steps on whole models"
             invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')

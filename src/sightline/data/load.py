@@ -13,6 +13,7 @@ from sightline.data.federation import Federation, Kind, Shard
 from sightline.data.in_memory import PYTHON
 from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
+from sightline.data.scattering import transform_table
 from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source
 from sightline.data.targets import as_task
@@ -111,6 +112,7 @@ def load_federation(
     options = source.checked_options(settings.options)
     folder = folder_of(source, data_root(root)) if source.files else Path()
     table = as_task(source.read(Request(settings, streams, folder, options, task)), settings, task)
+    table = transform_table(table, settings)
     return _build_federation(table, settings, options.get("users", ""), streams)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,24 +29,31 @@ class Scale:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
-    def apply(self, raw: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    def apply(self, raw: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Write the scaled pixels of (n, channels, height, width) images into `out`."""
-        np.divide(raw, np.float32(self.highest), out=out, dtype=np.float32)
+        np.divide(raw.astype(np.uint8, copy=False), np.float32(self.highest), out=out, dtype=np.float32)
         if any(self.mean):
             out -= np.array(self.mean, dtype=np.float32).reshape(-1, 1, 1)
         if any(std != 1.0 for std in self.std):
             out /= np.array(self.std, dtype=np.float32).reshape(-1, 1, 1)
 
 
+class Scaling(Protocol):
+    """From raw values to inputs, each example by itself: nothing of one may enter another's."""
+
+    def apply(self, raw: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Write the inputs of raw examples into `out`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """The examples of a source. `x` stays raw (bytes for images) until it is dealt, so that it is copied once."""
 
-    x: NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
+    x: NDArray[np.uint8] | NDArray[np.float16] | NDArray[np.float32] | NDArray[np.int64]
     y: Targets
     classes: int
     kind: Kind
-    scale: Scale | None = None
+    scale: Scaling | None = None
     owner: NDArray[np.int64] | None = None
     """Whose example it is (user or client number), when the source knows."""
     test: "Table | None" = None
@@ -76,7 +83,7 @@ class Table:
             if self.scale is None:
                 out[start : start + CHUNK] = raw
             else:
-                self.scale.apply(raw.astype(np.uint8, copy=False), out[start : start + CHUNK].view(np.float32))
+                self.scale.apply(raw, out[start : start + CHUNK].view(np.float32))
 
     def shard(self, index: Index) -> Shard:
         """The examples at `index`, in that order, as model inputs."""

@@ -40,7 +40,7 @@ def read_synthetic(request: Request) -> Table:
     shared = draw_shared_truth(settings, streams.rng(Purpose.SYNTHETIC)) if settings.iid else None
     if request.task == "language":
         return _read_chains(settings, rngs, sizes, shared)
-    x = np.empty((sum(sizes), settings.features), dtype=np.float32)
+    x = np.empty((sum(sizes), settings.length), dtype=np.float32)
     labels = (settings.classes,) if request.task == "multilabel" else ()
     whole = request.task not in ("multilabel", "regression")
     y = np.empty((sum(sizes), *labels), dtype=np.int64 if whole else np.float32)
@@ -53,14 +53,14 @@ def read_synthetic(request: Request) -> Table:
     if not np.isfinite(x).all():
         invalid("data.beta", settings.beta, "the inputs do not fit float32", "use a smaller beta, e.g. 1.0")
     owner = np.repeat(np.arange(settings.clients), sizes)
-    note = f"synthetic: {_name_of(settings)}, {settings.features} features, alpha and beta are variances"
+    note = f"synthetic: {_name_of(settings)}, {settings.length} features, alpha and beta are variances"
     return Table(x=x, y=y, classes=settings.classes, kind=Kind.VECTOR, owner=owner, notes=(note,))
 
 
 def client_size(settings: Data, rng: np.random.Generator) -> int:
     """size_min + floor(LogNormal(size_mean, size_sigma))."""
     extra = rng.lognormal(settings.size_mean, settings.size_sigma)
-    if not extra * settings.features < MOST_VALUES:
+    if not extra * settings.length < MOST_VALUES:
         law = f"a client would have {extra:.3g} examples"
         invalid("data.size_sigma", settings.size_sigma, law, "use the usual size_mean = 4, size_sigma = 2, or less")
     return settings.size_min + int(extra)
@@ -73,16 +73,16 @@ def draw_truth(settings: Data, rng: np.random.Generator) -> Truth:
     The second argument of N is the variance. Reference: Li et al. 2020 (FedProx), section 5.1.
     """
     u = np.sqrt(settings.alpha) * rng.standard_normal()
-    weight = u + rng.standard_normal((settings.classes, settings.features))
+    weight = u + rng.standard_normal((settings.classes, settings.length))
     bias = u + rng.standard_normal(settings.classes)
-    center = np.sqrt(settings.beta) * rng.standard_normal() + rng.standard_normal(settings.features)
+    center = np.sqrt(settings.beta) * rng.standard_normal() + rng.standard_normal(settings.length)
     return Truth(weight, bias, center)
 
 
 def draw_shared_truth(settings: Data, rng: np.random.Generator) -> Truth:
     """The one truth of Syn(iid): W and b ~ N(0, 1), centre 0, the same for every client."""
-    weight = rng.standard_normal((settings.classes, settings.features))
-    return Truth(weight, rng.standard_normal(settings.classes), np.zeros(settings.features))
+    weight = rng.standard_normal((settings.classes, settings.length))
+    return Truth(weight, rng.standard_normal(settings.classes), np.zeros(settings.length))
 
 
 def draw_examples(
@@ -103,13 +103,13 @@ def draw_examples(
 
 def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[int], shared: Truth | None) -> Table:
     """Sequences of `features` + 1 tokens below `classes`: token after token by the client's own Markov chain."""
-    if settings.features < settings.classes:
+    if settings.length < settings.classes:
         law = f"the chain of {settings.classes} tokens is drawn from that many features"
-        invalid("data.features", settings.features, law, "use data.features >= data.classes")
+        invalid("data.features", settings.length, law, "use data.features >= data.classes")
     owner = np.repeat(np.arange(settings.clients), sizes)
     truths = [shared or draw_truth(settings, rng) for rng in rngs]
     parts = [draw_chains(truth, size, rng) for truth, size, rng in zip(truths, sizes, rngs, strict=True)]
-    note = f"synthetic: {_name_of(settings)}, Markov chains of {settings.features} steps over {settings.classes} tokens"
+    note = f"synthetic: {_name_of(settings)}, Markov chains of {settings.length} steps over {settings.classes} tokens"
     x, labels = np.concatenate(parts), np.zeros(sum(sizes), np.int64)
     table = Table(x, labels, settings.classes, Kind.TEXT, owner=owner, vocabulary=settings.classes, notes=(note,))
     return as_task(table, settings, "language", padding=None)
@@ -138,8 +138,8 @@ def _client_rngs(settings: Data, streams: Streams) -> list[np.random.Generator]:
 
 
 def _check_total(settings: Data, examples: int) -> None:
-    if examples * settings.features > MOST_VALUES:
-        law = f"{examples:,} examples of {settings.features} features are more than fit in memory here"
+    if examples * settings.length > MOST_VALUES:
+        law = f"{examples:,} examples of {settings.length} features are more than fit in memory here"
         invalid("data.clients", settings.clients, law, "use fewer clients, features, size_min or a smaller size_sigma")
 
 

@@ -1,0 +1,1 @@
+"""Reference numbers that anybody can run, with epsilons recomputed and audited: `python -m benchmarks.scoreboard`."""

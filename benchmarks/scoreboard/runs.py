@@ -1,0 +1,133 @@
+"""What the board is made of: runs, audits and prices, each kept as a line of `results.jsonl` when it is done."""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sightline
+from benchmarks.scoreboard.rows import HERE, Noise, Row
+from sightline.accounting import epsilon
+from sightline.apps.audit import audit
+from sightline.apps.cli.progress import CountBar
+from sightline.config import read
+from sightline.events import Allocation, Event, Gaussian, Poisson
+
+RESULTS = HERE / "results.jsonl"
+SCRATCH = HERE.parents[1] / "runs" / "scoreboard"
+DELTA = 1e-5
+TRIALS, RUNS, CANARIES = 20, 4, 1000
+"""Of an audit: repeated runs of each world, runs with canaries, canaries."""
+METRICS = ("test_accuracy", "client_accuracy_mean", "minority_accuracy", "epsilon", "noise_multiplier", "rounds_done")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line that is to be made: a run of a row with a seed, its audit, or the price of the published noise."""
+
+    row: Row
+    kind: str
+    seed: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int | None]:
+        """By which its line is found."""
+        return self.row.name, self.kind, self.seed
+
+    @property
+    def title(self) -> str:
+        """For whoever waits."""
+        return " ".join([self.row.name, self.kind, *([] if self.seed is None else [f"seed {self.seed}"])])
+
+    @property
+    def digest(self) -> str:
+        """Of what the line is about; another file, or another published noise, is another line."""
+        return repr(self.row.noise) if self.kind == "price" else self.row.digest
+
+
+def list_jobs(rows: Iterable[Row], *, quick: bool = False, everything: bool = False) -> list[Job]:
+    """What a board of these rows needs; quick: one seed of the quick ones. Prices first, they take seconds."""
+    chosen = list(rows)
+    jobs = [Job(row, "price") for row in chosen if row.noise is not None]
+    for row in chosen:
+        if (row.away and not everything) or (quick and not row.quick):
+            continue
+        jobs += [Job(row, "run", seed) for seed in (row.seeds[:1] if quick else row.seeds)]
+        jobs += [Job(row, "audit")] if row.audited else []
+    return jobs
+
+
+def read_results(file: Path = RESULTS) -> dict[tuple[str, str, int | None], dict[str, Any]]:
+    """The lines that are kept, the last of each kind."""
+    if not file.is_file():
+        return {}
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    return {(line["row"], line["kind"], line.get("seed")): line for line in lines}
+
+
+def is_done(job: Job, results: dict[tuple[str, str, int | None], dict[str, Any]]) -> bool:
+    """Whether the line is there and about the file as it is now."""
+    return job.key in results and results[job.key]["digest"] == job.digest
+
+
+def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
+    """Make the line and append it: whoever breaks off between two jobs loses nothing."""
+    began = time.process_time()
+    found = {"price": price_noise, "run": run_row, "audit": audit_row}[job.kind](job)
+    seconds = {"processor_seconds": round(time.process_time() - began, 1)}
+    line = {"row": job.row.name, "kind": job.kind, "seed": job.seed, "digest": job.digest} | seconds | found
+    with file.open("a", encoding="utf-8") as kept:
+        kept.write(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
+    return line
+
+
+def run_row(job: Job) -> dict[str, Any]:
+    """The file with the seed. What was broken off goes on where it stopped; the directory goes when it is done."""
+    out = SCRATCH / f"{job.row.name}-{job.row.digest}-{job.seed}"
+    resumed = (out / "run.sqlite").is_file()
+    found = sightline.run(job.row.file, seed=job.seed, out=out, resume=resumed).summary
+    line = {name: found[name] for name in METRICS if found.get(name) is not None}
+    shutil.rmtree(out)
+    return line | {"observers": found["observers"], "delta": found["delta"]} | ({"resumed": True} if resumed else {})
+
+
+def audit_row(job: Job) -> dict[str, Any]:
+    """Attacks on the row's mechanism with its own calibrated noise: what they say epsilon is at least."""
+    experiment = read(job.row.file, job.row.audit)
+    rounds = job.row.rounds or experiment.rounds
+    with CountBar(job.title, "runs") as bar:
+        found = audit(experiment, trials=TRIALS, canaries=CANARIES, runs=RUNS, rounds=rounds, progress=bar.advance)
+    told = found.told()
+    kept = ("epsilon_lower", "epsilon_upper", "confidence", "refuted", "delta", "rounds", "observer", "subject")
+    return {name: _plain(told[name]) for name in kept}
+
+
+def price_noise(job: Job) -> dict[str, Any]:
+    """Their noise by our accountant, as if their batches were Poisson's, or balanced."""
+    noise = job.row.noise
+    if noise is None:
+        return {}
+    return {name: round_up(epsilon(events, DELTA)) for name, events in published_events(noise).items()}
+
+
+def published_events(noise: Noise) -> dict[str, dict[Event, int]]:
+    """Their releases: what was paid for statistics of the features, and all steps of training."""
+    step = Gaussian(noise.multiplier)
+    before: dict[Event, int] = {} if noise.statistics is None else {Gaussian(noise.statistics): 2}
+    return {
+        "poisson": before | {Poisson(noise.batch / noise.examples, step): noise.steps},
+        "balanced": before | {Allocation(noise.steps, noise.epochs, step): 1},
+    }
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """An upper bound stays one when it is written down."""
+    return math.ceil(value * 10**digits) / 10**digits
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
