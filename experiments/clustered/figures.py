@@ -14,7 +14,7 @@ def draw_fits(rows: list[Row], folder: Path) -> str:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "clustered"
+    mpl.rcParams |= {"svg.hashsalt": "clustered", "svg.fonttype": "none"}
     pictures = []
     if of_part(rows, "first"):
         words = "MSS over the number of clusters at epsilon = 3, one line per seed (figure 10)."

@@ -20,7 +20,7 @@ def draw_figure(arms: list[Row], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "correlated"
+    mpl.rcParams |= {"svg.hashsalt": "correlated", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     canvas, panels = pyplot.subplots(

@@ -17,7 +17,7 @@ def draw_curves(rows: list[Row], path: Path) -> str:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "groups"
+    mpl.rcParams |= {"svg.hashsalt": "groups", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     found = list(dict.fromkeys((row["source"], row["regime"]) for row in rows if row["regime"] in REGIME_WORDS))

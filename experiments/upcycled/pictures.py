@@ -46,7 +46,7 @@ def draw_panels(panels: dict[Panel, dict[str, Pair]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "upcycled"
+    mpl.rcParams |= {"svg.hashsalt": "upcycled", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     wide = min(4, len(panels))
