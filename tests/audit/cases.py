@@ -41,6 +41,7 @@ H2FDP = {"topology": "tree", "algorithm": "h2fdp"}
 SEGMENTS = SAMPLE | H2FDP | {"where": "edge"}
 GROUPS = {"topology": "groups", "algorithm": "dp_ogl"}
 ONE_STEP = {"local": {"steps": 1}}
+DRAWN_TURNS = {"sampling": {"clients": {"scheme": "turns", "groups": 2, "rate": 0.5}}}
 DROPOUT = {"algorithm": {"split": "dropout"}, "model": {"dropout": 0.5}}
 
 
@@ -55,6 +56,12 @@ def mechanisms():
         yield f"clients {scheme}", {"clients": scheme}
         if scheme in ("full", "fixed"):
             yield f"clients {scheme}, replaced", {"clients": scheme, "adjacency": "replace"}
+    stream = {"clients": "turns", "noise": "correlated", "rounds": 4}
+    yield "correlated noise", stream
+    yield "correlated noise, replaced", stream | {"adjacency": "replace"}
+    yield "correlated noise, drawn turns", stream | {"changes": DRAWN_TURNS}
+    yield "correlated noise at edge", stream | TREE
+    yield "correlated noise in groups", stream | GROUPS
     for scheme in ("full", "balanced", "check_ins"):
         yield f"examples {scheme}", SAMPLE | {"samples": scheme}
         yield f"examples {scheme} at server", SERVER | {"samples": scheme}
