@@ -62,7 +62,7 @@ def find_savings(rows: list[Row], data: str) -> Iterator[Finding]:
             f"Figure 5, {DATA[data]}",
             f"control saves {paper[0]}% energy and {paper[1]}% delay against {other}",
             f"{PRINTED[data]}; to 75%, here to {100 * late:g}% and {100 * early:g}%",
-            f"to {100 * early:g}%: {tell_savings(*printed)}",
+            f"to {100 * early:g}%: {tell_savings(*printed)}" if bar_runs(rows, data, name, published=True) else "-",
             f"to {100 * late:g}%: {tell_savings(*ours)}; to {100 * early:g}%: {tell_savings(*before)}",
             word,
             "" if word is Verdict.REPRODUCED else WEIGHTED,
