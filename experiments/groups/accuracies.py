@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan
+from statistics import fmean
 from typing import Any
 
 from experiments.findings import Point, Verdict
@@ -45,8 +46,10 @@ class Known:
         return pair_by_seed(self.values(first, regime, private=private), self.values(second, regime, private=private))
 
     def say(self, first: Cell, second: Cell, regime: str, *, private: bool = True) -> str:
-        """Both means and their difference."""
-        one, two = (self.mean(cell, regime, private=private).mean for cell in (first, second))
+        """Both means, over the seeds that both have, and their difference."""
+        found = [self.values(cell, regime, private=private) for cell in (first, second)]
+        shared = found[0].keys() & found[1].keys()
+        one, two = (fmean(own[seed] for seed in shared) for own in found)
         return f"{one:.1f} -> {two:.1f}, {self.gap(first, second, regime, private=private)}"
 
     def point(self, label: str, first: Cell, second: Cell, regime: str, *, private: bool = True) -> Point:

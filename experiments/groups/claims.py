@@ -73,6 +73,7 @@ def compare_structures(known: Known) -> Iterator[Finding]:
     """Panels (a), (b)."""
     result = panels(known, "(a), (b)")
     why = explain_lead(Known(list(known.rows.values())))
+    why = why if known.source == "mnist" else f"on MNIST, {why}"
     yield from contrast(
         known, result, "the ring is above global at equal noise", [("global to ring:", GL, RI)], 1, why, "structures"
     )
