@@ -98,7 +98,7 @@ def cut_outsiders(counted: Counted) -> Iterator[Finding]:
         before, after = mean_of(counted, first), mean_of(counted, second)
         cut, exact, lemma = (cut_of(counted, first, second, how) for how in ("t=200", "pld", "lemma_3"))
         yield Finding(
-            "Figure 4 (a)", words, SETTING, f"by Lemma 3 (2 q^2 a / sigma^2 a release): {lemma:.1f}%",
+            "Figure 4 (a), DP-OGL+", words, SETTING, f"by Lemma 3 (2 q^2 a / sigma^2 a release): {lemma:.1f}%",
             f"{before:.2f} -> {after:.2f}: {cut:.1f}% by the exact RDP of the sampled Gaussian, {exact:.1f}% by PLD",
             judged(cut >= paper - 1, Verdict.SAME_SIGN),
             "the paper's number comes out when a release is costed by its Lemma 3, which at rate .7 is above the cost "
@@ -193,7 +193,7 @@ def scale_pairs(counted: Counted) -> Iterator[Finding]:
     base, far = counted["(b) GL (1, 1), noise 3"]["rdp_max"], counted["(h) RI+ (4, 10), noise 3"]["rdp_max"]
     fits = loud["rdp_max"] < 33 and outside_loud[0] >= 4 and outside_loud[1] < 5.5
     yield Finding(
-        "Figure 4", "colours: 0 to 30 in (b) to (g), 4 to 5 in (h)", SETTING,
+        "Figure 4, colours", "0 to 30 in (b) to (g), 4 to 5 in (h)", SETTING,
         f"with noise 3 in the place of 2: up to {loud['rdp_max']:.1f}; (h) {outside_loud[0]:.2f} to "
         f"{outside_loud[1]:.2f} for workers of one group",
         f"up to {stated:.1f}; (h) {outside[0]:.2f} to {outside[1]:.2f} for workers of one group",
@@ -201,7 +201,7 @@ def scale_pairs(counted: Counted) -> Iterator[Finding]:
         f"noise 3, which the text has for LB only, comes near both colour bars: baseline {base:.1f}, worst pair "
         f"{loud['rdp_max']:.1f}, (h) at 5 but for workers of two groups ({far:.1f}); at the stated noise 2 neither "
         f"(`{COMMAND}`, rows with noise 3)", COMMAND,
-        (Point("(e), worst pair", 30, stated, published=loud["rdp_max"]),
-         Point("(h), adjacent groups", 5, outside[1], published=outside_loud[1]),
-         Point("(h), opposite groups", 4, outside[0], published=outside_loud[0])),
+        (Point("(e), worst pair (square: noise 3)", 30, stated, published=loud["rdp_max"]),
+         Point("(h), adjacent groups (square: noise 3)", 5, outside[1], published=outside_loud[1]),
+         Point("(h), opposite groups (square: noise 3)", 4, outside[0], published=outside_loud[0])),
     )  # fmt: skip
