@@ -306,7 +306,7 @@ def say_to_authors(rows: list[Row]) -> tuple[str, str, str]:
         f"The gain of amplification is there where noise hurts: {gains[0]} points with 3 submodels and {gains[1]} "
         "with 8 at the "
         "same training; with 25,000 examples and a small network there is nothing left to gain.",
-        "An accountant that follows the law of the losses needs another 12 to 14 % less noise in every row, and "
+        "An accountant that follows the law of the losses needs another 12 to 15 % less noise in every row, and "
         "by it balanced "
         "iterations never need more noise than Poisson's.",
     )
