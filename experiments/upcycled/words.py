@@ -39,7 +39,8 @@ with a guarantee are on features of norm <= 1 and do not compare with the others
 FOOT = """## What is not the paper's
 
 - **Syn(.5,.5)** follows the generator of Li et al., whose .5 is a standard deviation: alpha = beta = .25 here.
-- **FedDyn** has its authors' gradient clip of 10, which the paper does not name; `clips` runs it without.
+- **FedDyn** has its authors' gradient clip of 10, which the paper does not name and which changes nothing on
+  these data sets; `clips` runs it without.
 - **SCAFFOLD** sends one vector, not two:
   [decision 0050](../decisions/local-training.md#0050-scaffold-sends-one-vector).
 - **pFedMe** is judged by the personal models, all test examples pooled.
