@@ -16,18 +16,19 @@ LOOKS = {
 
 
 def draw_figure(arms: list[Row], path: Path) -> None:
-    """Draw the arms into an SVG that is the same whenever it is drawn."""
+    """Draw the arms that were run into an SVG that is the same whenever it is drawn."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams |= {"svg.hashsalt": "correlated", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    canvas, panels = pyplot.subplots(
-        len(CLIENTS), len(EPSILONS), figsize=(10, 3.6 * len(CLIENTS)), squeeze=False, constrained_layout=True
-    )
-    for line, data in zip(panels, CLIENTS, strict=True):
-        for panel, epsilon in zip(line, EPSILONS, strict=True):
+    rows = [data for data in CLIENTS if any(arm["data"] == data for arm in arms)]
+    columns = [epsilon for epsilon in EPSILONS if any(arm["epsilon"] == epsilon for arm in arms)]
+    size = (5 * len(columns), 3.6 * len(rows))
+    canvas, panels = pyplot.subplots(len(rows), len(columns), figsize=size, squeeze=False, constrained_layout=True)
+    for line, data in zip(panels, rows, strict=True):
+        for panel, epsilon in zip(line, columns, strict=True):
             mine = [arm for arm in arms if arm["data"] == data and arm["epsilon"] in (epsilon, None)]
             draw_panel(panel, mine, f"{TITLES[data]}, epsilon {epsilon:g}")
     canvas.savefig(path, metadata={"Date": None})
