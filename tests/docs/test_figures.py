@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.commands import commands, listed, units
+from experiments.findings import count_verdicts
 from experiments.heads import takes
 from experiments.overview import write_overview
 from experiments.reproduce import HOMES, PAGES
-from experiments.systems import SYSTEMS, claims_of
+from experiments.systems import SYSTEMS, find_sentences, findings_of
 from experiments.times import measured
 from sightline import engine
 from sightline.apps.cli.experiments import command
@@ -155,10 +156,21 @@ def test_the_order_of_the_gallery_leaves_no_file_out():
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_claim_has_a_command_that_shows_it(system: str):
-    for claim in claims_of(system):
-        assert all(claim.cells)
-        assert claim.command.split()[0] in ("python", "sightline")
+def test_every_finding_has_a_command_that_shows_it_and_authors_get_three_sentences(system: str):
+    for finding in findings_of(system):
+        assert all(finding.cells)
+        assert finding.command.split()[0] in ("python", "sightline")
+    assert len(find_sentences(system)) == 3
+
+
+def test_every_figure_has_a_picture_and_no_finding_is_without_verdict():
+    for system in SYSTEMS:
+        found = findings_of(system)
+        assert sum(count_verdicts(found).values()) == len(found)
+        page = (ROOT / "docs" / "reproduction" / f"{system}.md").read_text(encoding="utf-8")
+        shown = set(re.findall(r"\]\(([\w.-]+\.svg)\)", page))
+        assert shown
+        assert all((ROOT / "docs" / "reproduction" / name).is_file() for name in shown)
 
 
 def sections(page: Path) -> list[str]:
@@ -168,6 +180,6 @@ def sections(page: Path) -> list[str]:
 def test_the_page_is_current(tmp_path: Path):
     write_overview(tmp_path / "page.md")
     shown, fresh = sections(ROOT / "docs" / "reproduction.md"), sections(tmp_path / "page.md")
-    assert len(shown) == len(fresh) == 1 + len(SYSTEMS)
+    assert len(shown) == len(fresh) == 2 + len(SYSTEMS)
     for old, new in zip(shown, fresh, strict=True):
         assert old == new, "run: python -m experiments --page-only"

@@ -15,7 +15,7 @@ DRAWS = "tests/laws/test_draws.py"
 STRATEGIES = "tests/accounting/test_correlated.py"
 LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
-CORRELATED = "tests/engine/test_correlated.py"
+CORRELATED = "tests/engine/test_correlated_runs.py"
 GRAPH = "tests/training/test_graph_clipping.py"
 
 

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import scipy.fft
 from numpy.typing import NDArray
 
 from sightline.config import Data, Features
@@ -116,6 +115,8 @@ def scatter_images(images: NDArray[np.float32]) -> NDArray[np.float32]:
     pixels moves its features by 1 away from the edges; wavelets and low pass together are a contraction
     (their squared spectra add up to at most 1).
     """
+    import scipy.fft  # slow to load; most data need none of it
+
     padded = np.pad(images, ((0, 0), (STEP, STEP), (STEP, STEP)), mode="reflect").astype(np.float32, copy=False)
     filters = filters_of(padded.shape[1], padded.shape[2])
     spectrum = scipy.fft.fft2(padded)[:, None]
@@ -134,6 +135,8 @@ def scatter_images(images: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _coarse_moduli(spectrum: NDArray[np.complex64], filters: Filters) -> NDArray[np.float32]:
     """|x * psi| of the coarser scale at every second pixel: who folds a spectrum thins out the signal."""
+    import scipy.fft
+
     product = spectrum * filters.coarse
     height, width = product.shape[-2:]
     half = product[..., : height // 2, :] + product[..., height // 2 :, :]
