@@ -58,6 +58,9 @@ def check_correlated(experiment: "Experiment") -> None:
             invalid("privacy.correlated", "given", law, 'use privacy.noise = "correlated", or remove it')
         return
     _check_mechanism(experiment)
+    if privacy.unit == "sample":
+        _check_batches(experiment)
+        return
     _check_participation(experiment)
     _check_strategy(experiment)
 
@@ -70,10 +73,7 @@ def _check_mechanism(experiment: "Experiment") -> None:
     if privacy.mechanism != "gaussian":
         law = f"streams are of Gaussian noise on clipped updates, and this is {privacy.mechanism}"
         refuse(name, value, law, 'use mechanism = "gaussian"')
-    if privacy.unit == "sample":
-        law = "an example keeps no distance between its steps: batches are drawn at random, or hold all examples"
-        refuse(name, value, law, f'use unit = "client", or {INDEPENDENT}')
-    if privacy.place == "client":
+    if privacy.place == "client" and privacy.unit == "client":
         law = (
             "a client that adds its own noise is in every one of its releases, and gains nothing from correlated noise"
         )
@@ -89,6 +89,27 @@ def _check_mechanism(experiment: "Experiment") -> None:
     if experiment.topology.kind == "clusters":
         law = "members move between clusters, and a stream counts the uses of those who stay"
         refuse(name, value, law, f"use a star, a tree or groups, or {INDEPENDENT}")
+
+
+def _check_batches(experiment: "Experiment") -> None:
+    """Single examples, noised by their own client: fixed batches in a fixed order, a stream for every round."""
+    privacy, settings = experiment.privacy, experiment.privacy.correlated or Correlated()
+    if privacy.place != "client" or privacy.sensitivity is not None:
+        law = "single examples have streams where their own client noises clipped steps"
+        refuse("privacy.noise", "correlated", law, f'use where = "client" without sensitivity, or {INDEPENDENT}')
+    if experiment.sampling.samples is not None:
+        law = "batches are fixed and in a fixed order: draws and schedules keep no distance between steps of an example"
+        refuse("sampling.samples", "given", law, f"remove it, or {INDEPENDENT}")
+    for key in ("separation", "uses", "restart"):
+        if getattr(settings, key) is not None:
+            law = "follows from the batches of an epoch, and every round of a client is a stream"
+            invalid(f"privacy.correlated.{key}", getattr(settings, key), law, "leave it out")
+    if settings.strategy == "blt" and settings.bands is not None:
+        law = "blt has buffers in the place of bands"
+        invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
+    if settings.bands == 1:
+        law = "one band is independent noise: there is no gain"
+        refuse("privacy.correlated.bands", 1, law, f"give 2 or more, or {INDEPENDENT}")
 
 
 def _check_participation(experiment: "Experiment") -> None:

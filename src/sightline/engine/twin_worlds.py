@@ -142,6 +142,9 @@ def drawn_examples(
     plan, examples = setting.mechanism.steps_of(client), int(setting.federation.sizes[client])
     if plan is None:
         return frozenset()
+    if plan.strategy is not None:  # batches in a fixed order: groups by index take turns
+        turns = range(round - 1 + use, round - 1 + use + steps)
+        return frozenset(n for turn in turns for n in range(turn % plan.groups, examples, plan.groups))
     rng = secret.rng(Purpose.BATCHES, round=round, participant=client, use=use)
     if setting.experiment.privacy.place != "server" and worker_for(setting.model).dropout:
         rng.integers(2**63)
@@ -252,7 +255,7 @@ class TwinWorlds:
         if updates.recall is not None and not updates.recall.state.noised:
             self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
         plan = replace(whole_batch(plan) if updates.task.whole_batch else plan, line=context.line)
-        one = replace(plan, steps=1, noise_multiplier=0.0)
+        one = replace(plan, steps=1, noise_multiplier=0.0, strategy=None)
         ends = []
         for worker, recall in (
             (updates.worker, copy_recall(updates)),

@@ -35,12 +35,11 @@ from sightline.mechanisms.samplers import Cohorts, TurnsCohorts
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import Updates
 from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.training.dp_sgd_settings import NoiseWalk
 
 Row = NDArray[np.float64]
 AGAIN, GIVEN_UP = ", again from release ", ", given up at release "
 """How joint names of rounds go on that were seen, and made again."""
-CHUNK = 1 << 14
-"""Coordinates that are worked on at once: they stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -274,49 +273,6 @@ def refuse_untrusted(name: str, trusted: bool) -> None:
     if not trusted:
         law = f"below {name}, which is not trusted, every device adds noise to all that it sends: there is no gain"
         refuse("privacy.noise", "correlated", law, 'use topology.trusted = 1.0, or privacy.noise = "independent"')
-
-
-class NoiseWalk:
-    """One stream as far as it has been drawn: the last rows of n, or buffers of all. A secret."""
-
-    def __init__(self, strategy: Strategy, dimension: int) -> None:
-        self.strategy, self.releases = strategy, list[int]()
-        """Of every step that was drawn, the number of the release that it noised."""
-        self._last = np.zeros(dimension)
-        self._kept = np.zeros((len(strategy.decays) or len(strategy.coefficients) - 1, dimension))
-
-    @property
-    def last(self) -> Row:
-        """The noise of the last step that was drawn."""
-        return self._last
-
-    def advance(self, fresh: Row, release: int) -> Row:
-        """n_t = z_t - what is owed to earlier steps; `fresh` is z_t, and becomes n_t."""
-        walk = self._advance_buffers if self.strategy.decays else self._advance_bands
-        work = np.empty(min(CHUNK, len(fresh)))
-        for start in range(0, len(fresh), CHUNK):
-            part = slice(start, start + CHUNK)
-            walk(fresh[part], part, work[: len(fresh[part])])
-        self._last = fresh
-        self.releases.append(release)
-        return fresh
-
-    def _advance_bands(self, row: Row, part: slice, work: Row) -> None:
-        """n_t = z_t - sum_(0 < i < p) c_i n_(t-i); n_t takes the place of the oldest."""
-        step, kept = len(self.releases), self._kept
-        for back in range(1, min(step, len(kept)) + 1):
-            np.multiply(kept[(step - back) % len(kept), part], self.strategy.coefficients[back], out=work)
-            row -= work
-        kept[step % len(kept), part] = row
-
-    def _advance_buffers(self, row: Row, part: slice, work: Row) -> None:
-        """n_t = z_t - sum_j w_j s_j; s_j <- th_j s_j + n_t."""
-        for weight, buffer in zip(self.strategy.weights, self._kept, strict=True):
-            np.multiply(buffer[part], weight, out=work)
-            row -= work
-        for decay, buffer in zip(self.strategy.decays, self._kept, strict=True):
-            buffer[part] *= decay
-            buffer[part] += row
 
 
 class NoiseStreams:

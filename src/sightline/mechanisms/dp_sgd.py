@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from sightline.config import Sampler
+from sightline.accounting.correlated import Strategy, charge_stream, make_strategy
+from sightline.config import Correlated, Sampler
+from sightline.errors import refuse
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
 from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, with_gaussian_noise
@@ -34,6 +37,10 @@ def event_of(plan: PrivateSteps) -> Event:
 
     Under a schedule it is what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
     """
+    if plan.strategy is not None:
+        return charge_stream(
+            plan.strategy, noise=plan.noise_multiplier, separation=plan.groups, uses=-(-plan.steps // plan.groups)
+        )
     step: Event = (plan.splitter.event if plan.splitter else Gaussian)(plan.noise_multiplier)
     if plan.allotment is not None:
         return plan.allotment.event(step)
@@ -61,6 +68,31 @@ def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, round
     allotment = Allotment.read("sampling.samples", sampler, rounds * plan.steps)
     expected = allotment.share * examples
     return replace(plan, rate=allotment.share, expected_batch=expected, allotment=allotment)
+
+
+def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> PrivateSteps:
+    """The same steps over fixed batches in a fixed order, with noise that is correlated over the steps of a round.
+
+    An example is in one batch of every epoch, so its uses are `groups` steps apart; every round is a stream of its own.
+
+    >>> plan = correlate_plan(PrivateSteps(1.0, 1.0, 0.1, 20, 10.0), 100, Correlated())
+    >>> plan.groups, plan.rate, plan.expected_batch, plan.strategy.bands
+    (10, 1.0, 10.0, 10)
+    """
+    batches = math.ceil(examples / plan.expected_batch * (1 - 1e-12))
+    if batches < 2 or plan.steps < 2:
+        law = f"a client of {examples} examples has {batches} in an epoch and {plan.steps} steps in a round: no gain"
+        refuse("local.batch_size", round(plan.expected_batch), law, 'use smaller batches, or noise = "independent"')
+    uses = -(-plan.steps // batches)
+    strategy = find_strategy(settings.strategy, plan.steps, batches, uses, settings.bands)
+    return replace(plan, rate=1.0, groups=batches, expected_batch=examples / batches, strategy=strategy)
+
+
+@lru_cache(maxsize=256)
+def find_strategy(name: str, steps: int, separation: int, uses: int, bands: int | None) -> Strategy:
+    """The strategy for a participation, made once."""
+    width = None if bands is None else min(bands, steps)
+    return make_strategy(name, steps=steps, separation=separation, uses=uses, bands=width)
 
 
 def joint_of(plan: PrivateSteps, context: ReleaseContext, owner: str) -> str:
@@ -113,7 +145,8 @@ class SampleAtClient(PrivateStepsMechanism):
     """Every client trains with DP-SGD and sends the result; the server averages by data size.
 
     Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
-    client took part in, against everyone; under a schedule, one `Allocation` of all its steps. Sizes are public.
+    client took part in, against everyone; under a schedule, one `Allocation` of all its steps; with correlated noise
+    over batches in a fixed order, one `Gaussian(z_i / sens)` a round. Sizes are public.
     """
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
@@ -133,6 +166,15 @@ class SampleAtClient(PrivateStepsMechanism):
         """The same steps with each client's own noise."""
         plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
         return SampleAtClient(plans)
+
+    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+        """What correlated noise rests on."""
+        if all(plan.strategy is None for plan in self.plans.values()):
+            return []
+        return [
+            "The noise is correlated over the steps of a client's round, whose batches are fixed and in a fixed order: "
+            "nothing is claimed to be hidden by sampling. A round is charged as one release."
+        ]
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""
@@ -167,6 +209,9 @@ class SampleAtClient(PrivateStepsMechanism):
         if updates.recall is not None:
             updates.recall.require_noised()
         plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
+        if updates.task.whole_batch and any(plan.strategy is not None for plan in plans):
+            law = "a round in full batches uses every example at every step"
+            refuse("privacy.noise", "correlated", law, 'use privacy.noise = "independent"')
         return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
 
     def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sightline.config import Experiment
+from sightline.config import Correlated, Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
 from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
@@ -12,7 +12,7 @@ from sightline.mechanisms.contract import Mechanism
 from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
 from sightline.mechanisms.convex_solver import HALF
 from sightline.mechanisms.correlated_noise import Workload, build_correlated, sum_rounds
-from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, schedule_steps, steps_for
+from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, correlate_plan, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
 from sightline.mechanisms.no_privacy import NoPrivacy
@@ -37,6 +37,9 @@ def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, Pr
         client: steps_for(size, batch_size=batch_size, epochs=local.epochs, steps=local.steps, clip_norm=clip_norm)
         for client, size in enumerate(sizes)
     }
+    if experiment.privacy.noise == "correlated":
+        settings = experiment.privacy.correlated or Correlated()
+        return {client: correlate_plan(plan, sizes[client], settings) for client, plan in plans.items()}
     sampler = experiment.sampling.samples
     if sampler is None or not sampler.scheduled:
         return plans
@@ -216,7 +219,7 @@ def build_mechanism(
     `cohorts`: how many of each channel there will be, one a round unless it is said; streams of noise are so long, and
     optimised for the algorithm's `workload`.
     """
-    if experiment.privacy.noise == "correlated":
+    if experiment.privacy.noise == "correlated" and experiment.privacy.unit == "client":
         _refuse_edges(experiment, topology)
         edges = {channel.name: channel.trusted for channel in topology.gathers}
         return build_correlated(experiment, cohorts or Cohorts(experiment.rounds), edges, workload)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.accounting.correlated import Strategy
 from sightline.errors import Refused
 from sightline.mechanisms.client_state import StateAccess
 from sightline.mechanisms.samplers import Cohort
@@ -81,6 +82,8 @@ class PrivateSteps:
     """How every example is sent to a part of the model, when it is."""
     groups: int = 0
     """Fixed groups of examples by index that take turns: a step draws from one of them. 0: from all at every step."""
+    strategy: Strategy | None = None
+    """Of noise that is correlated over the steps of a round, whose batches are the groups, each used whole."""
 
     def first_step(self, round: int) -> int:
         """How many steps the client has done before a round, having done all of them."""

@@ -208,6 +208,8 @@ class Simulator:
         if any(plan.groups for plan in plans):
             drawing = zip(cohort, plans, each["sampling_rngs"], strict=True)
             each["batches"] = [self._grouped_batches(n, plan, at, rng) for n, plan, rng in drawing]
+        if any(plan.strategy is not None for plan in plans):
+            each["strategies"] = [plan.strategy for plan in plans]
         shared: dict[str, Any] = {"work": task.adjust_work(self._work)}
         if splitter is None:
             call, shared["clip_norm"] = "dp_sgd", clip_norm

@@ -7,8 +7,10 @@ from math import pi
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.accounting.correlated import Strategy
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.training.augmentation import Views, clipped_sum_of_views
@@ -57,6 +59,67 @@ def gaussian_steps(size: int, *, rng: np.random.Generator) -> Iterator[Tensor]:
         yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps
 
 
+CHUNK = 1 << 14
+"""Coordinates that are worked on at once: they stay in the processor's cache."""
+
+Row = NDArray[np.float64]
+
+
+class NoiseWalk:
+    """One stream as far as it has been drawn: the last rows of n, or buffers of all. A secret."""
+
+    def __init__(self, strategy: Strategy, dimension: int) -> None:
+        self.strategy, self.releases = strategy, list[int]()
+        """Of every step that was drawn, the number of the release that it noised."""
+        self._last = np.zeros(dimension)
+        self._kept = np.zeros((len(strategy.decays) or len(strategy.coefficients) - 1, dimension))
+
+    @property
+    def last(self) -> Row:
+        """The noise of the last step that was drawn."""
+        return self._last
+
+    def advance(self, fresh: Row, release: int) -> Row:
+        """n_t = z_t - what is owed to earlier steps; `fresh` is z_t, and becomes n_t."""
+        walk = self._advance_buffers if self.strategy.decays else self._advance_bands
+        work = np.empty(min(CHUNK, len(fresh)))
+        for start in range(0, len(fresh), CHUNK):
+            part = slice(start, start + CHUNK)
+            walk(fresh[part], part, work[: len(fresh[part])])
+        self._last = fresh
+        self.releases.append(release)
+        return fresh
+
+    def _advance_bands(self, row: Row, part: slice, work: Row) -> None:
+        """n_t = z_t - sum_(0 < i < p) c_i n_(t-i); n_t takes the place of the oldest."""
+        step, kept = len(self.releases), self._kept
+        for back in range(1, min(step, len(kept)) + 1):
+            np.multiply(kept[(step - back) % len(kept), part], self.strategy.coefficients[back], out=work)
+            row -= work
+        kept[step % len(kept), part] = row
+
+    def _advance_buffers(self, row: Row, part: slice, work: Row) -> None:
+        """n_t = z_t - sum_j w_j s_j; s_j <- th_j s_j + n_t."""
+        for weight, buffer in zip(self.strategy.weights, self._kept, strict=True):
+            np.multiply(buffer[part], weight, out=work)
+            row -= work
+        for decay, buffer in zip(self.strategy.decays, self._kept, strict=True):
+            buffer[part] *= decay
+            buffer[part] += row
+
+
+def correlate_steps(strategy: Strategy, fresh: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    """The noise of every step of a stream, n = C^-1 z, of its rows of z; it ends with the stream.
+
+    >>> strategy = Strategy("band", steps=3, coefficients=(1.0, 0.5), bands=2)
+    >>> [step.tolist() for step in correlate_steps(strategy, iter(torch.eye(3)), 3)][2]
+    [0.25, -0.5, 1.0]
+    """
+    walk = NoiseWalk(strategy, size)
+    for step in range(strategy.steps):
+        yield torch.from_numpy(walk.advance(next(fresh).double().numpy(), step)).float()
+
+
 SMALLEST_CLIP_NORM = 1e-12
 """The square of a float32 below 1e-22 is zero: a gradient that small has norm zero, and would pass a smaller ball."""
 
@@ -82,6 +145,8 @@ class DPSGDSettings:
     batches: Sequence[Sequence[Index]] | None = None
     views: Views | None = None
     view_rngs: Sequence[np.random.Generator] | None = None
+    strategies: Sequence[Strategy | None] | None = None
+    """How the noises of a client's steps belong together, where they are correlated."""
 
     def __post_init__(self) -> None:
         check_clip_norm(self.clip_norm)
@@ -99,6 +164,9 @@ class DPSGDSettings:
         for laid, steps in zip(self.batches or (), self.steps, strict=False):
             if len(laid) != steps:
                 invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
+        for strategy, steps in zip(self.strategies or (), self.steps, strict=False):
+            if strategy is not None and (self.batches is None or steps != strategy.steps):
+                invalid("steps", steps, f"a stream has {strategy.steps}, whose batches are laid down")
 
     def batches_of(self, client: int, examples: int) -> Iterator[Index | None]:
         """The batches of one client, drawn by its own generator or as they were scheduled."""
@@ -122,4 +190,6 @@ class DPSGDSettings:
         """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none."""
         if self.noise_std[client] == 0:
             return repeat(None)
-        return gaussian_steps(size, rng=self.noise_rngs[client])
+        fresh = gaussian_steps(size, rng=self.noise_rngs[client])
+        strategy = None if self.strategies is None else self.strategies[client]
+        return fresh if strategy is None else correlate_steps(strategy, fresh, size)
