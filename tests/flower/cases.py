@@ -44,6 +44,10 @@ CASES = {
     "integer arithmetic": changed(privacy=privacy("client", noise_multiplier=1.0, arithmetic="integer")),
     "private steps": changed(privacy=privacy("sample", noise_multiplier=1.0)),
     "private steps, own noise": changed(privacy=privacy("sample", epsilon=5.0)),
+    "private steps, correlated noise": changed(
+        privacy=privacy("sample", noise_multiplier=2.0, noise="correlated"),
+        local={"epochs": 2, "batch_size": 4, "learning_rate": 0.2},
+    ),
     "gradient at the server": changed(
         privacy=privacy("sample", "server", noise_multiplier=1.0), local={"steps": 1, "batch_size": 8}
     ),

@@ -425,6 +425,7 @@ def test_a_failed_computation_looks_like_any_answer(plain, site_of, monkeypatch)
         "output, exact",
         "parts, local noise",
         "private steps",
+        "private steps, correlated noise",
         "tree, own noise",
         "algorithm scaffold",
         "algorithm dp_ogl",
