@@ -118,12 +118,16 @@ def plain(c: Combination) -> dict[str, Any]:
         "topology": topology_for(c),
         "algorithm": algorithm,
         "local": local,
-        "sampling": {
-            "clients": {"scheme": c.clients, **CLIENTS.get(c.clients, {})},
-            "samples": {"scheme": c.samples, **SAMPLES.get(c.samples, {})},
-        },
+        "sampling": {"clients": {"scheme": c.clients, **CLIENTS.get(c.clients, {})}} | samples_for(c),
         "privacy": privacy,
     }
+
+
+def samples_for(c: Combination) -> dict[str, Any]:
+    """How examples are drawn; their streams of noise are over fixed batches, where it is left out."""
+    if c.unit == "sample" and c.noise == "correlated" and c.samples == "poisson":
+        return {}
+    return {"samples": {"scheme": c.samples, **SAMPLES.get(c.samples, {})}}
 
 
 def topology_for(c: Combination) -> dict[str, Any]:
@@ -265,6 +269,7 @@ PLAIN = (
     Combination(unit="client", where="client"),
     Combination(unit="client", where="edge", topology="tree"),
     Combination(clients="turns", noise="correlated"),
+    Combination(unit="sample", where="client", samples="poisson", noise="correlated"),
     Combination(clients="turns", noise="correlated", where="edge", topology="tree"),
     Combination(unit="sample", where="edge", samples="poisson", topology="tree", algorithm="h2fdp"),
     Combination(unit="none"),

@@ -62,6 +62,13 @@ PROMISES = {
         "clients": "turns",
         "noise": "correlated",
     },
+    "examples, correlated noise over batches in order": {
+        "unit": "sample",
+        "mechanism": "gaussian",
+        "where": "client",
+        "samples": "poisson",
+        "noise": "correlated",
+    },
     "nobody": {"unit": "none", "mechanism": "gaussian", "where": "server", "samples": "shuffle"},
 }
 

@@ -37,7 +37,7 @@ def hides(c):
     personal = algorithms.REGISTRY[c.algorithm].personal  # each client's own model goes to everyone, with its own noise
     if c.unit == "client" and c.where in ("server", "edge") and not personal:
         found |= HIDDEN.get(c.clients, set())
-    if c.unit == "sample" and c.mechanism == "gaussian":
+    if c.unit == "sample" and c.mechanism == "gaussian" and c.noise != "correlated":  # else batches are fixed
         found |= HIDDEN.get(c.samples, set())
     return found
 
