@@ -2,6 +2,7 @@
 
 import math
 from itertools import islice, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +83,9 @@ def test_an_example_is_in_one_batch_of_every_epoch_and_its_steps_are_an_epoch_ap
 def test_a_run_states_its_rounds_composed_and_goes_on_to_the_same_bits(tmp_path):
     whole = sightline.run(experiment(), out=tmp_path / "whole", progress=False)
     assert whole.epsilon == pytest.approx(8.0, abs=1e-3)
+    told = Path(whole.report).read_text(encoding="utf-8")
+    assert "over 8 steps of a client&#39;s round" in told
+    assert "at least 4 apart, at most 2 of them" in told
     noise = whole.summary["noise_multiplier"]
     plan = correlate_plan(PrivateSteps(0.5, noise, 0.25, 8, 9.0), 36, Correlated())
     moved = largest_move(dense_matrix(plan.strategy.coefficients, 8), 4, 2)

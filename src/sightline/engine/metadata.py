@@ -37,6 +37,13 @@ def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
     return found
 
 
+def _samples_of(setting: BuiltExperiment) -> str:
+    """How examples are drawn; batches in a fixed order are not."""
+    experiment = setting.experiment
+    ordered = experiment.privacy.unit == "sample" and experiment.privacy.noise == "correlated"
+    return "fixed order" if ordered else experiment.samples_scheme
+
+
 PACKAGES = ("sightline", "torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
 
 ADJACENCY = {
@@ -96,10 +103,11 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "noise_source": privacy.noise_source,
         "sampling": {
             "clients": experiment.sampling.clients.model_dump(exclude_none=True),
-            "samples": {"scheme": experiment.samples_scheme}
+            "samples": {"scheme": _samples_of(setting)}
             | (experiment.sampling.samples.model_dump(exclude_none=True) if experiment.sampling.samples else {}),
         },
         "load": load_of(setting),
+        **({"stream": stream} if (stream := setting.mechanism.describe_stream()) is not None else {}),
         **seen_by(setting),
         "notes": notes_of(setting),
         "trusted": list(setting.topology.trusted),

@@ -177,6 +177,9 @@ class Mechanism(Protocol):
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """What the guarantee rests on besides clipping and noise, in sentences."""
 
+    def describe_stream(self) -> dict[str, Any] | None:
+        """The strategy of correlated noise and the error of sums over its steps, for a report; None of other noise."""
+
     def list_caveats(self) -> list[str]:
         """What the guarantee does not cover, in sentences."""
 
@@ -229,6 +232,10 @@ class BaseMechanism:
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """Nothing but clipping and noise."""
         return []
+
+    def describe_stream(self) -> dict[str, Any] | None:
+        """None: noises of releases are independent."""
+        return None
 
     def list_caveats(self) -> list[str]:
         """None of its own."""

@@ -6,9 +6,11 @@ post-processing of the whole. n is made row by row and is a secret: it is never 
 run's secret root and of the number of the release that it noises, so a run that goes on draws it again.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from sightline.accounting.correlated import (
     charge_stream,
     charge_turns,
     divide_by_strategy,
+    error_rows,
     make_strategy,
     measure_gain,
     redo_multiplier,
@@ -208,6 +211,11 @@ class CorrelatedMean(CentralMean):
         value = (noise + total.value).to(torch.float32) / expected
         return ReleaseValues({EVERYONE: value}, total.rejected, std * float(self.stream.spread[row.step]) / expected)
 
+    def describe_stream(self) -> dict[str, Any]:
+        """The stream of a channel."""
+        own = self.stream
+        return describe_strategy(own.strategy, separation=own.separation, uses=own.uses) | {"of": "rounds"}
+
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """What the noises of rounds have to do with each other, and since when they are counted."""
         stream, strategy = self.stream, self.stream.strategy
@@ -220,6 +228,28 @@ class CorrelatedMean(CentralMean):
             f"A stream of {stream.length} rounds is charged as a whole with its first round, so that a run that stops "
             "early has spent it.",
         ]
+
+
+SHOWN_STEPS, SHOWN_COEFFICIENTS = 100, 50
+"""How much of a strategy is told for pictures."""
+
+
+def describe_strategy(strategy: Strategy, *, separation: int, uses: int) -> dict[str, Any]:
+    """A strategy in numbers: coefficients, and the root of the squared error of sums, with independent noise beside it.
+
+    Errors are in units of the noise that independent noise would need for the same privacy.
+    """
+    gain, steps = measure_gain(strategy, separation=separation, uses=uses), strategy.steps
+    places = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
+    rows, plain = np.sqrt(error_rows(strategy)), np.sqrt(np.arange(1, steps + 1))
+    scale = math.sqrt(float((plain**2).mean()) / float((rows**2).mean())) / gain
+    return {
+        "strategy": strategy.name, "steps": steps, "separation": separation, "uses": uses, "gain": gain,
+        "coefficients": list(strategy.coefficients[:SHOWN_COEFFICIENTS]),
+        "shown": (places + 1).tolist(),
+        "errors": (scale * rows[places]).tolist(),
+        "independent": plain[places].tolist(),
+    }  # fmt: skip
 
 
 def turns_of(context: ReleaseContext) -> TurnsCohorts:
@@ -261,6 +291,10 @@ class CorrelatedByTrust(NoiseByTrust):
     def in_parts(self, splitter: Splitter) -> "CorrelatedByTrust":
         """Refused, as in every stream."""
         refuse("algorithm.split", "given", "hidden parts have no bound over the rounds of a stream", "remove split")
+
+    def describe_stream(self) -> dict[str, Any]:
+        """As every edge's."""
+        return CorrelatedMean(self.clip_norm, self.noise_multiplier, FLOATS, stream=self.stream).describe_stream()
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """As every edge's."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from sightline.mechanisms.contract import (
     only_client,
     only_sums,
 )
+from sightline.mechanisms.correlated_noise import describe_strategy
 from sightline.mechanisms.no_privacy import weighted_mean
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
@@ -175,6 +176,15 @@ class SampleAtClient(PrivateStepsMechanism):
             "The noise is correlated over the steps of a client's round, whose batches are fixed and in a fixed order: "
             "nothing is claimed to be hidden by sampling. A round is charged as one release."
         ]
+
+    def describe_stream(self) -> dict[str, Any] | None:
+        """The stream of a round of the client with the most steps."""
+        longest = max(self.plans.values(), key=lambda plan: plan.steps)
+        if longest.strategy is None:
+            return None
+        uses = -(-longest.steps // longest.groups)
+        told = describe_strategy(longest.strategy, separation=longest.groups, uses=uses)
+        return told | {"of": "steps of a client's round"}
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """One release per member, to the server; the mean is post-processing of them."""

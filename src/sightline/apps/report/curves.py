@@ -249,6 +249,29 @@ def control_content(run: RunView) -> Content | None:
     }
 
 
+COEFFICIENT = Axis("coefficient", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+STEP = Axis("step", tick=format_short, value=format_short, whole=True)
+NOISE = Axis("noise of the sum", tick=format_short, value=format_number, floor=0.0, from_zero=True)
+
+
+def stream_content(run: RunView) -> Content | None:
+    """The strategy of correlated noise and what it does to sums; None for every other run."""
+    told = run.fact("stream")
+    if not told:
+        return None
+    lags = [float(lag) for lag in range(len(told["coefficients"]))]
+    shown = [float(step) for step in told["shown"]]
+    sums = [ChartLine("correlated", told["errors"]), ChartLine("independent, same epsilon", told["independent"])]
+    strategy = [ChartLine(str(told["strategy"]), told["coefficients"])]
+    charts = [
+        line_chart("stream-error", f"Noise of sums over {told['of']}", shown, sums, x_axis=STEP, y_axis=NOISE),
+        line_chart("stream-strategy", "Strategy", lags, strategy, x_axis=STEP, y_axis=COEFFICIENT),
+    ]
+    facts = {key: told[key] for key in ("strategy", "steps", "separation", "uses", "of")}
+    return facts | {"gain": format_number(float(told["gain"])), "charts": [chart for chart in charts if chart]}
+
+
+STREAM_SECTION = Section("stream", "Correlated noise", stream_content)
 CONTROL_SECTION = Section("control", "Decisions of the control", control_content)
 
 

@@ -28,6 +28,7 @@ SECTIONS: tuple[Section, ...] = (
     curves.TRAFFIC_SECTION,
     curves.COSTS_SECTION,
     curves.CONTROL_SECTION,
+    curves.STREAM_SECTION,
     settings.SECTION,
 )
 """To add a section: a module with its `content`, a template of the same name, and a line here."""
