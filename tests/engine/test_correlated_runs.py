@@ -432,7 +432,7 @@ REFUSED = [
     ({"sampling.clients": {"scheme": "turns"}}, "groups=missing"),
     ({"sampling.clients": {"scheme": "turns", "groups": 3, "uses": 2}}, "has no uses"),
     ({"privacy.where": "client"}, "adds its own noise"),
-    ({"privacy.unit": "sample"}, "keeps no distance between its steps"),
+    ({"privacy.unit": "sample", "privacy.where": "server", "local": {"steps": 1, "batch_size": 4}}, "noises clipped steps"),
     ({"privacy.arithmetic": "integer"}, "not whole numbers"),
     ({"privacy": {"unit": "none", "noise": "correlated"}}, "adds no noise"),
     ({"privacy.mechanism": "output", "privacy.unit": "sample", "privacy.where": "client",
