@@ -350,3 +350,12 @@ def test_the_commands_print_what_the_library_says():
     hidden = asked(account, "correlated", "--noise", "2.5", *turns, "--rate", "0.5", "--delta", "1e-5")
     assert hidden["epsilon"] < found["epsilon"]
     assert hidden["turns"] == hidden["events"][0]["times"] == 10
+
+
+def test_with_hidden_draws_every_turn_of_the_group_is_charged():
+    whole = {"steps": 100, "separation": 10, "rate": 0.5, "noise": 2.5}
+    ((event, times),) = accounting.correlated(**whole, uses=10).events
+    assert times == 10
+    assert event.rate == 0.5
+    with pytest.raises(Refused, match="every one of the 10 turns"):
+        accounting.correlated(**whole, uses=3)

@@ -132,6 +132,8 @@ def make_strategy(
     check_strategy(name)
     check_steps(steps)
     check_participation(separation=separation, uses=uses)
+    if steps == 1:
+        refuse("steps", steps, "the noise of a single step has nothing to cancel", "give 2 or more")
     column = read_workload(workload, steps)
     if name == "blt":
         if bands is not None:

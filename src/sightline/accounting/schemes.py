@@ -33,7 +33,7 @@ from sightline.accounting.correlated import (
     measure_gain,
 )
 from sightline.accounting.published import AsPublished, clustered_noise
-from sightline.errors import invalid
+from sightline.errors import invalid, refuse
 from sightline.events import (
     MOST_COUNTED,
     Adjacency,
@@ -722,7 +722,10 @@ def stream_events(
     if rate == 1:
         return ((charge_stream(strategy, noise=noise, separation=separation, uses=uses), 1),)
     event, turns = charge_turns(strategy, noise=noise, groups=separation, rate=rate)
-    return ((event, min(uses, turns)),)
+    if uses < turns:
+        law = f"hidden draws may take a subject in every one of the {turns} turns of its group"
+        refuse("uses", uses, law, f"give {turns}: all turns are charged")
+    return ((event, turns),)
 
 
 cached_strategy = lru_cache(maxsize=64)(make_strategy)
@@ -749,7 +752,7 @@ def correlated(
     """One stream of `steps` sums whose noise is C^-1 z; `noise` is the deviation of the rows of z, in clip norms.
 
     With a `rate` below 1 there are `separation` public groups that take turns, and each member of the active one is
-    drawn with this probability, hidden; `uses` then counts the turns of a subject.
+    drawn with this probability, hidden; all turns of a group are charged, and fewer `uses` are refused.
 
     >>> round(correlated(noise=2.5, steps=100, separation=10, uses=10).epsilon(delta=1e-5), 4)
     8.1567

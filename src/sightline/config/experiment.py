@@ -453,7 +453,8 @@ class Experiment(Section):
             law = f"the {samples.scheme} schedule of examples runs over all local steps, so every round needs everybody"
             refuse("sampling.clients.scheme", clients.scheme, law, 'use clients = {scheme = "full"}')
         if self.privacy.adjacency == "replace":
-            law = f"{self.samples_scheme.capitalize()} batches are accounted as add/remove"
+            batches = "fixed" if self.privacy.noise == "correlated" else self.samples_scheme
+            law = f"{batches.capitalize()} batches are accounted as add/remove"
             refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove"')
         if self.privacy.place == "server" and self.local.weight_decay > 0:
             law = "the server only noises and applies gradient sums"

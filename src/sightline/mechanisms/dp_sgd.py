@@ -82,8 +82,10 @@ def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> P
     """
     batches = math.ceil(examples / plan.expected_batch * (1 - 1e-12))
     if batches < 2 or plan.steps < 2:
-        law = f"a client of {examples} examples has {batches} in an epoch and {plan.steps} steps in a round: no gain"
-        refuse("local.batch_size", round(plan.expected_batch), law, 'use smaller batches, or noise = "independent"')
+        law = (
+            f"a client of {examples} examples has {batches} batches in an epoch, {plan.steps} steps in a round: no gain"
+        )
+        refuse("privacy.noise", "correlated", law, 'use a smaller local.batch_size, or noise = "independent"')
     uses = -(-plan.steps // batches)
     strategy = find_strategy(settings.strategy, plan.steps, batches, uses, settings.bands)
     return replace(plan, rate=1.0, groups=batches, expected_batch=examples / batches, strategy=strategy)

@@ -14,7 +14,7 @@ from sightline import engine
 from sightline.config import parse
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.run_directory import SECRET
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, invalid
 from sightline.mechanisms import (
     Block,
     ClientOutput,
@@ -126,7 +126,10 @@ class ClientSide:
     def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
         """The client's own plan, with the numbers that the task asks for."""
         own = mechanism.steps_of(task.client) or PrivateSteps(1.0, 1.0, 1.0, 1, 1.0)
-        return replace(own, **(task.plan or {}))
+        asked = replace(own, **(task.plan or {}))
+        if own.strategy is not None and (asked.groups, asked.steps, asked.rate) != (own.groups, own.steps, own.rate):
+            invalid("plan", asked.steps, "streams of noise are charged for the batches and steps of the experiment")
+        return asked
 
 
 def read_choice(task: Task) -> ModelChoice:
