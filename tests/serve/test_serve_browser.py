@@ -39,11 +39,19 @@ ROUNDS = 6
 FOLLOWED = 40
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = "a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything"
+TREE = [
+    'data={source="digits",clients=50,partition="iid"}',
+    'topology={kind="tree",subnets=10,trusted=0.5}',
+    'algorithm={name="h2fdp",local_aggregation=5,control={energy=3,delay=3,accuracy=1,tau_max=40}}',
+    "local={steps=20,batch_size=4,learning_rate=0.3}",
+    'privacy={unit="client",where="edge",epsilon=40.0,delta=1e-3,clip_norm=1.0}',
+]
+"""Edges of both kinds: where all pairs are alike there is a table in the place of a map."""
 TOPOLOGIES = {
-    "groups": ("overlapping-groups", ["rounds=6"]),
-    "tree": ("control", ["rounds=3"]),
+    "groups": ("overlapping-groups", ["rounds=6", "data.clients=40", "topology.period=5"]),
+    "tree": ("control", [*TREE, "rounds=3"]),
     "clusters": ("clustered", ["rounds=3"]),
-    LONG: ("control", ["rounds=2", "seed=3"]),
+    LONG: ("control", [*TREE, "rounds=2", "seed=3"]),
 }
 
 
