@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import interleaved, line, medians
-from sightline.accounting.correlated import Strategy, make_buffers, make_strategy
+from sightline.accounting.strategies import Strategy, make_buffers, make_strategy
 from sightline.mechanisms import NoiseStreams
 from sightline.mechanisms.contract import NoiseRow
 from sightline.randomness import Purpose, Streams

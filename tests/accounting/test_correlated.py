@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline import accounting
-from sightline.accounting.correlated import (
+from sightline.accounting.strategies import (
     Strategy,
     charge_stream,
     charge_turns,

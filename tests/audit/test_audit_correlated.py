@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from sightline.accounting.correlated import column_norm
+from sightline.accounting.strategies import column_norm
 from sightline.apps.audit.turns import gram_matrix, turn_weights
 from sightline.config import parse
 from sightline.engine import build_experiment
@@ -37,7 +37,7 @@ def test_a_stream_keeps_its_promise():
 def test_the_sensitivity_of_one_column_only_is_caught(monkeypatch):
     """Four uses that are charged as one: many canaries in a few runs are enough to see it."""
     monkeypatch.setattr(
-        import_module("sightline.accounting.correlated"),
+        import_module("sightline.accounting.strategies"),
         "compute_sensitivity",
         lambda strategy, *, separation, uses: column_norm(strategy),
     )
@@ -92,7 +92,7 @@ def test_one_client_tells_by_the_likelihood_ratio(monkeypatch):
     honest = audited(trials=400, changes=noised(1.0), **STREAM).findings[0]
     assert 1 < honest.lower < honest.upper
     monkeypatch.setattr(
-        import_module("sightline.accounting.correlated"),
+        import_module("sightline.accounting.strategies"),
         "compute_sensitivity",
         lambda strategy, *, separation, uses: column_norm(strategy),
     )

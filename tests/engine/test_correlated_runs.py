@@ -11,7 +11,7 @@ import torch
 
 import sightline
 from sightline import accounting, engine
-from sightline.accounting.correlated import (
+from sightline.accounting.strategies import (
     charge_stream,
     compute_errors,
     compute_sensitivity,
@@ -430,6 +430,8 @@ REFUSED = [
     ({"sampling.clients": {"scheme": "turns", "groups": 1}}, "one group takes part in every round"),
     ({"sampling.clients": {"scheme": "turns", "groups": 7}}, "cannot fill them"),
     ({"sampling.clients": {"scheme": "turns"}}, "groups=missing"),
+    ({"sampling.clients": {"scheme": "turn", "groups": 3}}, 'did you mean "turns"'),
+    ({"sampling.clients": {"scheme": "package.module:OBJECT"}}, "of other schemes nobody knows the distance"),
     ({"sampling.clients": {"scheme": "turns", "groups": 3, "uses": 2}}, "has no uses"),
     ({"privacy.where": "client"}, "adds its own noise"),
     ({"privacy.unit": "sample", "privacy.where": "server", "local": {"steps": 1, "batch_size": 4}}, "noises clipped steps"),

@@ -10,7 +10,7 @@ import torch
 
 import sightline
 from sightline.accounting.accountant import epsilon
-from sightline.accounting.correlated import make_buffers, make_strategy
+from sightline.accounting.strategies import make_buffers, make_strategy
 from sightline.config import Correlated, parse
 from sightline.engine import build_experiment
 from sightline.errors import InvalidInput, Refused

@@ -13,17 +13,7 @@ from sightline.accounting.accountant import (
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
 from sightline.accounting.canonical import Composition
 from sightline.accounting.certified import Certificate, certify_balanced
-from sightline.accounting.correlated import (
-    Strategy,
-    charge_stream,
-    charge_turns,
-    compute_errors,
-    compute_sensitivity,
-    error_rows,
-    make_strategy,
-    measure_gain,
-    redo_multiplier,
-)
+from sightline.accounting.correlated_scheme import correlated
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
@@ -36,7 +26,6 @@ from sightline.accounting.schemes import (
     check_ins,
     clustered,
     convex,
-    correlated,
     dropout,
     fixed,
     gaussian,
@@ -45,6 +34,17 @@ from sightline.accounting.schemes import (
     register_scheme,
     segment,
     split,
+)
+from sightline.accounting.strategies import (
+    Strategy,
+    charge_stream,
+    charge_turns,
+    compute_errors,
+    compute_sensitivity,
+    error_rows,
+    make_strategy,
+    measure_gain,
+    redo_multiplier,
 )
 
 __all__ = [

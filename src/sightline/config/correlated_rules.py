@@ -58,6 +58,7 @@ def check_correlated(experiment: "Experiment") -> None:
             invalid("privacy.correlated", "given", law, 'use privacy.noise = "correlated", or remove it')
         return
     _check_mechanism(experiment)
+    _check_bands(privacy.correlated or Correlated())
     if privacy.unit == "sample":
         _check_batches(experiment)
         return
@@ -91,6 +92,16 @@ def _check_mechanism(experiment: "Experiment") -> None:
         refuse(name, value, law, f"use a star, a tree or groups, or {INDEPENDENT}")
 
 
+def _check_bands(settings: Correlated) -> None:
+    """Bands that a strategy can have."""
+    if settings.strategy == "blt" and settings.bands is not None:
+        law = "blt has buffers in the place of bands"
+        invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
+    if settings.bands == 1:
+        law = "one band is independent noise: there is no gain"
+        refuse("privacy.correlated.bands", 1, law, f"give 2 or more, or {INDEPENDENT}")
+
+
 def _check_batches(experiment: "Experiment") -> None:
     """Single examples, noised by their own client: fixed batches in a fixed order, a stream for every round."""
     privacy, settings = experiment.privacy, experiment.privacy.correlated or Correlated()
@@ -104,19 +115,15 @@ def _check_batches(experiment: "Experiment") -> None:
         if getattr(settings, key) is not None:
             law = "follows from the batches of an epoch, and every round of a client is a stream"
             invalid(f"privacy.correlated.{key}", getattr(settings, key), law, "leave it out")
-    if settings.strategy == "blt" and settings.bands is not None:
-        law = "blt has buffers in the place of bands"
-        invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
-    if settings.bands == 1:
-        law = "one band is independent noise: there is no gain"
-        refuse("privacy.correlated.bands", 1, law, f"give 2 or more, or {INDEPENDENT}")
 
 
 def _check_participation(experiment: "Experiment") -> None:
     """Public groups in turns: the one participation whose distance between uses is known beforehand."""
     clients, settings = experiment.sampling.clients, experiment.privacy.correlated or Correlated()
+    if clients.scheme not in (*NO_TURNS, "turns") and ":" not in clients.scheme:
+        return  # no such sampler: whoever looks it up says so, and what is near it
     if clients.scheme != "turns":
-        law = NO_TURNS.get(clients.scheme, "nobody knows the distance between the rounds of a client")
+        law = NO_TURNS.get(clients.scheme, "of other schemes nobody knows the distance between rounds of a client")
         refuse("privacy.noise", "correlated", law, f"{TURNS}, or {INDEPENDENT}")
     groups = clients.groups or 1
     if groups == 1:
@@ -133,14 +140,8 @@ def _check_participation(experiment: "Experiment") -> None:
 
 
 def _check_strategy(experiment: "Experiment") -> None:
-    """Bands that a stream can have; hidden draws need as many groups as bands."""
+    """Rounds that a stream can have; hidden draws need as many groups as bands."""
     clients, settings = experiment.sampling.clients, experiment.privacy.correlated or Correlated()
-    if settings.strategy == "blt" and settings.bands is not None:
-        law = "blt has buffers in the place of bands"
-        invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
-    if settings.bands == 1:
-        law = "one band is independent noise: there is no gain"
-        refuse("privacy.correlated.bands", 1, law, f"give 2 or more, or {INDEPENDENT}")
     length = min(settings.restart or experiment.rounds, experiment.rounds)
     if length < 2:
         refuse("privacy.correlated.restart", length, "noises of one round have nothing to cancel", "give 2 or more")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.accounting.correlated import Strategy
+from sightline.accounting.strategies import Strategy
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.accounting.correlated import Strategy
+from sightline.accounting.strategies import Strategy
 from sightline.errors import refuse
 from sightline.events import Adjacency, Clear, Event, Unit, scale_noise
 from sightline.ledger import NOBODY, POST_PROCESSING, Parties, Release

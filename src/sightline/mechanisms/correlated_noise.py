@@ -1,7 +1,7 @@
 r"""Means of clipped updates whose noise is correlated over the rounds of a channel: what one round adds, others take.
 
 Round t publishes (clipped sum + sigma S n_t) / m with n = C^-1 z, rows of z standard normal. All rounds of a stream are
-one `Gaussian(sigma / sens)` (`accounting.correlated`), charged with the first of them; a part of them is
+one `Gaussian(sigma / sens)` (`accounting.strategies`), charged with the first of them; a part of them is
 post-processing of the whole. n is made row by row and is a secret: it is never written down. z is a function of the
 run's secret root and of the number of the release that it noises, so a run that goes on draws it again.
 """
@@ -9,14 +9,14 @@ run's secret root and of the number of the release that it noises, so a run that
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.accounting.correlated import (
+from sightline.accounting.strategies import (
     Strategy,
     charge_stream,
     charge_turns,
@@ -107,16 +107,10 @@ def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = 
     bands = settings.bands
     if clients.rate is not None:
         bands = min(bands or groups, length)
-    column = workload(length)
-    column = None if column is None or settings.strategy == "bsr" else tuple(column)
-    return Stream(_find_strategy(settings.strategy, length, separation, uses, bands, column), separation, uses)
-
-
-@lru_cache(maxsize=64)
-def _find_strategy(
-    name: str, steps: int, separation: int, uses: int, bands: int | None, workload: tuple[float, ...] | None
-) -> Strategy:
-    return make_strategy(name, steps=steps, separation=separation, uses=uses, bands=bands, workload=workload)
+    participation = {"separation": separation, "uses": uses}
+    column = None if settings.strategy == "bsr" else workload(length)
+    strategy = make_strategy(settings.strategy, steps=length, bands=bands, workload=column, **participation)
+    return Stream(strategy, **participation)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from sightline.accounting.correlated import Strategy, charge_stream, make_strategy
+from sightline.accounting.strategies import charge_stream, make_strategy
 from sightline.config import Correlated, Sampler
 from sightline.errors import refuse
 from sightline.events import Event, Gaussian, Poisson, Repeat
@@ -87,15 +86,9 @@ def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> P
         )
         refuse("privacy.noise", "correlated", law, 'use a smaller local.batch_size, or noise = "independent"')
     uses = -(-plan.steps // batches)
-    strategy = find_strategy(settings.strategy, plan.steps, batches, uses, settings.bands)
+    bands = None if settings.bands is None else min(settings.bands, plan.steps)
+    strategy = make_strategy(settings.strategy, steps=plan.steps, separation=batches, uses=uses, bands=bands)
     return replace(plan, rate=1.0, groups=batches, expected_batch=examples / batches, strategy=strategy)
-
-
-@lru_cache(maxsize=256)
-def find_strategy(name: str, steps: int, separation: int, uses: int, bands: int | None) -> Strategy:
-    """The strategy for a participation, made once."""
-    width = None if bands is None else min(bands, steps)
-    return make_strategy(name, steps=steps, separation=separation, uses=uses, bands=width)
 
 
 def joint_of(plan: PrivateSteps, context: ReleaseContext, owner: str) -> str:

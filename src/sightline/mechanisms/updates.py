@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.accounting.correlated import Strategy
+from sightline.accounting.strategies import Strategy
 from sightline.errors import Refused
 from sightline.mechanisms.client_state import StateAccess
 from sightline.mechanisms.samplers import Cohort

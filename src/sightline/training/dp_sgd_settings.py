@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.accounting.correlated import Strategy
+from sightline.accounting.strategies import Strategy
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.training.augmentation import Views, clipped_sum_of_views

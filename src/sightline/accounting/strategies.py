@@ -10,6 +10,7 @@ least `separation` rounds apart.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +130,15 @@ def make_strategy(
     >>> make_strategy("bsr", steps=100, separation=10, uses=10, bands=4).coefficients
     (1.0, 0.5, 0.375, 0.3125)
     """
+    column = None if workload is None else tuple(map(float, workload))
+    return _make_strategy(name, steps, separation, uses, bands, column)
+
+
+@lru_cache(maxsize=256)
+def _make_strategy(
+    name: str, steps: int, separation: int, uses: int, bands: int | None, workload: tuple[float, ...] | None
+) -> Strategy:
+    """What `make_strategy` says; a search takes up to seconds, and the same numbers give the same strategy."""
     check_strategy(name)
     check_steps(steps)
     check_participation(separation=separation, uses=uses)
