@@ -84,11 +84,7 @@ class CorrelatedStream(Scheme):
 
     def measure_gain(self) -> float:
         """Root mean squared error of independent noise at equal epsilon and participation, over that of the stream."""
-        whole = measure_gain(self.strategy, separation=self.separation, uses=self.uses)
-        if self.rate == 1:
-            return whole
-        moved = compute_sensitivity(self.strategy, separation=self.separation, uses=self.uses)
-        return whole * moved / (math.sqrt(self.uses) * column_norm(self.strategy))
+        return measure_gain(self.strategy, separation=self.separation, uses=self.uses, hidden=self.rate < 1)
 
     def list_pictures(self) -> tuple[Picture, ...]:
         """The strategy, and the error of the sums so far beside that of independent noise at equal epsilon."""

@@ -376,17 +376,23 @@ def buffer_fraction(weights: Sequence[float], decays: Sequence[float]) -> tuple[
     return bottom + np.append(0.0, top[:-1]), bottom
 
 
-def measure_gain(strategy: Strategy, *, separation: int, uses: int, workload: Sequence[float] | None = None) -> float:
+def measure_gain(
+    strategy: Strategy, *, separation: int, uses: int, workload: Sequence[float] | None = None, hidden: bool = False
+) -> float:
     """Root mean squared error of independent noise at equal privacy, over that of the strategy.
+
+    `hidden`: every turn is charged by itself, and a use moves as much as one column.
 
     >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
     >>> round(measure_gain(bsr, separation=16, uses=4), 3)
     2.415
     """
     alone = Strategy(strategy.name, strategy.steps, (1.0,), 1)
+    less = math.sqrt(compute_errors(alone, workload)[0] / compute_errors(strategy, workload)[0])
+    if hidden:
+        return less / column_norm(strategy)
     moved = compute_sensitivity(strategy, separation=separation, uses=uses)
-    plain = compute_sensitivity(alone, separation=separation, uses=uses)
-    return plain / moved * math.sqrt(compute_errors(alone, workload)[0] / compute_errors(strategy, workload)[0])
+    return compute_sensitivity(alone, separation=separation, uses=uses) / moved * less
 
 
 def find_bands(bands: int, steps: int, separation: int, uses: int, column: Array) -> tuple[float, ...]:

@@ -54,6 +54,8 @@ class Stream:
     """b: between two uses of a client lie at least so many rounds."""
     uses: int
     """k: a client is used at most so often in a stream."""
+    hidden: bool = False
+    """Whether members of a group are drawn in secret: then every turn is charged by itself."""
 
     @property
     def length(self) -> int:
@@ -110,7 +112,7 @@ def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = 
     participation = {"separation": separation, "uses": uses}
     column = None if settings.strategy == "bsr" else workload(length)
     strategy = make_strategy(settings.strategy, steps=length, bands=bands, workload=column, **participation)
-    return Stream(strategy, **participation)
+    return Stream(strategy, **participation, hidden=clients.rate is not None)
 
 
 @dataclass(frozen=True)
@@ -208,19 +210,23 @@ class CorrelatedMean(CentralMean):
     def describe_stream(self) -> dict[str, Any]:
         """The stream of a channel."""
         own = self.stream
-        return describe_strategy(own.strategy, separation=own.separation, uses=own.uses) | {"of": "rounds"}
+        participation: dict[str, Any] = {"separation": own.separation, "uses": own.uses, "hidden": own.hidden}
+        return describe_strategy(own.strategy, **participation) | {"of": "rounds"}
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
         """What the noises of rounds have to do with each other, and since when they are counted."""
         stream, strategy = self.stream, self.stream.strategy
-        gain = measure_gain(strategy, separation=stream.separation, uses=stream.uses)
+        gain = measure_gain(strategy, separation=stream.separation, uses=stream.uses, hidden=stream.hidden)
         return [
             f"The noise is correlated over rounds ({strategy.name}): what one round adds, later ones partly take away. "
-            f"Sums over rounds have {gain:.3g} times less noise than with independent noise at the same epsilon.",
+            f"Sums over rounds have {gain:.3g} times less noise than with independent noise at the same epsilon, while "
+            "the clip norm stays the same.",
             f"It is for groups that take turns at least {stream.separation} rounds apart: whose turn it is is public, "
             "and nobody is asked out of turn, whoever fails to answer.",
-            f"A stream of {stream.length} rounds is charged as a whole with its first round, so that a run that stops "
-            "early has spent it.",
+            f"Every turn of a stream of {stream.length} rounds is charged by itself."
+            if stream.hidden
+            else f"A stream of {stream.length} rounds is charged as a whole with its first round, so that a run that "
+            "stops early has spent it.",
         ]
 
 
@@ -228,12 +234,12 @@ SHOWN_STEPS, SHOWN_COEFFICIENTS = 100, 50
 """How much of a strategy is told for pictures."""
 
 
-def describe_strategy(strategy: Strategy, *, separation: int, uses: int) -> dict[str, Any]:
+def describe_strategy(strategy: Strategy, *, separation: int, uses: int, hidden: bool = False) -> dict[str, Any]:
     """A strategy in numbers: coefficients, and the root of the squared error of sums, with independent noise beside it.
 
     Errors are in units of the noise that independent noise would need for the same privacy.
     """
-    gain, steps = measure_gain(strategy, separation=separation, uses=uses), strategy.steps
+    gain, steps = measure_gain(strategy, separation=separation, uses=uses, hidden=hidden), strategy.steps
     places = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
     rows, plain = np.sqrt(error_rows(strategy)), np.sqrt(np.arange(1, steps + 1))
     scale = math.sqrt(float((plain**2).mean()) / float((rows**2).mean())) / gain
