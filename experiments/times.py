@@ -51,10 +51,19 @@ def made_on(path: Path = MADE_ON) -> dict[str, str]:
 
 
 def note_commit(system: str, path: Path = MADE_ON) -> None:
-    """The commit of the source as it is now, with a + when it was changed since."""
-    said = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=10", "--dirty=+"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    notes = made_on(path) | {system: said.stdout.strip() or "unknown"}
+    """The commit of the source as it is now, with a + when code (not results) was changed since."""
+    code = ("--", ":/src", ":(top,glob)experiments/**/*.py", ":(top,glob)experiments/**/*.toml")
+    changed = "+" if _ask_git("status", "--porcelain", *code) else ""
+    notes = made_on(path) | {system: (_ask_git("rev-parse", "--short=10", "HEAD") or "unknown") + changed}
     path.write_text(json.dumps(notes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _ask_git(*words: str) -> str:
+    """What git says here; nothing where there is no git."""
+    try:
+        said = subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )  # fmt: skip
+    except FileNotFoundError:
+        return ""
+    return said.stdout.strip()
