@@ -13,15 +13,14 @@ import sightline
 from benchmarks.scoreboard.rows import HERE, Noise, Row
 from sightline.accounting import epsilon
 from sightline.apps.audit import audit
-from sightline.apps.cli.progress import CountBar
 from sightline.config import read
 from sightline.events import Allocation, Event, Gaussian, Poisson
 
 RESULTS = HERE / "results.jsonl"
 SCRATCH = HERE.parents[1] / "runs" / "scoreboard"
 DELTA = 1e-5
-TRIALS, RUNS, CANARIES = 20, 4, 1000
-"""Of an audit: repeated runs of each world, runs with canaries, canaries."""
+RUNS, CANARIES = 4, 1000
+"""Of an audit: runs with canaries, canaries at the most."""
 METRICS = ("test_accuracy", "client_accuracy_mean", "minority_accuracy", "epsilon", "noise_multiplier", "rounds_done")
 
 
@@ -89,7 +88,7 @@ def run_row(job: Job) -> dict[str, Any]:
     """The file with the seed. What was broken off goes on where it stopped; the directory goes when it is done."""
     out = SCRATCH / f"{job.row.name}-{job.row.digest}-{job.seed}"
     resumed = (out / "run.sqlite").is_file()
-    found = sightline.run(job.row.file, seed=job.seed, out=out, resume=resumed).summary
+    found = sightline.run(job.row.file, seed=job.seed, out=out, resume=resumed, progress=False).summary
     line = {name: found[name] for name in METRICS if found.get(name) is not None}
     shutil.rmtree(out)
     return line | {"observers": found["observers"], "delta": found["delta"]} | ({"resumed": True} if resumed else {})
@@ -99,8 +98,7 @@ def audit_row(job: Job) -> dict[str, Any]:
     """Attacks on the row's mechanism with its own calibrated noise: what they say epsilon is at least."""
     experiment = read(job.row.file, job.row.audit)
     rounds = job.row.rounds or experiment.rounds
-    with CountBar(job.title, "runs") as bar:
-        found = audit(experiment, trials=TRIALS, canaries=CANARIES, runs=RUNS, rounds=rounds, progress=bar.advance)
+    found = audit(experiment, trials=job.row.trials, canaries=CANARIES, runs=RUNS, rounds=rounds)
     told = found.told()
     kept = ("epsilon_lower", "epsilon_upper", "confidence", "refuted", "delta", "rounds", "observer", "subject")
     return {name: _plain(told[name]) for name in kept}

@@ -95,7 +95,7 @@ def test_what_is_done_is_not_done_again_unless_its_file_changed(tmp_path, monkey
     (job,) = list_jobs([row])
     assert command.run_jobs([job]) == []
     assert command.run_jobs([job]) == []
-    assert "done before" in capsys.readouterr().out
+    assert "1 of 1 jobs were done before" in capsys.readouterr().out
     (line,) = map(json.loads, kept.read_text().splitlines())
     direct = sightline.run(tmp_path / "tiny.toml", seed=3, out=tmp_path / "direct")
     assert line["test_accuracy"] == direct.test_accuracy
@@ -112,6 +112,14 @@ def test_one_failure_does_not_keep_others_from_being_run(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "SCRATCH", tmp_path / "runs")
     (failed,) = command.run_jobs([Job(Row("broken", "", ""), "run", 0)])
     assert "rounds=0" in failed
+
+
+@pytest.mark.slow
+def test_processes_keep_the_lines_of_all_jobs(tmp_path):
+    made = [Row(f"row-{batch}", "", "", noise=rows.Noise(1000, batch, 2, 2.0)) for batch in (10, 50, 100)]
+    failures = list(command.attempt_jobs([Job(row, "price") for row in made], 2, tmp_path / "kept.jsonl"))
+    assert failures == [None, None, None]
+    assert {name for name, _, _ in read_results(tmp_path / "kept.jsonl")} == {row.name for row in made}
 
 
 def test_quick_is_one_seed_of_few_rows():
