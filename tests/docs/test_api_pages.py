@@ -13,8 +13,6 @@ from tests.commands import printed, shell
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
-SLOW = {"own-models"}
-QUICK_OR_SLOW = [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in PAGES]
 SUBJECTS = ["accounting", "ledger", "own-algorithms", "own-models", "run", "sites"]
 BLOCK = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"`(sightline(?:\.\w+)+)(\([^`]*\))?`")
@@ -38,6 +36,15 @@ def write_files(page: Path, folder: Path) -> None:
 def run_page(page: Path, folder: Path) -> str:
     """What the Python of a page prints."""
     return printed("\n".join(body for title, body in blocks(page, "python") if not title), folder)
+
+
+MEASURED = {"own-models"}
+"""Pages whose commands time themselves: they take seconds."""
+WITH_SHELL = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in MEASURED))
+    for page in PAGES
+    if blocks(page, "bash")
+]
 
 
 def differences(shown: str, found: str) -> list[str]:
@@ -65,38 +72,19 @@ def shown_output(page: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("page", QUICK_OR_SLOW)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_an_example_prints_what_its_page_shows(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
     assert shown_output(page)
     assert differences(shown_output(page), run_page(page, tmp_path)) == []
 
 
-@pytest.mark.parametrize("page", QUICK_OR_SLOW)
+@pytest.mark.parametrize("page", WITH_SHELL)
 def test_its_shell_lines_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     write_files(page, tmp_path)
     for _, body in blocks(page, "bash"):
         shell(body, tmp_path)
-
-
-CHAIN = """
-from collections import OrderedDict
-
-from torch.nn import Linear, Sequential, Tanh
-
-
-def Gated(input_shape, classes, width=16):
-    return Sequential(OrderedDict(body=Linear(*input_shape, width), bend=Tanh(), head=Linear(width, classes)))
-"""
-"""A model that needs no proof: torch's compiler, which the proof loads, takes seconds."""
-
-
-def test_the_page_of_own_models_runs_on_a_chain(tmp_path: Path) -> None:
-    (tmp_path / "mynet.py").write_text(CHAIN, encoding="utf-8")
-    page = ROOT / "docs" / "api" / "own-models.md"
-    shown, found = (re.sub(r"\d+%", "%", text) for text in (shown_output(page), run_page(page, tmp_path)))
-    assert found == shown
 
 
 def test_another_number_or_another_line_is_a_difference() -> None:
