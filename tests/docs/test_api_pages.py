@@ -171,3 +171,13 @@ def test_the_algorithm_of_the_page_keeps_our_laws(tmp_path: Path) -> None:
     (tmp_path / "nesterov.py").write_text(code, encoding="utf-8")
     laws = "from nesterov import ALGORITHM\nfrom sightline import testing\ntesting.check_algorithm(ALGORITHM, momentum=0.3)"
     assert printed(laws, tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_the_first_model_prints_what_its_page_shows(tmp_path: Path) -> None:
+    """The page of own models makes the same call in the fast tests."""
+    page = ROOT / "docs" / "first-model.md"
+    ((title, code),) = blocks(page, "python")
+    assert title == "mine.py"
+    (shown,) = [body for _, body in blocks(page, "text") if " right, epsilon " in body]
+    assert differences(shown, printed(code, tmp_path)) == []
