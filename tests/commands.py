@@ -51,5 +51,12 @@ def shell(lines: str, cwd: Path) -> None:
 
 def program(code: str, cwd: Path) -> None:
     """Python code as a program in that folder."""
-    with at_work_in(cwd, {}), redirect_stdout(io.StringIO()):
+    printed(code, cwd)
+
+
+def printed(code: str, cwd: Path) -> str:
+    """What Python code prints as a program in that folder."""
+    out = io.StringIO()
+    with at_work_in(cwd, {}), redirect_stdout(out):
         exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+    return out.getvalue()

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from sightline.apps.cli import check_model
 from sightline.apps.cli.main import run_arguments
 
 NETS = """
@@ -118,3 +120,13 @@ def test_data_and_model_come_from_an_experiment(capsys, tmp_path):
     assert (own["model"], given["model"]) == ("linear", "checked_nets:Plain")
     assert own["input_shape"] == given["input_shape"]
     assert own["classes"] == given["classes"]
+
+
+def test_steps_are_timed_on_one_thread_as_runs_train(monkeypatch):
+    threads = []
+    model = check_model.model_of_factory(["model.name=linear"], "features", (6,), 3, 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(check_model, "least_seconds", lambda step: threads.append("timed") or 1.0)
+    check_model.time_steps(model)
+    assert threads == [1, "timed", "timed", 7]

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ def check_model(model: "FlatModel") -> dict[str, Any]:
 
 
 def time_steps(model: "FlatModel") -> dict[str, Any]:
-    """Milliseconds of a plain and of a private step on a batch of this machine, and their ratio."""
+    """Milliseconds of a plain and of a private step on a batch of this machine, on one thread, and their ratio."""
     import numpy as np
     import torch
 
@@ -166,7 +167,7 @@ def time_steps(model: "FlatModel") -> dict[str, Any]:
     worker = worker_for(model)
     worker.weights.copy_(model.init(np.random.default_rng(0)))
     x, y = worker.inputs(probe_inputs(model, BATCH).numpy()), torch.arange(BATCH) % model.classes
-    with torch.random.fork_rng(devices=[]):
+    with on_one_thread(), torch.random.fork_rng(devices=[]):
         plain = least_seconds(lambda: worker.mean_gradient(x, y))
         private = least_seconds(lambda: worker.clipped_sum(x, y, 1.0))
     return {
@@ -175,6 +176,19 @@ def time_steps(model: "FlatModel") -> dict[str, Any]:
         "private_ms": round(1000 * private, 3),
         "slowdown": round(private / plain, 2),
     }
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """As runs train: on a busy machine threads inside a small step wait for each other, for hundreds of its times."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def least_seconds(step: Callable[[], None], *, limit: float = 1.0) -> float:
