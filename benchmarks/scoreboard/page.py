@@ -1,4 +1,4 @@
-"""docs/scoreboard.md, made of `results.jsonl` alone: no number on it is typed."""
+"""docs/scoreboard.md, made of `results.jsonl` and of what was published."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,20 +23,20 @@ page is written by
 SIGHTLINE_DATA=... python -m benchmarks.scoreboard [NAME ...]
 ```
 
-from `results.jsonl`; only published numbers are typed. Broken off, it goes on where it stopped; `--quick`
+from `results.jsonl` (which names the version of torch) and from what was published. Broken off, it goes on where it stopped; `--quick`
 runs one seed of the short rows, `--all` also those that are marked *not run here*, `--list` shows what is done and what
 it took.
 
 - **theirs**: test accuracy in percent as published, with the epsilon that they state.
 - **priced**: their noise multiplier, batch and epochs by our accountant (`sightline account`), as if batches were drawn
   by Poisson sampling / by a balanced schedule; their code shuffles, which is neither. Where features were normalised by
-  noised statistics, the two releases are counted in. Epochs of rows with features are not stated by their source; they
-  are those with which its noise costs about as much as in the rows where they are.
+  noised statistics, the two releases are counted in. ~: the source does not state the epochs of this row; they are
+  those with which its noise costs about as much as in the rows where it does, so the price says nothing new.
 - **ours**: test accuracy in percent on the published test set, mean and standard deviation over seeds (initialisation,
   sampling and noise); bold where it is not below theirs.
 - **epsilon**: an upper bound, of every untrusted observer, at the delta stated; the noise is calibrated to it.
 - **audit**: what attacks on the mechanism say epsilon is at least, with confidence 0.95 ([auditing](auditing.md)). What
-  was attacked stands below.
+  was attacked stands below. Bold compares means; the standard deviation says how far the seeds agree.
 - **minutes**: processor minutes of one run, one thread, features in the cache; two cores run two seeds side by side.
 """
 
@@ -127,7 +127,8 @@ def write_noise(row: Row, results: Results) -> str:
 def write_price(row: Row, results: Results) -> str:
     """Poisson / balanced."""
     found = find_line(row, "price", results)
-    return f"{found['poisson']:.2f} / {found['balanced']:.2f}" if found else NOTHING
+    about = "~ " if row.noise is not None and row.noise.inferred else ""
+    return f"{about}{found['poisson']:.2f} / {found['balanced']:.2f}" if found else NOTHING
 
 
 def write_audit(row: Row, results: Results) -> str:
@@ -144,6 +145,7 @@ def write_minutes(row: Row, results: Results) -> str:
 
 PUBLISHED: dict[str, Cell] = {
     "task": lambda row, results: f"{row.title}, {row.table}" if row in (*LINEAR, *CNN) else row.title,
+    "our file": lambda row, results: f"`{row.name}`",
     "theirs": lambda row, results: row.published,
     "stated": lambda row, results: row.stated,
     "priced": write_price,

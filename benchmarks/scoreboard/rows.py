@@ -20,6 +20,8 @@ class Noise:
     multiplier: float
     statistics: float | None = None
     """Noise multiplier of two full-batch releases before training: the private mean and variance of their features."""
+    inferred: bool = False
+    """Whether the epochs are not stated by the source."""
 
     @property
     def steps(self) -> int:
@@ -82,15 +84,15 @@ SAME = "same rate, steps and noise, on digits"
 LINEAR = [
     Row(
         "mnist-linear", "MNIST", "scattering and a linear model", TRAMER, "BN, private statistics, lr 8", "98.7",
-        "(3, 1e-5)", Noise(60_000, 4096, 40, 3.04, 8.0), 98.7, audit=_mechanism(4096, 60_000), audited=SAME, quick=True,
+        "(3, 1e-5)", Noise(60_000, 4096, 40, 3.04, 8.0, inferred=True), 98.7, audit=_mechanism(4096, 60_000), audited=SAME, quick=True,
     ),
     Row(
         "fashion-linear", "Fashion-MNIST", "scattering and a linear model", TRAMER, "GN of 27 groups, lr 16", "89.7",
-        "(3, 1e-5)", Noise(60_000, 8192, 40, 4.05), 89.7, audit=_mechanism(8192, 60_000), audited=SAME,
+        "(3, 1e-5)", Noise(60_000, 8192, 40, 4.05, inferred=True), 89.7, audit=_mechanism(8192, 60_000), audited=SAME,
     ),
     Row(
         "cifar10-linear", "CIFAR-10", "scattering and a linear model", TRAMER, "BN, private statistics, lr 4", "67.0",
-        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0), 67.0, audit=_mechanism(8192, 50_000), audited=SAME,
+        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 67.0, audit=_mechanism(8192, 50_000), audited=SAME,
     ),
 ]  # fmt: skip
 CNN = [
@@ -108,15 +110,15 @@ CNN = [
     ),
     Row(
         "mnist-scattering-cnn", "MNIST", "scattering and a CNN", TRAMER, "BN, private statistics, lr 1", "98.7",
-        "(3, 1e-5)", Noise(60_000, 1024, 25, 1.35, 8.0), 98.7, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(60_000, 1024, 25, 1.35, 8.0, inferred=True), 98.7, seeds=(0,), away="not run here",
     ),
     Row(
         "fashion-scattering-cnn", "Fashion-MNIST", "scattering and a CNN", TRAMER, "GN of 27 groups, lr 4", "89.0",
-        "(3, 1e-5)", Noise(60_000, 2048, 40, 2.15), 89.0, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(60_000, 2048, 40, 2.15, inferred=True), 89.0, seeds=(0,), away="not run here",
     ),
     Row(
         "cifar10-scattering-cnn", "CIFAR-10", "scattering and a CNN", TRAMER, "BN, private statistics, lr 4", "69.3",
-        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0), 69.3, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 69.3, seeds=(0,), away="not run here",
     ),
 ]  # fmt: skip
 CLIENTS = [

@@ -1,11 +1,13 @@
 """What the board is made of: runs, audits and prices, each kept as a line of `results.jsonl` when it is done."""
 
+import hashlib
 import json
 import math
 import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,13 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Of what the line is about; another file, or another published noise, is another line."""
-        return repr(self.row.noise) if self.kind == "price" else self.row.digest
+        """Of what the line is about; another file, published noise or attack is another line."""
+        if self.kind == "price":
+            return repr(self.row.noise)
+        if self.kind == "audit":
+            attack = repr((self.row.audit, self.row.rounds, self.row.trials, RUNS, CANARIES))
+            return f"{self.row.digest} {hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()}"
+        return self.row.digest
 
 
 def list_jobs(rows: Iterable[Row], *, quick: bool = False, everything: bool = False) -> list[Job]:
@@ -77,7 +84,7 @@ def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
     """Make the line and append it: whoever breaks off between two jobs loses nothing."""
     began = time.process_time()
     found = {"price": price_noise, "run": run_row, "audit": audit_row}[job.kind](job)
-    seconds = {"processor_seconds": round(time.process_time() - began, 1)}
+    seconds = {"processor_seconds": round(time.process_time() - began, 1), "torch": version("torch")}
     line = {"row": job.row.name, "kind": job.kind, "seed": job.seed, "digest": job.digest} | seconds | found
     with file.open("a", encoding="utf-8") as kept:
         kept.write(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
