@@ -23,9 +23,9 @@ page is written by
 SIGHTLINE_DATA=... python -m benchmarks.scoreboard [NAME ...]
 ```
 
-from `results.jsonl` (which names the version of torch) and from what was published. Broken off, it goes on where it stopped; `--quick`
-runs one seed of the short rows, `--all` also those that are marked *not run here*, `--list` shows what is done and what
-it took.
+from `results.jsonl` (which names the version of torch) and from what was published. Broken off, it goes on where it
+stopped; `--quick` runs one seed of the short rows, `--all` also those that are marked *not run here*, `--list` shows
+what is done and what it took.
 
 - **theirs**: test accuracy in percent as published, with the epsilon that they state.
 - **priced**: their noise multiplier, batch and epochs by our accountant (`sightline account`), as if batches were drawn

@@ -84,7 +84,8 @@ SAME = "same rate, steps and noise, on digits"
 LINEAR = [
     Row(
         "mnist-linear", "MNIST", "scattering and a linear model", TRAMER, "BN, private statistics, lr 8", "98.7",
-        "(3, 1e-5)", Noise(60_000, 4096, 40, 3.04, 8.0, inferred=True), 98.7, audit=_mechanism(4096, 60_000), audited=SAME, quick=True,
+        "(3, 1e-5)", Noise(60_000, 4096, 40, 3.04, 8.0, inferred=True), 98.7,
+        audit=_mechanism(4096, 60_000), audited=SAME, quick=True,
     ),
     Row(
         "fashion-linear", "Fashion-MNIST", "scattering and a linear model", TRAMER, "GN of 27 groups, lr 16", "89.7",
@@ -92,7 +93,8 @@ LINEAR = [
     ),
     Row(
         "cifar10-linear", "CIFAR-10", "scattering and a linear model", TRAMER, "BN, private statistics, lr 4", "67.0",
-        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 67.0, audit=_mechanism(8192, 50_000), audited=SAME,
+        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 67.0,
+        audit=_mechanism(8192, 50_000), audited=SAME,
     ),
 ]  # fmt: skip
 CNN = [
