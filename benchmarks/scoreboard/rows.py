@@ -100,27 +100,33 @@ LINEAR = [
 CNN = [
     Row(
         "mnist-cnn", "MNIST", "a CNN on pixels", TRAMER, "tanh CNN, lr 0.5", "98.1", "(3, 1e-5)",
-        Noise(60_000, 512, 40, 1.23), 98.1, seeds=(0,), away="not run here",
+        Noise(60_000, 512, 40, 1.23), 98.1, seeds=(0,),
+        audit=_mechanism(512, 60_000), audited=SAME,
     ),
     Row(
         "fashion-cnn", "Fashion-MNIST", "a CNN on pixels", TRAMER, "tanh CNN, lr 4", "86.0", "(3, 1e-5)",
-        Noise(60_000, 2048, 40, 2.15), 86.0, seeds=(0,), away="not run here",
+        Noise(60_000, 2048, 40, 2.15), 86.0, seeds=(0,),
+        audit=_mechanism(2048, 60_000), audited=SAME,
     ),
     Row(
         "cifar10-cnn", "CIFAR-10", "a CNN on pixels", TRAMER, "tanh CNN, lr 1", "59.2", "(3, 1e-5)",
-        Noise(50_000, 1024, 30, 1.54), 59.2, seeds=(0,), away="not run here",
+        Noise(50_000, 1024, 30, 1.54), 59.2, seeds=(0,),
+        audit=_mechanism(1024, 50_000), audited=SAME, away="not run here: about 2 hours",
     ),
     Row(
         "mnist-scattering-cnn", "MNIST", "scattering and a CNN", TRAMER, "BN, private statistics, lr 1", "98.7",
-        "(3, 1e-5)", Noise(60_000, 1024, 25, 1.35, 8.0, inferred=True), 98.7, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(60_000, 1024, 25, 1.35, 8.0, inferred=True), 98.7,
+        seeds=(0,), audit=_mechanism(1024, 60_000), audited=SAME,
     ),
     Row(
         "fashion-scattering-cnn", "Fashion-MNIST", "scattering and a CNN", TRAMER, "GN of 27 groups, lr 4", "89.0",
-        "(3, 1e-5)", Noise(60_000, 2048, 40, 2.15, inferred=True), 89.0, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(60_000, 2048, 40, 2.15, inferred=True), 89.0,
+        seeds=(0,), audit=_mechanism(2048, 60_000), audited=SAME,
     ),
     Row(
         "cifar10-scattering-cnn", "CIFAR-10", "scattering and a CNN", TRAMER, "BN, private statistics, lr 4", "69.3",
-        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 69.3, seeds=(0,), away="not run here",
+        "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 69.3,
+        seeds=(0,), audit=_mechanism(8192, 50_000), audited=SAME,
     ),
 ]  # fmt: skip
 CLIENTS = [

@@ -60,9 +60,10 @@ def list_jobs(rows: Iterable[Row], *, quick: bool = False, everything: bool = Fa
     chosen = list(rows)
     jobs = [Job(row, "price") for row in chosen if row.noise is not None]
     for row in chosen:
-        if (row.away and not everything) or (quick and not row.quick):
+        if quick and not row.quick:
             continue
-        jobs += [Job(row, "run", seed) for seed in (row.seeds[:1] if quick else row.seeds)]
+        if everything or not row.away:
+            jobs += [Job(row, "run", seed) for seed in (row.seeds[:1] if quick else row.seeds)]
         jobs += [Job(row, "audit")] if row.audited else []
     return jobs
 
