@@ -79,7 +79,7 @@ def _mechanism(batch: int, examples: int) -> tuple[str, ...]:
 
 DIGITS = 1438
 """Training examples of digits with test_fraction = 0.2."""
-SAME = "same rate, steps and noise, on digits"
+SAME = "same rate (in whole examples a batch), steps and epsilon, on digits"
 
 LINEAR = [
     Row(
@@ -116,17 +116,17 @@ CNN = [
     Row(
         "mnist-scattering-cnn", "MNIST", "scattering and a CNN", TRAMER, "BN, private statistics, lr 1", "98.7",
         "(3, 1e-5)", Noise(60_000, 1024, 25, 1.35, 8.0, inferred=True), 98.7,
-        seeds=(0,), audit=_mechanism(1024, 60_000), audited=SAME,
+        seeds=(0,), audit=_mechanism(1024, 60_000), audited=SAME, away="not run here: about half an hour",
     ),
     Row(
         "fashion-scattering-cnn", "Fashion-MNIST", "scattering and a CNN", TRAMER, "GN of 27 groups, lr 4", "89.0",
         "(3, 1e-5)", Noise(60_000, 2048, 40, 2.15, inferred=True), 89.0,
-        seeds=(0,), audit=_mechanism(2048, 60_000), audited=SAME,
+        seeds=(0,), audit=_mechanism(2048, 60_000), audited=SAME, away="not run here: about 45 minutes",
     ),
     Row(
         "cifar10-scattering-cnn", "CIFAR-10", "scattering and a CNN", TRAMER, "BN, private statistics, lr 4", "69.3",
         "(3, 1e-5)", Noise(50_000, 8192, 60, 5.67, 8.0, inferred=True), 69.3,
-        seeds=(0,), audit=_mechanism(8192, 50_000), audited=SAME,
+        seeds=(0,), audit=_mechanism(8192, 50_000), audited=SAME, away="not run here: about 2 hours",
     ),
 ]  # fmt: skip
 CLIENTS = [

@@ -57,7 +57,9 @@ def test_an_audited_file_has_the_rate_the_steps_and_the_budget_of_its_row(row):
     assert (own.rounds, own.privacy, own.algorithm) == (audited.rounds, audited.privacy, audited.algorithm)
     if row.noise is not None:
         size = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10": 50_000}[own.data.source]
-        assert audited.local.batch_size / rows.DIGITS == pytest.approx(own.local.batch_size / size, rel=5e-3)
+        assert audited.local.batch_size / rows.DIGITS == pytest.approx(
+            own.local.batch_size / size, rel=3e-2
+        )  # whole examples
     else:
         assert audited.data.clients == own.data.clients
 
