@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import invalid
+from sightline.training.paths import BY_RULE, Paths
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class LocalWork:
     """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
     adam: Adam | None = None
     """Adam or AdamW in the place of momentum."""
+    paths: Paths = BY_RULE
+    """Which of the exact paths to take."""
+    precision: str = "float32"
+    """`bf16`: products and convolutions in bfloat16; weights, norms, clipping, sums and noise stay float32 or double."""
 
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
