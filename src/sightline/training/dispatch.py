@@ -14,10 +14,18 @@ from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.task import probe_targets
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
-from sightline.training.fast.dense_stack import ChainWorker, DenseSlots, DenseStack, chain_of, dense_slots
+from sightline.training.fast.dense_stack import (
+    ChainWorker,
+    DenseSlots,
+    DenseStack,
+    chain_of,
+    dense_slots,
+    has_convolutions,
+)
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples, close_by_tensor
 from sightline.training.fast.stacked import Builder
 from sightline.training.gradients import GradientWorker, clipped_rows, one_by_one, vectorised_gradients
+from sightline.training.paths import BY_RULE
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +37,11 @@ class SmallConvolutional:
 
 
 class WorkerCache(threading.local):
-    """The workers of this thread, one per model, kept as long as the model lives."""
+    """The workers of this thread, one per model and kind of record, kept as long as the model lives."""
 
     def __init__(self) -> None:
-        self.workers: WeakKeyDictionary[FlatModel, GradientWorker] = WeakKeyDictionary()
+        self.workers: WeakKeyDictionary[FlatModel, dict[str, GradientWorker]] = WeakKeyDictionary()
+        """By model and kind of record."""
         self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
         self.reasons: WeakKeyDictionary[FlatModel, str] = WeakKeyDictionary()
         """Why a model is not run as its graph."""
@@ -42,11 +51,25 @@ class WorkerCache(threading.local):
 BENCH = WorkerCache()
 
 
-def worker_for(model: FlatModel) -> GradientWorker:
-    """The fastest worker that can train this model; the same one every time in a thread."""
-    if model not in BENCH.workers:
-        BENCH.workers[model] = choose_worker(model)
-    return BENCH.workers[model]
+def worker_for(model: FlatModel, record: str = BY_RULE.record) -> GradientWorker:
+    """The fastest worker that can train this model; the same one every time in a thread.
+
+    `record` is that of `Paths`: a chain of hand-written layers with convolutions has a worker for each kind, any other
+    model one for all.
+    """
+    known = BENCH.workers.setdefault(model, {})
+    if record not in known:
+        known[record] = choose_worker(model) if record == BY_RULE.record else record_worker(model, record)
+    return known[record]
+
+
+def record_worker(model: FlatModel, record: str) -> GradientWorker:
+    """The chain that records per-example gradients in this way, where there is one that agrees; else that of the rule."""
+    by_rule = worker_for(model)
+    if not isinstance(by_rule, ChainWorker) or not has_convolutions(by_rule):
+        return by_rule
+    worker = ChainWorker(model, record)
+    return worker if agrees_with_definition(worker) else by_rule
 
 
 def clipping_note(model: FlatModel) -> str | None:

@@ -67,7 +67,7 @@ def private_loop(
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """One client after the other on one worker."""
-    worker = worker_for(model)
+    worker = worker_for(model, work.paths.record)
     for block in client_blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
         for row, client in enumerate(block.tolist()):
