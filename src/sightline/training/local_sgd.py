@@ -17,6 +17,7 @@ from sightline.training.fast.linear_kernel import train_compiled
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows, shuffled_batches, steps_of
+from sightline.training.precision import FLOAT32
 
 BLOCK_BYTES = 1 << 27
 """How much memory the end vectors of one block may take."""
@@ -47,6 +48,8 @@ def train_local(
     walk = StackWalk(model, starts, shards, work, rngs, terms, steps)
     if work.compiled:
         return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
+    if work.precision != FLOAT32:
+        return train_in_turn(walk, clients)
     stacking = stacking_for(model)
     if stacking is not None and stacking.floats and work.paths.plain != "stack":
         stacking = None  # one after the other was asked for
@@ -59,7 +62,7 @@ def train_local(
 
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
     """One client after the other on one worker."""
-    worker = worker_for(walk.model)
+    worker = worker_for(walk.model, precision=walk.work.precision)
     folded = isinstance(worker, ChainWorker) and folds_steps(walk)
     for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)

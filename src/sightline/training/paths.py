@@ -1,4 +1,4 @@
-"""The exact paths that a run's local training can take: the same numbers up to float32 rounding, at different speeds."""
+"""The exact paths that local training can take: the same numbers up to float32 rounding, at different speeds."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class Paths:
     """
 
     plain: str = "stack"
-    """Plain steps of convolutional chains: `stack` (clients side by side), `loop` (one after the other), `folded` (a loop
-    whose steps of SGD are part of the products; a plain `loop` where there is momentum, weight decay, Adam, a term or a
-    step norm), `compiled`."""
+    """Plain steps of convolutional chains: `stack` (clients side by side), `loop` (one after the other), `folded` (a
+    loop whose steps of SGD are part of the products; where there is momentum, weight decay, Adam, a term or a step
+    norm it is `loop`), `compiled`."""
     record: str = "unfold"
     """Per-example gradients of convolutions: `unfold` (patches and products) or `grouped` (one grouped convolution)."""
     noise: str = "torch"

@@ -81,13 +81,7 @@ class ChainWorker(GradientWorker):
 
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
-        self.record(True)
-        labels = y.repeat_interleave(views, 0)
-        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
-        for layer in reversed(self.layers):
-            if g is None:
-                break
-            g = layer.record(g)
+        self.record_pass(x, y.repeat_interleave(views, 0), views)
         recording = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in recording:
             layer.join_views(views)
@@ -98,6 +92,15 @@ class ChainWorker(GradientWorker):
             return
         for layer in recording:
             layer.add_clipped(factors)
+
+    def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
+        """One forward and one backward pass, every layer keeping its record."""
+        self.record(True)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.record(g)
 
 
 def has_convolutions(worker: ChainWorker) -> bool:

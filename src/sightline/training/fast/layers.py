@@ -132,6 +132,11 @@ class Affine(Layer):
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
         self.affine_norms: AffineNorms | RowNorms | None = None
         self.name = ""
+        self.x = weight  # the inputs of the last forward pass
+
+    def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and output gradients that a record is made of."""
+        return self.x, g
 
     def join_views(self, views: int) -> None:
         """Make the recorded rows of each example's views the record of one example."""
@@ -165,7 +170,7 @@ class Dense(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
-        self.x = x
+        self.x, self.kernel = x, self.weight
         return torch.mm(x, self.weight.t()) if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
 
     def backward(self, g: Tensor) -> Tensor | None:
@@ -185,8 +190,9 @@ class Dense(Affine):
 
     def record(self, g: Tensor) -> Tensor | None:
         """g W, and the record."""
-        self.affine_norms = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
-        return g @ self.weight if self.wanted else None
+        x, errors = self.seen(g)
+        self.affine_norms = AffineNorms(x.unsqueeze(1), errors.unsqueeze(1), bias=self.bias is not None)
+        return g @ self.kernel if self.wanted else None
 
 
 class Convolution(Affine):
@@ -228,9 +234,10 @@ class Convolution(Affine):
 
     def record(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the record."""
-        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(
-            unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
+            unfold_patches(x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
         )
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
@@ -252,10 +259,15 @@ class FirstConvolution(Convolution):
         size = output_size(x, self.size, self.stride, self.padding)
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
+    def patches(self, x: Tensor) -> Tensor:
+        """The patches that the forward pass made."""
+        return self.u
+
     def record(self, g: Tensor) -> None:
         """The record, from the patches of the forward pass."""
-        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.affine_norms = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
+        self.affine_norms = AffineNorms(self.patches(x).permute(1, 2, 0), rows, bias=self.bias is not None)
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out as the weight itself."""
@@ -267,8 +279,9 @@ class GroupedConvolution(Convolution):
 
     def record(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the record."""
-        bias = None if self.bias is None else g.sum((2, 3))
-        self.affine_norms = RowNorms(grouped_gradients(self.x, g, self.weight.shape, self.stride, self.padding), bias)
+        x, errors = self.seen(g)
+        bias = None if self.bias is None else errors.sum((2, 3))
+        self.affine_norms = RowNorms(grouped_gradients(x, errors, self.weight.shape, self.stride, self.padding), bias)
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
     def add_weight(self, total: Tensor) -> None:
@@ -281,8 +294,9 @@ class ProductConvolution(FirstConvolution):
 
     def record(self, g: Tensor) -> None:
         """The record, (weights, outputs) by example."""
-        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        found = torch.bmm(self.u.permute(1, 0, 2), rows)
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
+        found = torch.bmm(self.patches(x).permute(1, 0, 2), rows)
         self.affine_norms = RowNorms(found.flatten(1), None if self.bias is None else rows.sum(1))
 
     def add_weight(self, total: Tensor) -> None:
