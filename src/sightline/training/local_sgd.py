@@ -63,20 +63,23 @@ def train_local(
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
     """One client after the other on one worker."""
     worker = worker_for(walk.model, precision=walk.work.precision)
-    folded = isinstance(worker, ChainWorker) and folds_steps(walk)
     for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)
-        if isinstance(worker, ChainWorker) and folded:
+        if isinstance(worker, ChainWorker) and folds_steps(walk):
             train_folded(walk, worker, block.tolist(), ends)
-            yield block, ends
-            continue
-        for row, client in enumerate(block.tolist()):
-            worker.weights.copy_(client_rows(walk.starts, client))
-            descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
-            with own_dropout(worker, walk.rngs[client]):
-                descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
-            ends[row] = worker.hand_back(worker.weights)
+        else:
+            train_each(walk, worker, block.tolist(), ends)
         yield block, ends
+
+
+def train_each(walk: StackWalk, worker: GradientWorker, clients: Sequence[int], ends: Tensor) -> None:
+    """One client after the other on the worker's weights, its end copied to its row."""
+    for row, client in enumerate(clients):
+        worker.weights.copy_(client_rows(walk.starts, client))
+        descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
+        with own_dropout(worker, walk.rngs[client]):
+            descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
+        ends[row] = worker.hand_back(worker.weights)
 
 
 def folds_steps(walk: StackWalk) -> bool:

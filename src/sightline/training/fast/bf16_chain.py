@@ -194,11 +194,9 @@ def rows_of(views: int) -> int:
 
 
 def with_zeros(rows: Tensor, missing: int) -> Tensor:
-    """The rows, and so many of zeros after them, in the same order of memory."""
-    if not missing:
-        return rows
-    more = rows.new_zeros(missing, *rows.shape[1:])
-    return as_channels_last(torch.cat([rows, more])) if rows.dim() == 4 else torch.cat([rows, more])
+    """The rows and so many of zeros after them, in one order of memory, filled up or not: kernels are chosen by it."""
+    whole = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return as_channels_last(whole) if whole.dim() == 4 else whole
 
 
 DRAWS = 4
