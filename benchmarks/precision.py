@@ -34,12 +34,12 @@ TASKS: dict[str, dict[str, Any]] = {
         "privacy": {"unit": "client", "noise_multiplier": 0.05, "clip_norm": 2.0},
     },
     "CNN, Fashion-MNIST, DP-SGD": {
-        "rounds": 6,
+        "rounds": 15,
         "data": MNIST | {"source": "fashion_mnist", "clients": 4, "train_samples": 8_000},
         "model": {"name": "cnn_small", "activation": "tanh"},
-        "local": {"steps": 10, "batch_size": 128, "learning_rate": 1.0},
+        "local": {"steps": 10, "batch_size": 128, "learning_rate": 4.0},
         "sampling": {"clients": {"scheme": "full"}, "samples": {"scheme": "poisson"}},
-        "privacy": {"unit": "sample", "noise_multiplier": 0.8, "clip_norm": 0.5},
+        "privacy": {"unit": "sample", "noise_multiplier": 0.8, "clip_norm": 0.1},
     },
 }
 PRECISIONS = ("float32", "bf16")
