@@ -37,7 +37,7 @@ class Moreau:
         self, model: FlatModel, start: Tensor, shard: Shard, work: LocalWork, *, steps: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
         """(the client's copy of the global model, its personal model)."""
-        worker = worker_for(model)
+        worker = worker_for(model, precision=work.precision)
         worker.weights.copy_(start)
         copy = worker.weights.clone()
         x, y = worker.inputs(shard.x), worker.place_tensor(torch.from_numpy(shard.y))

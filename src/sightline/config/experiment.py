@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sightline.config.correlated_rules import Correlated, check_correlated, check_turns
-from sightline.config.local_rules import check_device, check_local, check_optimizer
+from sightline.config.local_rules import check_device, check_local, check_optimizer, check_precision
 from sightline.config.mechanism_rules import (
     PERTURBATIONS,
     Split,
@@ -194,6 +194,8 @@ class Local(Section):
     augment: Augment | None = None
     compiled: bool = False
     """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Of products and convolutions in local training; bf16 rounds to 8 bits, and is faster on some processors."""
 
     @property
     def adaptive(self) -> bool:
@@ -422,6 +424,7 @@ class Experiment(Section):
             invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')
         check_local(self)
         check_device(self)
+        check_precision(self)
         if self.privacy.mechanism in PERTURBATIONS:
             check_solution(self)
         elif self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian":
@@ -469,7 +472,7 @@ class Experiment(Section):
     @property
     def training_device(self) -> str:
         """Where clients are trained: as given, else on the CPU, and there what runs there only."""
-        only_here = self.local.compiled or self.algorithm.split is not None
+        only_here = self.local.compiled or self.algorithm.split is not None or self.local.precision != "float32"
         return "cpu" if only_here else self.device or "cpu"
 
     @property

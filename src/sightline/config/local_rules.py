@@ -55,7 +55,26 @@ def check_device(experiment: "Experiment") -> None:
     if experiment.device not in ("cuda", "mps") or experiment.training_device != "cpu":
         return
     what = "local.compiled is code" if experiment.local.compiled else "the parts of algorithm.split are trained"
+    if experiment.local.precision != "float32":
+        what = "local.precision is chosen"
     invalid("device", experiment.device, f"{what} on the CPU", 'use device = "cpu", or leave it out')
+
+
+def check_precision(experiment: "Experiment") -> None:
+    """Refuse bfloat16 where a bound is about exact gradients, or where its code computes in float32."""
+    local, privacy, way_out = experiment.local, experiment.privacy, 'use precision = "float32"'
+    if local.precision == "float32":
+        return
+    if local.compiled or experiment.algorithm.split is not None:
+        what = "compiled code computes" if local.compiled else "the parts of algorithm.split are trained"
+        invalid("local.precision", local.precision, f"{what} in float32", way_out)
+    if privacy.mechanism in ("output", "objective") or privacy.sensitivity == "convex":
+        what = "convex steps" if privacy.sensitivity == "convex" else f"{privacy.mechanism} perturbation"
+        law = f"the bound of {what} is on the gradients themselves, which bf16 rounds"
+        refuse("local.precision", local.precision, law, way_out)
+    if privacy.unit == "sample" and privacy.place != "client":
+        law = f"sums of examples that the {privacy.place} noises are computed in float32"
+        refuse("local.precision", local.precision, law, f'{way_out}, or where = "client"')
 
 
 def _check_mechanism(experiment: "Experiment") -> None:

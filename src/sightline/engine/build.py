@@ -39,7 +39,7 @@ from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
 from sightline.training.devices import find_device
-from sightline.training.dispatch import place_model
+from sightline.training.dispatch import check_precision, place_model
 from sightline.training.fast import linear_kernel
 
 
@@ -284,6 +284,8 @@ def _build_model(experiment: Experiment, federation: Federation, factory: models
         invalid("local.augment.kind", augment.kind, f"{federation.source} holds no images", "remove local.augment")
     if experiment.local.compiled:
         linear_kernel.check_kernel(model)
+    if experiment.local.precision != "float32":
+        check_precision(model, private=experiment.privacy.unit == "sample")
     return model
 
 

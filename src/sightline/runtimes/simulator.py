@@ -58,6 +58,7 @@ class Simulator:
             weight_decay=local.weight_decay,
             compiled=local.compiled,
             adam=_adam_of(local),
+            precision=local.precision,
         )
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)

@@ -13,11 +13,21 @@ from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.task import probe_targets
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
+from sightline.training.fast.bf16_chain import HalfChainWorker, rows_of
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
-from sightline.training.fast.dense_stack import ChainWorker, DenseSlots, DenseStack, chain_of, dense_slots
+from sightline.training.fast.dense_stack import (
+    ChainWorker,
+    DenseSlots,
+    DenseStack,
+    chain_of,
+    dense_slots,
+    has_convolutions,
+)
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples, close_by_tensor
 from sightline.training.fast.stacked import Builder
 from sightline.training.gradients import GradientWorker, clipped_rows, one_by_one, vectorised_gradients
+from sightline.training.paths import BY_RULE
+from sightline.training.precision import BF16, FLOAT32, check_bf16
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +39,11 @@ class SmallConvolutional:
 
 
 class WorkerCache(threading.local):
-    """The workers of this thread, one per model, kept as long as the model lives."""
+    """The workers of this thread, one per model, record and precision, kept as long as the model lives."""
 
     def __init__(self) -> None:
-        self.workers: WeakKeyDictionary[FlatModel, GradientWorker] = WeakKeyDictionary()
+        self.workers: WeakKeyDictionary[FlatModel, dict[tuple[str, str], GradientWorker]] = WeakKeyDictionary()
+        """By model, kind of record and precision."""
         self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
         self.reasons: WeakKeyDictionary[FlatModel, str] = WeakKeyDictionary()
         """Why a model is not run as its graph."""
@@ -42,11 +53,93 @@ class WorkerCache(threading.local):
 BENCH = WorkerCache()
 
 
-def worker_for(model: FlatModel) -> GradientWorker:
-    """The fastest worker that can train this model; the same one every time in a thread."""
-    if model not in BENCH.workers:
-        BENCH.workers[model] = choose_worker(model)
-    return BENCH.workers[model]
+def worker_for(model: FlatModel, record: str = BY_RULE.record, precision: str = FLOAT32) -> GradientWorker:
+    """The fastest worker that can train this model; the same one every time in a thread.
+
+    `record` is that of `Paths`: a chain of hand-written layers with convolutions has a worker for each kind, any other
+    model one for all. One of `precision` bf16 takes plain steps, and private ones where `half_worker` says so.
+    """
+    known, kind = BENCH.workers.setdefault(model, {}), (record, precision)
+    if kind not in known:
+        if precision != FLOAT32:
+            known[kind] = half_worker(model, record)
+        else:
+            known[kind] = choose_worker(model) if record == BY_RULE.record else record_worker(model, record)
+    return known[kind]
+
+
+def record_worker(model: FlatModel, record: str) -> GradientWorker:
+    """The chain that records per-example gradients in this way, where it agrees; else the worker of the rule."""
+    by_rule = worker_for(model)
+    if not isinstance(by_rule, ChainWorker) or not has_convolutions(by_rule):
+        return by_rule
+    worker = ChainWorker(model, record)
+    return worker if agrees_with_definition(worker) else by_rule
+
+
+def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorker:
+    """The worker that computes products and convolutions in bfloat16; one line where there is none.
+
+    Guarantees: the machine has tried such kernels in a process of their own; the gradient of a probe is near that in
+    float32. Only `HalfChainWorker` clips per example: for the others nobody has shown that one example leaves the
+    gradients of all others as they are.
+    """
+    if model.device.type != "cpu":
+        invalid("local.precision", BF16, f"is for the CPU, not {model.device.type}", 'use precision = "float32"')
+    check_bf16()
+    exact = worker_for(model, record)
+    worker: GradientWorker
+    if isinstance(exact, ChainWorker):
+        worker = HalfChainWorker(model, record)
+    else:
+        worker = GraphWorker(model, exact.certificate) if isinstance(exact, GraphWorker) else GradientWorker(model)
+    worker.precision = BF16
+    try:
+        far = half_distance(worker, exact)
+    except RuntimeError as error:
+        cause = " ".join(str(error).split())[:120]
+        invalid("local.precision", BF16, f"{model.name} does not run in it ({cause})", 'use precision = "float32"')
+    if not far <= MOST_APART:
+        law = f"the gradient of {model.name} would be {far:.0%} off"
+        invalid("local.precision", BF16, law, 'use precision = "float32"')
+    return worker
+
+
+MOST_APART = 0.2
+"""How far a probe's gradient in bfloat16 may be from that in float32, relative to its length."""
+
+
+def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
+    """|gradient in bfloat16 - gradient| / |gradient| for a probe; a graph that draws at random is only asked to run."""
+    model, found = worker.model, []
+    x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
+    for one in (worker, exact):
+        one.weights.copy_(flatten_module(model.module()))
+        one.probing = True
+        with torch.random.fork_rng(devices=[]):
+            one.mean_gradient(one.inputs(x.numpy()), y)
+        one.probing = False
+        found.append(one.gradient.clone())
+    if isinstance(worker, GraphWorker) and worker.dropout:
+        return 0.0 if bool(torch.isfinite(found[0]).all()) else float("inf")
+    return float((found[0] - found[1]).norm() / found[1].norm().clamp_min(1e-30))
+
+
+def require_clipping(worker: GradientWorker) -> GradientWorker:
+    """The worker, unless it may not clip per example."""
+    if worker.precision != FLOAT32 and not isinstance(worker, HalfChainWorker):
+        law = f"per-example clipping in it is for chains of dense and convolutional layers, not {worker.model.name}"
+        invalid("local.precision", BF16, law, 'use precision = "float32", or unit = "client"')
+    return worker
+
+
+def check_precision(model: FlatModel, *, private: bool) -> None:
+    """Raise one line unless this model is trained in bfloat16 here, with per-example clipping where `private`."""
+    worker = half_worker(model)
+    if private:
+        require_clipping(worker)
+    if private and isinstance(worker, HalfChainWorker):
+        worker.require_alike(rows_of(1))
 
 
 def clipping_note(model: FlatModel) -> str | None:

@@ -12,12 +12,13 @@ from torch import Tensor
 from sightline.data.federation import Shard, Targets
 from sightline.models.flat import FlatModel
 from sightline.training.augmentation import Views, clipped_sum_of_views
-from sightline.training.dispatch import dense_layers, worker_for
+from sightline.training.dispatch import dense_layers, require_clipping, worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings, check_clip_norm
 from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
+from sightline.training.precision import FLOAT32
 
 HEAVY = 1 << 22
 """Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
@@ -47,7 +48,7 @@ def dp_sgd(
     per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
     check_clients(model, starts, terms, len(shards), **per_client)
     layers, clients = dense_layers(model), range(len(shards))
-    if layers is None or how.views is not None:
+    if layers is None or how.views is not None or work.precision != FLOAT32:
         return private_loop(model, starts, shards, work, terms, how, clients)
     heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
     light = sorted(set(clients) - set(heavy))
@@ -67,7 +68,7 @@ def private_loop(
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """One client after the other on one worker."""
-    worker = worker_for(model)
+    worker = require_clipping(worker_for(model, work.paths.record, work.precision))
     for block in client_blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
         for row, client in enumerate(block.tolist()):

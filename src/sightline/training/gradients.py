@@ -226,6 +226,9 @@ class GradientWorker:
     `place_tensor`, what leaves goes through `hand_back`, which refuses the module then if it has changed.
     """
 
+    precision = "float32"
+    """`bf16`: plain steps differentiate the module under torch's autocast; outputs and losses are float32."""
+
     def __init__(self, model: FlatModel) -> None:
         self.model = model
         self.device = model.device
@@ -313,7 +316,16 @@ class GradientWorker:
         self.module.train(not self.probing)
         self.gradient.zero_()
         with self.watched():
-            self.model.task.losses(self.module(x.clone()), y, "mean").backward()  # type: ignore[no-untyped-call]
+            output = self.run_cast(lambda: self.module(x.clone()))
+            self.model.task.losses(output, y, "mean").backward()  # type: ignore[no-untyped-call]
+
+    def run_cast(self, run: Callable[[], Tensor]) -> Tensor:
+        """The outputs of a pass in the worker's precision, as float32."""
+        if self.precision == "float32":
+            return run()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            output = run()
+        return output.float()
 
     def own_rows(self) -> Rows:
         """How gradients of single examples are computed, chosen once."""

@@ -12,10 +12,12 @@ from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
 from sightline.training.dispatch import stacking_for, worker_for
+from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.linear_kernel import train_compiled
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows, shuffled_batches, steps_of
+from sightline.training.precision import FLOAT32
 
 BLOCK_BYTES = 1 << 27
 """How much memory the end vectors of one block may take."""
@@ -46,7 +48,11 @@ def train_local(
     walk = StackWalk(model, starts, shards, work, rngs, terms, steps)
     if work.compiled:
         return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
+    if work.precision != FLOAT32:
+        return train_in_turn(walk, clients)
     stacking = stacking_for(model)
+    if stacking is not None and stacking.floats and work.paths.plain != "stack":
+        stacking = None  # one after the other was asked for
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
@@ -56,16 +62,48 @@ def train_local(
 
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
     """One client after the other on one worker."""
-    worker = worker_for(walk.model)
+    worker = worker_for(walk.model, precision=walk.work.precision)
     for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)
-        for row, client in enumerate(block.tolist()):
-            worker.weights.copy_(client_rows(walk.starts, client))
-            descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
-            with own_dropout(worker, walk.rngs[client]):
-                descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
-            ends[row] = worker.hand_back(worker.weights)
+        if isinstance(worker, ChainWorker) and folds_steps(walk):
+            train_folded(walk, worker, block.tolist(), ends)
+        else:
+            train_each(walk, worker, block.tolist(), ends)
         yield block, ends
+
+
+def train_each(walk: StackWalk, worker: GradientWorker, clients: Sequence[int], ends: Tensor) -> None:
+    """One client after the other on the worker's weights, its end copied to its row."""
+    for row, client in enumerate(clients):
+        worker.weights.copy_(client_rows(walk.starts, client))
+        descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
+        with own_dropout(worker, walk.rngs[client]):
+            descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
+        ends[row] = worker.hand_back(worker.weights)
+
+
+def folds_steps(walk: StackWalk) -> bool:
+    """Whether a step of SGD may be folded into the products of the backward pass: asked for, and nothing but SGD."""
+    work, terms = walk.work, walk.terms
+    more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
+    held = terms.proximal or terms.linear is not None or terms.mask is not None
+    return work.paths.plain == "folded" and not more and not held
+
+
+def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], ends: Tensor) -> None:
+    """One client after the other, each trained in its own row of `ends`, no gradient written."""
+    own = worker.weights
+    try:
+        for row, client in enumerate(clients):
+            ends[row] = client_rows(walk.starts, client)
+            worker.train_at(ends[row])
+            shard, work = walk.shards[client], walk.work
+            x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
+            for batch in shuffled_batches(len(shard), work, walk.steps[client], walk.rngs[client]):
+                some = slice(None) if batch is None else torch.from_numpy(batch)
+                worker.descend(x[some], y[some], work.learning_rate)
+    finally:
+        worker.train_at(own)
 
 
 def descend_client(

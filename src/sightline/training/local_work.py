@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import invalid
+from sightline.training.paths import BY_RULE, Paths
+from sightline.training.precision import FLOAT32, PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,19 @@ class LocalWork:
     """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
     adam: Adam | None = None
     """Adam or AdamW in the place of momentum."""
+    paths: Paths = BY_RULE
+    """Which of the exact paths to take."""
+    precision: str = "float32"
+    """`bf16`: products and convolutions in bfloat16; weights, losses, norms, clipping and noise stay as they are."""
 
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
             name = "momentum" if self.momentum else "compiled"
             invalid(name, getattr(self, name), "Adam has moments of its own, and no compiled code", "give one of both")
+        if self.precision not in PRECISIONS:
+            invalid("precision", self.precision, "is float32 or bf16")
+        if self.compiled and self.precision != FLOAT32:
+            invalid("compiled", True, "compiled code computes in float32", 'use precision = "float32", or leave it out')
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
             invalid("learning_rate", self.learning_rate, "is a positive number")
         if not 0 <= self.momentum < 1:

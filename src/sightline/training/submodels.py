@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data.federation import Shard, Targets
+from sightline.errors import invalid
 from sightline.models.submodel import Splitting, Submodel
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
@@ -20,6 +21,7 @@ from sightline.training.fast.stacked import Block
 from sightline.training.gradients import Balls, Clip, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks, train_local
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
+from sightline.training.precision import FLOAT32
 
 
 def train_parts(
@@ -131,6 +133,8 @@ def dp_sgd_parts(
     The clip norms are those of `apart`, and `how.noise_std` counts in units of `apart.noise_scale`.
     """
     terms = terms or LocalTerms()
+    if work.precision != FLOAT32:
+        invalid("precision", work.precision, "examples on parts of a model are clipped in float32", "use float32")
     check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=how.steps)
     for block in client_blocks(range(len(shards)), splitting.whole.parameters):
         ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.models.task import CLASSIFICATION, Task
-from sightline.training.fast.layers import Affine, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
+from sightline.training.fast.layers import Affine, Convolution, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
 from sightline.training.fast.per_example_norms import SMALLEST
 from sightline.training.gradients import Clip, GradientWorker, clip_factors, equal_chunks, factors_of, stretch_views
 
@@ -23,9 +23,9 @@ CHUNK_BYTES = 1 << 25
 class ChainWorker(GradientWorker):
     """A chain of hand-written layers over the worker's flat weights and gradient."""
 
-    def __init__(self, model: FlatModel) -> None:
+    def __init__(self, model: FlatModel, record: str = "unfold") -> None:
         super().__init__(model)
-        self.layers = chain_of(self.module, model.layout, self.weights, self.gradient) or []
+        self.layers = chain_of(self.module, model.layout, self.weights, self.gradient, record) or []
         self.per_chunk = max(
             8, CHUNK_BYTES // record_bytes(self.layers, self.inputs(np.zeros((1, *model.input_shape), np.float32)))
         )
@@ -56,6 +56,23 @@ class ChainWorker(GradientWorker):
                 break
             g = layer.backward(g)
 
+    def descend(self, x: Tensor, y: Tensor, rate: float) -> None:
+        """A step of plain SGD with the mean gradient of a batch, every layer moving its own weights on the way back."""
+        self.record(False)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.descend(g, rate)
+
+    def train_at(self, weights: Tensor) -> None:
+        """Let the layers work on another vector from now on, in place."""
+        self.weights, slots = weights, {slot.name: slot for slot in self.model.layout}
+        for layer in self.layers:
+            if isinstance(layer, Affine):
+                layer.weight = cast(Tensor, view_slot(slots[f"{layer.name}.weight"], weights))
+                layer.bias = view_slot(slots.get(f"{layer.name}.bias"), weights)
+
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """One forward and one backward pass per chunk; norms and clipped sums from the layers' records."""
         self.gradient.zero_()
@@ -64,13 +81,7 @@ class ChainWorker(GradientWorker):
 
     def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of one chunk."""
-        self.record(True)
-        labels = y.repeat_interleave(views, 0)
-        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
-        for layer in reversed(self.layers):
-            if g is None:
-                break
-            g = layer.record(g)
+        self.record_pass(x, y.repeat_interleave(views, 0), views)
         recording = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in recording:
             layer.join_views(views)
@@ -82,6 +93,20 @@ class ChainWorker(GradientWorker):
         for layer in recording:
             layer.add_clipped(factors)
 
+    def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
+        """One forward and one backward pass, every layer keeping its record."""
+        self.record(True)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.record(g)
+
+
+def has_convolutions(worker: ChainWorker) -> bool:
+    """Whether the chain has convolutions, whose per-example gradients can be recorded in several ways."""
+    return any(isinstance(layer, Convolution) for layer in worker.layers)
+
 
 def as_channels_last(x: Tensor) -> Tensor:
     """The images with channels_last strides, also where one channel makes both orders look alike."""
@@ -91,7 +116,9 @@ def as_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor) -> list[Layer] | None:
+def chain_of(
+    module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor, record: str = "unfold"
+) -> list[Layer] | None:
     """The hand-written layers of a module that is a chain of known ones, else None."""
     if type(module) is not nn.Sequential or not all(parameter.requires_grad for parameter in module.parameters()):
         return None
@@ -102,7 +129,7 @@ def chain_of(module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradi
             view_slot(slots.get(f"{name}.{word}"), flat) for flat in (weights, gradient) for word in ("weight", "bias")
         )
         first = not any(isinstance(layer, Affine) for layer in layers)
-        layer = layer_for(child, tensors, first)
+        layer = layer_for(child, tensors, first, record)
         if layer is None:
             return None
         layer.wanted = not first

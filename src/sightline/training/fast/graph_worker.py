@@ -73,7 +73,7 @@ class GraphWorker(GradientWorker):
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
         """Write the gradient of the batch's mean loss to `gradient`."""
         self.gradient.zero_()
-        output = self.plain(*self.feed(self.certificate, x))[0]
+        output = self.run_cast(lambda: self.plain(*self.feed(self.certificate, x))[0])
         self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:

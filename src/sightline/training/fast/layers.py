@@ -1,7 +1,8 @@
 """Layers with gradients written by hand, for modules that are plain chains of them.
 
-Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient) and `record` (input
-gradient, and a record from which per-example norms and the clipped sum follow). Images are in channels_last memory.
+Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient), `descend` (the same, with
+a step of SGD folded in) and `record` (input gradient, and a record from which per-example norms and the clipped sum
+follow). Images are in channels_last memory.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.training.fast.per_example_norms import AffineNorms, output_size, patches_by_pixel, unfold_patches
+from sightline.training.fast.per_example_norms import (
+    AffineNorms,
+    RowNorms,
+    output_size,
+    patches_by_pixel,
+    unfold_patches,
+)
 
 aten: Any = torch.ops.aten
 
@@ -36,6 +43,10 @@ class Layer:
 
     def record(self, g: Tensor) -> Tensor | None:
         """As `backward`, with a record in place of a summed gradient."""
+        return self.backward(g)
+
+    def descend(self, g: Tensor, rate: float) -> Tensor | None:
+        """As `backward`, with a step of SGD on the layer's own weights in place of a written gradient."""
         return self.backward(g)
 
     def norms(self) -> dict[str, Tensor]:
@@ -119,8 +130,13 @@ class Affine(Layer):
     ) -> None:
         self.weight, self.bias = weight, bias
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
-        self.affine_norms: AffineNorms | None = None
+        self.affine_norms: AffineNorms | RowNorms | None = None
         self.name = ""
+        self.x = weight  # the inputs of the last forward pass
+
+    def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and output gradients that a record is made of."""
+        return self.x, g
 
     def join_views(self, views: int) -> None:
         """Make the recorded rows of each example's views the record of one example."""
@@ -154,7 +170,7 @@ class Dense(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
-        self.x = x
+        self.x, self.kernel = x, self.weight
         return torch.mm(x, self.weight.t()) if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
 
     def backward(self, g: Tensor) -> Tensor | None:
@@ -164,10 +180,19 @@ class Dense(Affine):
             torch.sum(g, 0, out=self.bias_gradient)
         return g @ self.weight if self.wanted else None
 
+    def descend(self, g: Tensor, rate: float) -> Tensor | None:
+        """g W of the weights as they were, then W <- W - rate g^T x in one product."""
+        before = g @ self.weight if self.wanted else None
+        self.weight.addmm_(g.t(), self.x, alpha=-rate)
+        if self.bias is not None:
+            self.bias.add_(g.sum(0), alpha=-rate)
+        return before
+
     def record(self, g: Tensor) -> Tensor | None:
         """g W, and the record."""
-        self.affine_norms = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
-        return g @ self.weight if self.wanted else None
+        x, errors = self.seen(g)
+        self.affine_norms = AffineNorms(x.unsqueeze(1), errors.unsqueeze(1), bias=self.bias is not None)
+        return g @ self.kernel if self.wanted else None
 
 
 class Convolution(Affine):
@@ -199,11 +224,20 @@ class Convolution(Affine):
             self.bias_gradient.copy_(bias)
         return before
 
+    def descend(self, g: Tensor, rate: float) -> Tensor | None:
+        """The input gradient; weight and bias move by their gradients."""
+        before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
+        self.weight.add_(weight, alpha=-rate)
+        if self.bias is not None:
+            self.bias.add_(bias, alpha=-rate)
+        return before
+
     def record(self, g: Tensor) -> Tensor | None:
         """The input gradient, and the record."""
-        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(
-            unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
+            unfold_patches(x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
         )
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
@@ -225,14 +259,59 @@ class FirstConvolution(Convolution):
         size = output_size(x, self.size, self.stride, self.padding)
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
+    def patches(self, x: Tensor) -> Tensor:
+        """The patches that the forward pass made."""
+        return self.u
+
     def record(self, g: Tensor) -> None:
         """The record, from the patches of the forward pass."""
-        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
-        self.affine_norms = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
+        self.affine_norms = AffineNorms(self.patches(x).permute(1, 2, 0), rows, bias=self.bias is not None)
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out as the weight itself."""
         self.weight_gradient += total.view(self.weight.shape)
+
+
+class GroupedConvolution(Convolution):
+    """A convolution whose per-example weight gradients are one grouped convolution: no patches are written."""
+
+    def record(self, g: Tensor) -> Tensor | None:
+        """The input gradient, and the record."""
+        x, errors = self.seen(g)
+        bias = None if self.bias is None else errors.sum((2, 3))
+        self.affine_norms = RowNorms(grouped_gradients(x, errors, self.weight.shape, self.stride, self.padding), bias)
+        return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
+
+    def add_weight(self, total: Tensor) -> None:
+        """Add a weight gradient laid out as the weight itself."""
+        self.weight_gradient += total.view(self.weight.shape)
+
+
+class ProductConvolution(FirstConvolution):
+    """The first convolution beside grouped ones: per-example gradients as products with the patches of the forward."""
+
+    def record(self, g: Tensor) -> None:
+        """The record, (weights, outputs) by example."""
+        x, errors = self.seen(g)
+        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
+        found = torch.bmm(self.patches(x).permute(1, 0, 2), rows)
+        self.affine_norms = RowNorms(found.flatten(1), None if self.bias is None else rows.sum(1))
+
+    def add_weight(self, total: Tensor) -> None:
+        """Add a weight gradient laid out (inputs, outputs)."""
+        self.weight_gradient += total.view(-1, len(self.weight)).t().reshape(self.weight.shape)
+
+
+def grouped_gradients(x: Tensor, g: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """(B, weights): the weight gradient of every example, in the weight's order, every example being a group."""
+    batch, outputs = g.shape[:2]
+    images, errors = (some.contiguous().view(1, -1, *some.shape[2:]) for some in (x, g))
+    like = x.new_empty(batch * outputs, *shape[1:])
+    how = (list(stride), list(padding), [1, 1], False, [0, 0], batch, [False, True, False])
+    found: Tensor = aten.convolution_backward(errors, images, like, None, *how)[1]
+    return found.reshape(batch, -1)
 
 
 def affine_product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
@@ -245,16 +324,19 @@ def size_pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def layer_for(module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool) -> Layer | None:
+def layer_for(
+    module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool, record: str = "unfold"
+) -> Layer | None:
     """The hand-written twin of a torch layer, or None when there is none.
 
-    `tensors` are weight, bias, weight gradient, bias gradient; `first` says that no layer before it has parameters.
+    `tensors` are weight, bias, weight gradient, bias gradient; `first` says that no layer before it has parameters;
+    `record` is that of `Paths`.
     """
     kind = type(module)  # not isinstance: a subclass may do something else
     if kind is nn.Linear:
         return Dense(*tensors)  # type: ignore[arg-type]
     if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
-        return convolution_for(module, tensors, first)
+        return convolution_for(module, tensors, first, record)
     if isinstance(module, nn.MaxPool2d) and size_pair(module.dilation) == (1, 1) and not module.ceil_mode:
         return MaxPool(size_pair(module.kernel_size), size_pair(module.stride), size_pair(module.padding))
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
@@ -262,11 +344,17 @@ def layer_for(module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool
     return ReLU() if kind is nn.ReLU else Tanh() if kind is nn.Tanh else None
 
 
-def convolution_for(module: nn.Conv2d, tensors: tuple[Tensor | None, ...], first: bool) -> Layer | None:
+def convolution_for(
+    module: nn.Conv2d, tensors: tuple[Tensor | None, ...], first: bool, record: str = "unfold"
+) -> Layer | None:
     """The twin of a plain convolution (no groups, no dilation, zeros around the image)."""
     plain = module.groups == 1 and size_pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
     if not plain or isinstance(module.padding, str):
         return None
     few = first and module.in_channels <= 4
-    kind = FirstConvolution if few else Convolution
+    kind: type[Convolution]
+    if record == "grouped":
+        kind = ProductConvolution if few else GroupedConvolution
+    else:
+        kind = FirstConvolution if few else Convolution
     return kind(*tensors, stride=size_pair(module.stride), padding=size_pair(module.padding))

@@ -93,6 +93,33 @@ class AffineNorms:
         return None if self.bias_rows is None else factors @ self.bias_rows
 
 
+class RowNorms:
+    """The record of one layer whose gradients are written down: rows (B, weights) in the weight's own order."""
+
+    def __init__(self, rows: Tensor, bias_rows: Tensor | None) -> None:
+        self.rows, self.bias_rows = rows, bias_rows
+
+    def join_views(self, views: int) -> "RowNorms":
+        """Consecutive rows added up as one example."""
+        bias = None if self.bias_rows is None else self.bias_rows.view(-1, views, self.bias_rows.shape[1]).sum(1)
+        return RowNorms(self.rows.view(-1, views, self.rows.shape[1]).sum(1), bias)
+
+    def norms(self) -> dict[str, Tensor]:
+        """|G|^2 of every example, and |bias gradient|^2."""
+        weight = square_norms(self.rows)
+        return (
+            {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
+        )
+
+    def weight_sum(self, factors: Tensor) -> Tensor:
+        """sum_j s_j G_j, (weights,)."""
+        return factors @ self.rows
+
+    def bias_sum(self, factors: Tensor) -> Tensor | None:
+        """sum_j s_j (bias gradient)_j."""
+        return None if self.bias_rows is None else factors @ self.bias_rows
+
+
 def unfold_patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     """im2col in channels_last: x (B, C, H, W) -> (B, P, kh * kw * C), one row per output pixel.
 

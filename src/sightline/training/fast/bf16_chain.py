@@ -1,0 +1,249 @@
+"""Chains of hand-written layers in bfloat16: products and convolutions of both passes; sums and weights in float32.
+
+Per-example clipping. What a layer records, the inputs a and the output gradients g of every example, are bfloat16
+numbers. Norms and clipped sums are computed from those very numbers in float32, exactly as `layers.py` does it from
+float32 numbers: what is clipped is what is summed. One thing more is needed. A product of another number of rows is
+added up in another order, and where float32 would move in its last bit a number that is rounded to bfloat16 moves by
+2^-8: one example more or less would move the others' gradients. So every pass has the same shape, filled up with
+zeros, and before the first one it is asked whether the place in a batch changes a single bit (`rows_alike`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.errors import invalid
+from sightline.models.flat import FlatModel
+from sightline.training.fast.dense_stack import ChainWorker, as_channels_last
+from sightline.training.fast.layers import (
+    Affine,
+    Convolution,
+    Dense,
+    FirstConvolution,
+    GroupedConvolution,
+    Layer,
+    ProductConvolution,
+    Tanh,
+)
+from sightline.training.fast.per_example_norms import patches_by_pixel
+from sightline.training.gradients import Clip, stretch_views
+from sightline.training.precision import BF16
+
+ROWS = 32
+"""Rows of one private pass: small batches waste few of them, kernels are busy, and float32 fills whole lanes."""
+
+
+class HalfAffine(Affine):
+    """What all layers with bfloat16 products share; `examples` is how many rows of a private pass are examples."""
+
+    examples: int | None = None
+
+    def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The recorded numbers of the examples, as float32."""
+        return self.x[: self.examples].float(), g[: self.examples].float()
+
+    def half_bias(self) -> Tensor | None:
+        """The bias in bfloat16."""
+        return None if self.bias is None else self.bias.bfloat16()
+
+
+class HalfDense(HalfAffine, Dense):
+    """y = x W^T + b with bfloat16 products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b, in bfloat16."""
+        self.x, self.kernel = x.bfloat16(), self.weight.bfloat16()
+        bias = self.half_bias()
+        return torch.mm(self.x, self.kernel.t()) if bias is None else torch.addmm(bias, self.x, self.kernel.t())
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """g W, and the summed gradients."""
+        g = g.bfloat16()
+        self.weight_gradient.copy_(torch.mm(g.t(), self.x))
+        if self.bias_gradient is not None:
+            torch.sum(g, 0, dtype=torch.float32, out=self.bias_gradient)
+        return g @ self.kernel if self.wanted else None
+
+    def descend(self, g: Tensor, rate: float) -> Tensor | None:
+        """g W of the weights as they were, and a step."""
+        g = g.bfloat16()
+        before = g @ self.kernel if self.wanted else None
+        self.weight.add_(torch.mm(g.t(), self.x), alpha=-rate)
+        if self.bias is not None:
+            self.bias.add_(g.sum(0, dtype=torch.float32), alpha=-rate)
+        return before
+
+    def record(self, g: Tensor) -> Tensor | None:
+        """g W, and the record."""
+        return super().record(g.bfloat16())
+
+
+class HalfConvolution(HalfAffine, Convolution):
+    """A convolution in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution, in bfloat16."""
+        self.x = x.bfloat16()
+        self.kernel = self.weight.to(torch.bfloat16, memory_format=torch.channels_last)
+        return torch.conv2d(self.x, self.kernel, self.half_bias(), self.stride, self.padding)
+
+    def derive_gradients(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        """(input, weight, bias) gradients in bfloat16, those of them that the mask asks for."""
+        return super().derive_gradients(g.bfloat16(), mask)
+
+    def backward(self, g: Tensor) -> Tensor | None:
+        """The input gradient, and the summed weight and bias gradients."""
+        before, weight, _ = self.derive_gradients(g, [self.wanted, True, False])
+        self.weight_gradient.copy_(weight)
+        if self.bias_gradient is not None:
+            torch.sum(g, (0, 2, 3), dtype=torch.float32, out=self.bias_gradient)
+        return before
+
+    def descend(self, g: Tensor, rate: float) -> Tensor | None:
+        """The input gradient; weight and bias move by their gradients."""
+        before, weight, _ = self.derive_gradients(g, [self.wanted, True, False])
+        self.weight.add_(weight, alpha=-rate)
+        if self.bias is not None:
+            self.bias.add_(g.sum((0, 2, 3), dtype=torch.float32), alpha=-rate)
+        return before
+
+    def patches(self, x: Tensor) -> Tensor:
+        """The patches of a first convolution, for its record alone."""
+        return patches_by_pixel(x, self.size, self.stride, self.padding)
+
+
+class HalfGrouped(HalfConvolution, GroupedConvolution):
+    """Recorded by one grouped convolution in float32."""
+
+
+class HalfFirst(HalfConvolution, FirstConvolution):
+    """Recorded from its patches."""
+
+
+class HalfProduct(HalfConvolution, ProductConvolution):
+    """Recorded by products with its patches."""
+
+
+HALF: dict[type[Affine], Callable[..., HalfAffine]] = {
+    Dense: HalfDense,
+    Convolution: HalfConvolution,
+    GroupedConvolution: HalfGrouped,
+    FirstConvolution: HalfFirst,
+    ProductConvolution: HalfProduct,
+}
+
+
+def half_layer(layer: Layer) -> Layer:
+    """The twin of a layer with bfloat16 products; a layer without weights is its own."""
+    if not isinstance(layer, Affine):
+        return layer
+    tensors = (layer.weight, layer.bias, layer.weight_gradient, layer.bias_gradient)
+    how: dict[str, Any] = {}
+    if isinstance(layer, Convolution):
+        how = {"stride": layer.stride, "padding": layer.padding}
+    twin = HALF[type(layer)](*tensors, **how)
+    twin.name, twin.wanted = layer.name, layer.wanted
+    return twin
+
+
+class HalfChainWorker(ChainWorker):
+    """A chain in bfloat16 over float32 weights; outputs and losses are float32."""
+
+    def __init__(self, model: FlatModel, record: str = "unfold") -> None:
+        super().__init__(model, record)
+        self.layers = [half_layer(layer) for layer in self.layers]
+        self.alike: dict[int, bool] = {}
+        """Of numbers of rows: whether every place of a batch computes the same."""
+
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """The outputs of a batch as float32."""
+        return super().logits(x).float()
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """As `ChainWorker.clipped_sum`; every pass has the same number of rows."""
+        rows = rows_of(views)
+        self.require_alike(rows)
+        self.gradient.zero_()
+        for first in range(0, len(y), rows // views):
+            some = slice(first, min(first + rows // views, len(y)))
+            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
+
+    def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
+        """One pass over the examples and rows of zeros after them, of which nothing is recorded."""
+        missing = rows_of(views) - len(x)
+        for layer in self.layers:
+            if isinstance(layer, HalfAffine):
+                layer.examples = len(x)
+        super().record_pass(with_zeros(x, missing), with_zeros(labels, missing), views)
+
+    def require_alike(self, rows: int) -> None:
+        """Raise unless the place of an example among so many rows does not change what it contributes."""
+        if rows not in self.alike:
+            self.alike[rows] = rows_alike(self, rows)
+        if not self.alike[rows]:
+            law = f"on this machine an example's gradient in {self.model.name} would depend on its place in the batch"
+            invalid("local.precision", BF16, law, 'use precision = "float32" for per-example clipping')
+
+
+def rows_of(views: int) -> int:
+    """Rows of a private pass, whatever the batch: those of one example or more."""
+    return ROWS * -(-views // ROWS)
+
+
+def with_zeros(rows: Tensor, missing: int) -> Tensor:
+    """The rows and so many of zeros after them, in one order of memory, filled up or not: kernels are chosen by it."""
+    whole = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return as_channels_last(whole) if whole.dim() == 4 else whole
+
+
+DRAWS = 4
+"""How many inputs and weights are tried."""
+LANES = 64
+"""Numbers that an element-wise loop takes at once at the most; what is left over goes through other code."""
+
+
+def rows_alike(worker: HalfChainWorker, rows: int) -> bool:
+    """Whether in passes of so many rows every row computes the same, bit for bit.
+
+    Every product is given equal rows of large numbers of both signs among small ones: where two rows were added up in
+    another order, their sums would differ in many places. Which order is taken depends on shapes, not on numbers.
+    """
+    kept, generator = worker.weights.clone(), torch.Generator().manual_seed(rows)
+    shape = (rows, *worker.model.input_shape)
+    try:
+        for _ in range(DRAWS):
+            worker.weights.copy_(torch.randint(0, 2, kept.shape, generator=generator) * 2 - 1)
+            x = worker.inputs(np.zeros(shape, np.float32))
+            for layer in worker.layers:
+                if isinstance(layer, HalfAffine) and not layer_alike(layer, x, generator):
+                    return False
+                if isinstance(layer, Tanh) and x.numel() % LANES:
+                    return False
+                x = layer.forward(x)
+    finally:
+        worker.weights.copy_(kept)
+        worker.record(False)
+    return True
+
+
+def layer_alike(layer: HalfAffine, like: Tensor, generator: torch.Generator) -> bool:
+    """Whether equal rows have equal outputs and input gradients in one layer."""
+    layer.examples = 1
+    y = layer.forward(equal_rows(like, layer.weight[0].numel(), generator))
+    before = layer.record(equal_rows(y, layer.weight[:, 0].numel(), generator))
+    layer.affine_norms = None
+    return all(bool((found == found[:1]).all()) for found in (y, before) if found is not None)
+
+
+def equal_rows(like: Tensor, terms: int, generator: torch.Generator) -> Tensor:
+    """Equal rows in the layout of a tensor: about eight of so many terms are huge and may cancel, the others small."""
+    one = torch.randn(like.shape[1:], generator=generator)
+    huge = HUGE * (torch.randint(0, 2, one.shape, generator=generator) * 2 - 1)
+    one = torch.where(torch.rand(one.shape, generator=generator) < min(0.5, 8 / terms), huge, one)
+    return torch.empty_like(like, dtype=torch.bfloat16).copy_(one)
+
+
+HUGE = 2.0**20
