@@ -194,6 +194,8 @@ class Local(Section):
     augment: Augment | None = None
     compiled: bool = False
     """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
+    paths: Literal["measured", "rule"] | None = None
+    """Which exact paths local training takes: the fastest on this machine, as where it is left out; or a rule's."""
 
     @property
     def adaptive(self) -> bool:

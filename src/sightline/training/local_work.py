@@ -84,7 +84,7 @@ class LocalWork:
     paths: Paths = BY_RULE
     """Which of the exact paths to take."""
     precision: str = "float32"
-    """`bf16`: products and convolutions in bfloat16; weights, norms, clipping, sums and noise stay float32 or double."""
+    """`bf16`: products and convolutions in bfloat16; weights, norms, clipping, sums, noise stay float32 or double."""
 
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
