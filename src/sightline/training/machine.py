@@ -88,8 +88,10 @@ def recall_measured(work: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def keep_measured(work: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def keep_measured(work: str, entry: Mapping[str, Any], *, stale: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keep what was found, and return what counts from now on: where another process was first, what that one found.
+
+    `stale` is what was there and cannot be used any more: it is replaced.
 
     Guarantees: the file is written whole or not at all, one process after the other, so that nobody's entry is lost;
     one that is damaged is replaced. On a disk that cannot be written the entry is returned as it came.
@@ -103,7 +105,7 @@ def keep_measured(work: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             mine = kept.get(machine_key())
             mine = mine if isinstance(mine, dict) else {}
             first = mine.get(work)
-            if isinstance(first, dict):
+            if isinstance(first, dict) and first != stale:
                 return first
             _replace_file(path, kept | {machine_key(): mine | {work: dict(entry)}})
     except OSError:

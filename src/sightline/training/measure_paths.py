@@ -178,7 +178,7 @@ def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> 
         times = compare_paths({path: replace(chosen, **{field: path}) for path in many}, work.run, clock=clock)
         chosen = replace(chosen, **{field: pick_fastest(times)})
         seconds[field] = {path: round(spent, 6) for path, spent in times.items()}
-    kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds})
+    kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds}, stale=kept)
     return _take_kept(kept, choices) or chosen
 
 
