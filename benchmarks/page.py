@@ -31,7 +31,8 @@ def keep_results(found: Mapping[str, Mapping[str, Any]], folder: Path = RESULTS)
     name, _ = read_processor()
     path = folder / f"{family_of(name)}.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
-    content = {"processor": describe_processor(), "results": dict(sorted((kept | dict(found)).items()))}
+    new = {name: one for name, one in found.items() if "skipped" not in one or name not in kept}
+    content = {"processor": describe_processor(), "results": dict(sorted((kept | new).items()))}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path

@@ -37,7 +37,9 @@ def test_the_table_is_made_from_what_was_kept(tmp_path, monkeypatch):
     assert sorted(json.loads((tmp_path / "amd-epyc.json").read_text())["results"]) == ["memory", "start_up"]
     page.write_page(benchmarks.BENCHMARKS, page=text, folder=tmp_path)
     written = text.read_text()
-    assert written.startswith("before\n") and written.endswith("after\n") and "old" not in written
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
+    assert "old" not in written
     assert "| <= 2 | 1.5 s |" in written
     assert "not run: no room" in written
     assert "AMD EPYC 9000, avx2, 2 cores" in written

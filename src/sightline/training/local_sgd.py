@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.dispatch import dense_layers, stacking_for, worker_for
+from sightline.training.dispatch import stacking_for, worker_for
 from sightline.training.fast.linear_kernel import train_compiled
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
@@ -46,17 +46,14 @@ def train_local(
     walk = StackWalk(model, starts, shards, work, rngs, terms, steps)
     if work.compiled:
         return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
-    stacking = stacking_for(model) if stacks_clients(model, work) else None
+    stacking = stacking_for(model)
+    if stacking is not None and stacking.floats and work.paths.plain != "stack":
+        stacking = None  # one after the other was asked for
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
     stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most_clients)
     return chain(stacked, train_in_turn(walk, alone))
-
-
-def stacks_clients(model: FlatModel, work: LocalWork) -> bool:
-    """Whether small clients stand side by side: fully connected ones always, convolutional ones as the path says."""
-    return work.paths.plain == "stack" or dense_layers(model) is not None
 
 
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:

@@ -95,24 +95,43 @@ class Candidate:
 
 def _has_stack(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     stacking = stacking_for(model)
-    return stacking is not None and (width is None or stacking.takes(width))
+    return stacking is not None and work.precision == "float32" and (width is None or stacking.takes(width))
 
 
 def _has_loop(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     return small_convolutional(model) is not None
 
 
-def _asked_of(module: str, function: str) -> Callable[[FlatModel, LocalWork, int | None], bool]:
-    """Whether a function of a module that may not be there says that a path exists for (model, work)."""
+def _find_function(module: str, name: str) -> Any:
+    """A function that code of a later version, or of another build, may not have; None where it is not there."""
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
 
-    def exists(model: FlatModel, work: LocalWork, width: int | None) -> bool:
-        try:
-            found = getattr(import_module(module), function)
-        except (ImportError, AttributeError):
-            return False
-        return bool(found(model, work))
 
-    return exists
+def _has_folded(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
+    there = _find_function("sightline.training.local_sgd", "folds_steps")
+    return there is not None and not more and small_convolutional(model) is not None
+
+
+def _has_compiled_walk(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    found = _find_function("sightline.training.compiled.conv_walk", "walk_kernel_for")
+    plain = work.adam is None and work.precision == "float32" and small_convolutional(model) is not None
+    return found is not None and plain and not isinstance(found(model), str)
+
+
+def _has_grouped(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    if _find_function("sightline.training.dispatch", "record_worker") is None:
+        return False
+    found = _find_function("sightline.training.dispatch", "worker_for")
+    return found(model, "grouped") is not found(model)
+
+
+def _has_compiled_noise(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    found = _find_function("sightline.training.compiled.noise", "noise_missing")
+    return found is not None and found() is None
 
 
 def _always(model: FlatModel, work: LocalWork, width: int | None) -> bool:
@@ -122,8 +141,12 @@ def _always(model: FlatModel, work: LocalWork, width: int | None) -> bool:
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("plain", "stack", _has_stack),
     Candidate("plain", "loop", _has_loop),
+    Candidate("plain", "folded", _has_folded),
+    Candidate("plain", "compiled", _has_compiled_walk),
     Candidate("record", "unfold", _always),
+    Candidate("record", "grouped", _has_grouped),
     Candidate("noise", "torch", _always),
+    Candidate("noise", "compiled", _has_compiled_noise),
 )
 """Every path that can be measured, the rule's first in its field."""
 

@@ -16,7 +16,9 @@ class Paths:
     """
 
     plain: str = "stack"
-    """Plain steps of convolutional chains: `stack` (clients side by side), `loop` (one after the other), `compiled`."""
+    """Plain steps of convolutional chains: `stack` (clients side by side), `loop` (one after the other), `folded` (a
+    loop whose steps of SGD are part of the products; where there is momentum, weight decay, Adam, a term or a step
+    norm it is `loop`), `compiled`."""
     record: str = "unfold"
     """Per-example gradients of convolutions: `unfold` (patches and products) or `grouped` (one grouped convolution)."""
     noise: str = "torch"
