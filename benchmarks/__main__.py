@@ -8,12 +8,16 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks.measure import Absent
+from benchmarks.page import keep_results, write_page
+from sightline.training.machine import describe_processor
 
 BENCHMARKS = {
-    "dpsgd_cnn": "private step / the fastest plain step, 28,938-parameter CNN",
-    "dpsgd_mlp": "private step / the fastest plain step, MLP 784-196-10",
-    "opacus_cnn": "Opacus' best mode / ours, CNN",
-    "opacus_mlp": "Opacus' best mode / ours, MLP",
+    "dpsgd_cnn": "private step / the fastest plain step (channels_last), 28,938-parameter CNN, batch 32, 256",
+    "dpsgd_cnn_bf16": "the same, both in bf16",
+    "dpsgd_mlp": "private step / the fastest plain step, MLP 784-196-10, batch 32, 256",
+    "dpsgd_mlp_bf16": "the same, both in bf16",
+    "opacus_cnn": "Opacus' best mode / ours, CNN, batch 32, 256",
+    "opacus_mlp": "Opacus' best mode / ours, MLP, batch 32, 256",
     "own_encoder": "clipped sum / plain gradient, a transformer encoder of a user's own, width 128",
     "own_encoder_small": "the same, width 32",
     "own_lora": "clipped sum / plain gradient, peft's LoRA beside a frozen BERT",
@@ -22,8 +26,10 @@ BENCHMARKS = {
     "clients_linear": "loop over modules / stacked, 30 clients",
     "round_pfl_small": "pfl / ours, a round of central-DP FedAvg, 26,010 parameters",
     "round_pfl_cnn": "pfl / ours, a round of central-DP FedAvg, 1,626,442 parameters",
+    "round_pfl_cnn_bf16": "the same, both with bf16 where it helps",
     "round_flower_small": "Flower simulation / ours, the small round",
     "round_limit": "our round / the bare matrix work of the same FLOPs",
+    "start_up": "seconds from the start of `sightline run` to its first round, quickstart",
     "mkl_mode": "training with MKL's reproducible mode on / off; products and convolutions beside it",
     "load": "bytes that one of many tiny rounds leaves in memory",
     "memory": "peak memory of 1,000 clients x 1.6 M parameters, cohort 50",
@@ -45,15 +51,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "growth"]))
     parser.add_argument("--json", action="store_true", help="one JSON object per line and nothing else")
+    parser.add_argument("--page", action="store_true", help="keep the results and write docs/performance.md's table")
+    parser.add_argument("--page-only", action="store_true", help="write the table from the results that are kept")
     chosen = parser.parse_args()
+    if chosen.page_only:
+        write_page(BENCHMARKS)
+        return 0
     for name in chosen.names:
         if name not in BENCHMARKS and name != "growth":
             parser.error(f"no benchmark {name!r}; known: {', '.join([*BENCHMARKS, 'growth'])}")
-    missed = False
+    if not chosen.json:
+        print(describe_processor(), flush=True)
+    missed, results = False, {}
     for name in chosen.names or BENCHMARKS:
         result = measured(name)
         missed |= result.get("ok") is False
+        results[name] = result
         print(json.dumps(result) if chosen.json else told(result), flush=True)
+    if chosen.page:
+        keep_results(results)
+        write_page(BENCHMARKS)
     return int(missed)
 
 

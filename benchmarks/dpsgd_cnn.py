@@ -7,5 +7,5 @@ from benchmarks.plain import cnn
 
 
 def run() -> dict[str, Any]:
-    """Goal: at most 1.3."""
-    return compared("cnn", cnn, 1.3)
+    """Goal: at most 1.25 at batch 32, 1.15 at 256."""
+    return compared("cnn", cnn, {32: 1.25, 256: 1.15})

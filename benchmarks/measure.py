@@ -47,6 +47,49 @@ def line(name: str, ratio: float, goal: float, *, at_least: bool, **more: Any) -
     return {"name": name, "ratio": round(ratio, 3), "goal": f"{sign} {goal:g}", "ok": ok} | more
 
 
+def graded(
+    name: str, ratios: Mapping[str, float], goals: Mapping[str, float], *, at_least: bool, **more: Any
+) -> dict[str, Any]:
+    """The result of a benchmark with a goal for each of its rows: `ratio` is that of the row nearest to a miss."""
+    rows = {row: line(row, ratio, goals[row], at_least=at_least) for row, ratio in ratios.items()}
+    share = {row: ratio / goals[row] if at_least else goals[row] / ratio for row, ratio in ratios.items()}
+    worst = rows[min(share, key=lambda row: share[row])]
+    told = {row: {key: one[key] for key in ("ratio", "goal", "ok")} for row, one in rows.items()}
+    all_met = all(one["ok"] for one in rows.values())
+    return {"name": name, "ratio": worst["ratio"], "goal": worst["goal"], "ok": all_met, "rows": told} | more
+
+
+CALLS = 8
+"""Consecutive calls in one timed turn, on every side of a comparison of steps: warm, and the call's own cost spread."""
+
+
+def in_a_row(call: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
+    """The seconds of one of CALLS consecutive calls."""
+
+    def timed() -> float:
+        begun = clock()
+        for _ in range(CALLS):
+            call()
+        return (clock() - begun) / CALLS
+
+    return timed
+
+
+def check_precision(precision: str) -> None:
+    """Raise unless steps can be made in this precision here."""
+    from sightline.config import Local, parse
+    from sightline.errors import SightlineError
+
+    if precision == "float32":
+        return
+    if "precision" not in Local.model_fields:
+        raise Absent(f"this version has no local.precision = {precision!r}")
+    try:
+        parse({"rounds": 1, "model": {"name": "cnn"}, "local": {"precision": precision}})
+    except SightlineError as refused:
+        raise Absent(str(refused)) from refused
+
+
 class Answering:
     """A process that answers every line on stdin with one JSON line."""
 

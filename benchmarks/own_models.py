@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.measure import Absent, Peer, interleaved, line
+from benchmarks.measure import Absent, Peer, in_a_row, interleaved, line
 
 SIZES = (16, 32)
 VOCABULARY, CLASSES = 1000, 10
@@ -90,14 +90,8 @@ def token_batch(tokens: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """The processor seconds of one call: what other processes take does not count."""
-
-    def call() -> float:
-        begun = time.process_time()
-        work()
-        return time.process_time() - begun
-
-    return call
+    """The processor seconds of one of several calls in a row: what other processes take does not count."""
+    return in_a_row(work, clock=time.process_time)
 
 
 def plain_step(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:

@@ -1,51 +1,46 @@
-"""One private step of ours: clipped sum of a batch, noise, SGD; timed without set-up."""
+"""Private steps of ours: clipped sum of a batch, noise, SGD; by the paths that were measured here, without set-up."""
 
-from collections.abc import Callable
+import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.measure import CALLS
 from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
 from sightline.training.dp_sgd_settings import DPSGDSettings
-
-STEPS = 8
-"""Steps in one timed call, so that the call's own overhead is spread."""
+from sightline.training.measure_paths import MeasuredWork, choose_measured
 
 
-def private_steps(name: str, x: Tensor, y: Tensor, **settings: object) -> Callable[[], float]:
-    """A call that runs STEPS private steps on the given batch and returns the seconds of one."""
-    import time
+class PrivateSteps:
+    """A call that runs CALLS private steps on the given batch and returns the seconds of one."""
 
-    model = build_model(name, input_shape=tuple(x.shape[1:]), classes=10, kind=Kind.IMAGE, settings=settings)
-    start = model.init(np.random.default_rng(0))
-    shard = Shard(x.numpy(), y.numpy())
-    work = LocalWork(learning_rate=0.01)
+    def __init__(self, name: str, x: Tensor, y: Tensor, *, precision: str = "float32", **settings: object) -> None:
+        shape = tuple(x.shape[1:])
+        self.model = build_model(name, input_shape=shape, classes=10, kind=Kind.IMAGE, settings=settings)
+        self.start, self.shard = self.model.init(np.random.default_rng(0)), Shard(x.numpy(), y.numpy())
+        work = LocalWork(learning_rate=0.01, precision=precision)
+        self.paths = choose_measured(MeasuredWork(self.model, work, width=len(y), private=True, clients=1))
+        self.work = replace(work, paths=self.paths)
 
-    def call() -> float:
-        rngs = [np.random.default_rng(1)]
+    def __call__(self) -> float:
+        """The steps, each over the whole batch."""
+        how = DPSGDSettings(
+            clip_norm=1.0,
+            noise_std=[1.0],
+            sample_rates=[1.0],
+            steps=[CALLS],
+            divisors=[float(len(self.shard))],
+            sampling_rngs=[np.random.default_rng(1)],
+            noise_rngs=[np.random.default_rng(2)],
+        )
         begun = time.perf_counter()
-        for _ in dp_sgd(
-            model,
-            start,
-            [shard],
-            work,
-            DPSGDSettings(
-                clip_norm=1.0,
-                noise_std=[1.0],
-                sample_rates=[1.0],
-                steps=[STEPS],
-                divisors=[float(len(y))],
-                sampling_rngs=rngs,
-                noise_rngs=[np.random.default_rng(2)],
-            ),
-        ):
+        for _ in dp_sgd(self.model, self.start, [self.shard], self.work, how):
             pass
-        return (time.perf_counter() - begun) / STEPS
-
-    return call
+        return (time.perf_counter() - begun) / CALLS
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,6 @@ def run() -> dict[str, Any]:
     peer.close()
     ours = min(found["ours, 1 process"], found["ours, 2 processes"])
     return line(
-        "round_flower_small", found["flower"] / ours, 5, at_least=True,
+        "round_flower_small", found["flower"] / ours, 12, at_least=True, paths=one.paths.describe(),
         seconds={name: round(seconds, 3) for name, seconds in found.items()},
     )  # fmt: skip

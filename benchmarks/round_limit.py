@@ -38,6 +38,6 @@ def run() -> dict[str, Any]:
     with our_round("small", workers=1) as ours:
         found = medians(interleaved({"ours": ours, "matrices": matrix_work}, repeat=15, warm=3))  # type: ignore[dict-item]
     return line(
-        "round_limit", found["ours"] / found["matrices"], 2, at_least=False,
+        "round_limit", found["ours"] / found["matrices"], 1.3, at_least=False, paths=ours.paths.describe(),
         seconds={name: round(seconds, 4) for name, seconds in found.items()},
     )  # fmt: skip

@@ -12,6 +12,8 @@ from hypothesis import settings
 
 import sightline  # noqa: F401  before any test multiplies: MKL's reproducible mode is on from the first product
 
+os.environ["SIGHTLINE_PATHS"] = "rule"  # no test depends on timings, nor reads or writes what was measured
+
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
 

@@ -1,4 +1,4 @@
-"""One Opacus step of a model of own_models.py, processor seconds per line on stdin: opacus_own.py MODEL MODE BATCH."""
+"""Opacus steps of a model of own_models.py, CALLS in a row per line on stdin: opacus_own.py MODEL MODE BATCH."""
 
 import json
 import sys
@@ -14,6 +14,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from opacus.validators import ModuleValidator
 
 sys.path.insert(0, ".")
+from benchmarks.measure import in_a_row
 from benchmarks.own_models import MODELS, token_batch
 
 torch.set_num_threads(1)
@@ -46,8 +47,6 @@ def step() -> None:
 
 for _ in sys.stdin:
     try:
-        begun = time.process_time()
-        step()
-        print(json.dumps({"seconds": time.process_time() - begun}), flush=True)
+        print(json.dumps({"seconds": in_a_row(step, clock=time.process_time)()}), flush=True)
     except Exception as error:
         print(json.dumps({"seconds": float("inf"), "error": str(error)}), flush=True)

@@ -1,8 +1,7 @@
-"""One Opacus step on a fixed batch, timed once per line on stdin: opacus_step.py cnn|mlp MODE BATCH."""
+"""Opacus steps on a fixed batch, CALLS in a row per line on stdin: opacus_step.py cnn|mlp MODE BATCH."""
 
 import json
 import sys
-import time
 import warnings
 
 warnings.filterwarnings("ignore")
@@ -13,6 +12,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
 sys.path.insert(0, ".")
+from benchmarks.measure import in_a_row
 from benchmarks.plain import cnn, mlp
 
 torch.set_num_threads(1)
@@ -52,8 +52,6 @@ def step() -> None:
 
 for _ in sys.stdin:
     try:
-        begun = time.perf_counter()
-        step()
-        print(json.dumps({"seconds": time.perf_counter() - begun}), flush=True)
+        print(json.dumps({"seconds": in_a_row(step)()}), flush=True)
     except Exception as error:
         print(json.dumps({"seconds": float("inf"), "error": str(error)}), flush=True)

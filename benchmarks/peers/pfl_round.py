@@ -1,4 +1,4 @@
-"""One pfl round of the job, timed once per line on stdin: pfl_round.py small|cnn THREADS PROCESSES."""
+"""One pfl round of the job, timed once per line on stdin: pfl_round.py small|cnn THREADS PROCESSES [bf16]."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import time
 
 size, threads, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+low = sys.argv[4:] == ["bf16"]
 others = []
 if processes > 1 and "RANK" not in os.environ:  # pfl reads torchrun's variables when it is imported
     with socket.socket() as free:
@@ -65,7 +66,8 @@ class Net(nn.Module):
         self.body = BODIES[size]()
 
     def loss(self, x, y, is_eval=False):
-        return nn.functional.cross_entropy(self.body(x), y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            return nn.functional.cross_entropy(self.body(x), y)
 
     def metrics(self, x, y, is_eval=False):
         return {}

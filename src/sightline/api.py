@@ -14,6 +14,7 @@ from sightline.config import Experiment, parse, read
 from sightline.data import PYTHON, Federation, GivenData, read_given
 from sightline.engine import BuiltExperiment
 from sightline.engine.record import DATABASE
+from sightline.engine.recorded_paths import paths_by_measuring
 from sightline.errors import invalid, printable
 from sightline.mechanisms import ClientExecutor
 from sightline.models import Factory, read_given_model
@@ -21,8 +22,8 @@ from sightline.progress import RoundBar, wants_progress
 from sightline.randomness import Streams
 from sightline.results import Run, flatten_row
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
+from sightline.runtimes.process_count import AUTO, check_workers, simulator_maker
 from sightline.runtimes.remote.clients import find_transport, simulated_clients
-from sightline.runtimes.simulator import Simulator
 
 __all__ = ["Callback", "Run", "flower_server_app", "run", "run_directory", "take_objects"]
 
@@ -59,7 +60,7 @@ def run(
     accept_changes: bool = False,
     verify: int | None = None,
     seed: int | None = None,
-    workers: int = 1,
+    workers: int | str = "auto",
     runtime: str = "simulator",
     progress: bool | None = None,
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
@@ -73,7 +74,8 @@ def run(
     returns one, or a name. They stand in the place of `data.source`, `data.clients` and `model.name` (docs/python.md).
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
-    where the model is too large to be stacked; the results are the same bits. `runtime="flower"` trains every client at
+    where the model is too large to be stacked; the results are the same bits. `"auto"`: one per core where the training
+    takes seconds and that is faster, else this one. `runtime="flower"` trains every client at
     a node of Flower's simulation engine (`sightline[flower]`), again with the same results, and so does somebody else's
     transport, `runtime="package.module:OBJECT"`. Everything that can be wrong with the input raises `InvalidInput`
     before a run directory exists.
@@ -114,7 +116,7 @@ def run(
     )
     directory = directory or engine.new_directory(experiment, place)
     done, told = Run(directory, setting.model), _Listeners(listeners)
-    way_on = _way_to_go_on(directory, data, test, model)
+    way_on, make_simulator = _way_to_go_on(directory, data, test, model), simulator_maker(workers)
     with _finish_on_interrupt(directory, way_on), _progress_listener(experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
@@ -123,22 +125,24 @@ def run(
             resume=resume,
             accept_changes=accept_changes,
             verify=verify,
+            choose_paths=paths_by_measuring,
             on_round=_call_all(advance, on_round, told.tell_round),
             on_note=_tell,
         )
         if runtime == "flower":
-            simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=workers)
+            at_once = 1 if workers == AUTO else int(workers)
+            simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=at_once)
         elif transport is not None:
             post = transport(setting, directory)
             loop(told.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
         else:
-            loop(told.start_with(done, partial(Simulator, workers=workers)))
+            loop(told.start_with(done, make_simulator))
     report.write_report(directory)
     told.tell_end(done)
     return done
 
 
-def _check_call(runtime: str, workers: int, *, handed_over: bool) -> Any:
+def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:
     """Somebody else's transport, where the runtime names one; every mistake is one line."""
     transport = find_transport(runtime, RUNTIMES)
     if runtime != "simulator" and handed_over:
@@ -147,8 +151,7 @@ def _check_call(runtime: str, workers: int, *, handed_over: bool) -> Any:
         invalid("runtime", runtime, law, f"{way_out}; or use the simulator, which gives the same results")
     if runtime == "flower":
         check_installed()
-    if workers < 1:
-        invalid("workers", workers, "at least one process trains")
+    check_workers(workers)
     return transport
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sightline.accounting import composition
 from sightline.accounting.composition import (
     Sum,
     backward_losses_of,
@@ -170,3 +171,13 @@ def test_lower_laws_of_concentrated_ratios(event, step):
     assert lower.mass.min() >= 0
     strikes = np.exp(np.linspace(upper.start, upper.loss[-1], 80))
     assert np.all(calls(lower, strikes) <= calls(upper, strikes) + 1e-12)
+
+
+@pytest.mark.parametrize("step", [1e-4, 1e-2, 0.3])
+@pytest.mark.parametrize("size", [1, 5000, composition.SHORT, composition.SHORT + 1])
+def test_short_curves_have_the_bits_of_scipys_filter(step, size):
+    from scipy.signal import lfilter
+
+    gains, ratio = np.random.default_rng(size).random(size), math.exp(-step)
+    found = composition.decay_and_add(gains, ratio)
+    assert np.array_equal(found, lfilter([1.0], [1.0, -ratio], gains))

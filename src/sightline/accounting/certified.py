@@ -15,7 +15,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
 from scipy.special import gammaln, logsumexp
 
 from sightline.accounting.accountant import check_delta, epsilon
@@ -262,6 +261,8 @@ class Backward:
     @cached_property
     def shift(self) -> float:
         """The shift at which that is least."""
+        from scipy.optimize import minimize_scalar  # slow to load, and most of accounting does without
+
         found = minimize_scalar(lambda log: self.log_range(math.exp(log)), bounds=(-12.0, 4.0), method="bounded")
         return math.exp(float(found.x))
 
@@ -294,6 +295,8 @@ def upper_mean(mean: float, draws: int, log_odds: float) -> float:
     top = 1 - 1e-15
     if mean >= top or excess(top) <= 0:
         return 1.0
+    from scipy.optimize import brentq
+
     return min(1.0, float(brentq(excess, max(mean, 1e-300), top, xtol=1e-16, rtol=1e-13)) * (1 + 1e-9))
 
 

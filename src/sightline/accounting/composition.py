@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +161,23 @@ class TooFine(Exception):
     """The composed law does not fit into the longest transform on this lattice."""
 
 
+SHORT = 1 << 14
+"""Up to so many numbers a loop is faster than loading SciPy's filters."""
+
+
+def decay_and_add(gains: Array, ratio: float) -> Array:
+    """y_n = x_n + ratio y_(n-1): the same bits by either way.
+
+    >>> decay_and_add(np.array([1.0, 0.0, 1.0]), 0.5).tolist()
+    [1.0, 0.5, 1.25]
+    """
+    if len(gains) <= SHORT:
+        return np.array(list(accumulate(gains.tolist(), lambda total, gain: gain + ratio * total)))
+    from scipy.signal import lfilter
+
+    return np.asarray(lfilter([1.0], [1.0, -ratio], gains))
+
+
 @dataclass(frozen=True, eq=False)
 class Composed:
     """The composed law in a window: e^(log_scale - order * y) times `tilted` is its mass at loss y.
@@ -187,8 +205,6 @@ class Composed:
 
         Going down by a step h, the latter becomes e^-h times itself plus (1 - e^-h) times the former: nothing cancels.
         """
-        from scipy.signal import lfilter  # slow to load, and closed forms do without
-
         index = np.arange(len(self.tilted))
         sign = -1.0 if lower else 1.0
         tilted = np.maximum(np.maximum(self.tilted, 0.0) + sign * self.rounding, 0.0)
@@ -196,7 +212,7 @@ class Composed:
         mass = tilted * np.exp(np.minimum(exponent, 700.0))  # masses are at most one: what is above is rounding
         above = np.cumsum(mass[::-1] * (1 + sign * self.slack))
         gains = -math.expm1(-self.step) * np.append(0.0, above[:-1])
-        delta = lfilter([1.0], [1.0, -math.exp(-self.step)], gains)
+        delta = decay_and_add(gains, math.exp(-self.step))
         return np.ascontiguousarray(above[::-1]), np.ascontiguousarray(delta[::-1])
 
     def outside_mass(self, loss: Array) -> Array:

@@ -6,7 +6,6 @@ from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from sightline.accounting.canonical import MOST_HIDDEN_NOISE
 from sightline.accounting.cohort_laws import cohort_law, cohort_reach
@@ -376,6 +375,8 @@ def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
 
     Where there are many they are taken together, with the least noise of each group; so are the tails.
     """
+    from scipy import stats  # slow to load, and nothing else here needs it
+
     z, drawn = check_noise(inner_gaussian(event)), stats.binom(event.others, event.rate)
     low, high = int(drawn.ppf(1e-22)), int(drawn.isf(1e-22))
     starts = np.unique(np.linspace(low, high + 1, min(high + 2 - low, MOST_POOLED)).astype(np.int64))

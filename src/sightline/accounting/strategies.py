@@ -14,7 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Gaussian, Poisson
@@ -483,5 +482,7 @@ def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], star
     """The least cost that L-BFGS finds from a start, and where; costs without a gradient are differentiated."""
     given = isinstance(cost(start), tuple)
     options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
+    from scipy.optimize import minimize  # slow to load, and most schemes have closed forms
+
     found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)

@@ -196,6 +196,8 @@ class Local(Section):
     """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
     precision: Literal["float32", "bf16"] = "float32"
     """Of products and convolutions in local training; bf16 rounds to 8 bits, and is faster on some processors."""
+    paths: Literal["measured", "rule"] | None = None
+    """Which exact paths local training takes: the fastest on this machine, as where it is left out; or a rule's."""
 
     @property
     def adaptive(self) -> bool:

@@ -41,6 +41,7 @@ from sightline.topology import Channel, Clusters, Topology, participants_of
 from sightline.training.devices import find_device
 from sightline.training.dispatch import check_precision, place_model
 from sightline.training.fast import linear_kernel
+from sightline.training.paths import BY_RULE, Paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,8 @@ class BuiltExperiment:
     """Each client's noise multiplier, once it is given or calibrated."""
     splitter: Splitter | None = None
     """How subjects are sent to parts of the model, when they are."""
+    paths: Paths = BY_RULE
+    """Which exact paths local training takes: those that the run recorded when it began."""
 
     @cached_property
     def plugins(self) -> tuple[Plugin, ...]:

@@ -30,6 +30,7 @@ from sightline.mechanisms import ClientState, Public
 from sightline.models import code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
 from sightline.training.devices import describe_device
+from sightline.training.paths import BY_RULE
 
 CHECKPOINT = "checkpoint.safetensors"
 EARLIER = "checkpoint-before.safetensors"
@@ -247,6 +248,7 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
             "versions": package_versions(),
         }
         | _other_device(setting)
+        | ({} if setting.paths == BY_RULE else {"paths": setting.paths.describe()})
         | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
     )
 
@@ -353,6 +355,8 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     found += [f"code of {name}" for name in sorted({*was, *are}) if was.get(name) != are.get(name)]
     was, are = before.get("device", "cpu"), now.get("device", "cpu")
     found += [f"device {was} -> {are}"] if was != are else []
+    was, are = (BY_RULE.describe() | one.get("paths", {}) for one in (before, now))
+    found += [f"path {name} {was[name]} -> {are[name]}" for name in are if was.get(name) != are[name]]
     if "frozen" in before and before["frozen"] != now.get("frozen"):
         found.append("frozen tensors and buffers")
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])

@@ -39,6 +39,7 @@ from sightline.engine.evaluation import (
 from sightline.engine.execution import LiveExecution
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.record import RunRecord
+from sightline.engine.recorded_paths import ChoosePaths, paths_by_rule, settle_paths
 from sightline.engine.release_gate import SeenBefore
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
@@ -77,13 +78,14 @@ def run_loop(
     resume: bool,
     accept_changes: bool = False,
     verify: int | None = None,
+    choose_paths: ChoosePaths = paths_by_rule,
     on_round: OnRound = lambda row: None,
     on_note: OnNote = lambda note: None,
 ) -> str | None:
     """Train to the end, or to the budget; returns the reason when the budget stopped it.
 
     `verify` values are computed again without so many subjects (`twin_worlds`); None: in the first round of a module
-    of the user's own.
+    of the user's own. `choose_paths` is asked once, when a run begins; one that goes on has recorded its paths.
 
     Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
     no release is lost or counted twice. What the run is made of, and every file that it goes on from, is what its
@@ -106,7 +108,7 @@ def run_loop(
                 return _conclude(setting, directory, record, on_note)
             work = TrainingLoop(
                 setting, directory, record, make_worker, on_round, on_note,
-                accept_changes=accept_changes, verify=verify,
+                accept_changes=accept_changes, verify=verify, choose_paths=choose_paths,
             )  # fmt: skip
             try:
                 return work.to_the_end()
@@ -138,11 +140,14 @@ class TrainingLoop:
 
     def __init__(
         self, setting: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
-        on_note: OnNote, *, accept_changes: bool, verify: int | None = None,
+        on_note: OnNote, *, accept_changes: bool, verify: int | None = None, choose_paths: ChoosePaths = paths_by_rule,
     ) -> None:  # fmt: skip
-        self.setting, self.directory, self.record = setting, directory, record
+        self.directory, self.record = directory, record
         self.on_round, self.on_note = on_round, on_note
         self.ledger: Ledger = record.ledger_at_work(setting.participants)
+        begun = len(self.ledger) > 0
+        setting = settle_paths(record, setting, choose_paths, begun=begun, accept=accept_changes)
+        self.setting = setting
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
         root = own_streams(directory, record) if from_os else public
@@ -234,7 +239,8 @@ class TrainingLoop:
         state, done = self._where_it_stands()
         if not self.record.facts.get("created"):
             self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
-        self.record.remember_metadata(facts_of(self.setting) | {"status": "running", "status_reason": ""})
+        about = {"status": "running", "status_reason": "", "workers": getattr(self.worker, "processes", None)}
+        self.record.remember_metadata(facts_of(self.setting) | about)
         reason, ending, rounds = None, "", self.setting.experiment.rounds
         for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):

@@ -65,6 +65,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "mkl_cbwr": mkl.read_mode(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "paths": setting.paths.describe(),
         "source": federation.source,
         "kind": str(federation.kind),
         "clients": len(federation.clients),

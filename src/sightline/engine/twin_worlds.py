@@ -265,7 +265,7 @@ class TwinWorlds:
             blocks = worker.dp_sgd(
                 [client], alone.start_rows(), plans=[one], at=updates.at, task=alone.task, recall=recall
             )
-            ends.append(next(iter(blocks))[1][0])
+            ends.append(next(iter(blocks))[1][0].clone())
         rate = updates.task.learning_rate or self.setting.experiment.local.learning_rate
         bound = rate * self._clip_norm(plan.clip_norm, context) / plan.expected_batch
         drawn = self._is_drawn(world.subject, mechanism, updates, context)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from sightline import accounting
@@ -376,6 +375,8 @@ def _check_scaled(expected: Event, claimed: Event) -> None:
 
 def _check_normal(rows: np.ndarray) -> None:
     """Standard normal numbers up to their scale, and no row like another at any shift."""
+    from scipy import stats  # slow to load, and runs of our own need none of it
+
     if not rows.any(axis=1).all():
         raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the streams make no noise")
     unit = rows / np.sqrt((rows**2).mean(1, keepdims=True))
@@ -394,6 +395,8 @@ def _check_normal(rows: np.ndarray) -> None:
 
 def _check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
     """P(value in a tail) <= e^epsilon Q(value in it) + delta, at every delta, as far as so many draws can tell."""
+    from scipy import stats
+
     first = len(here) // 4
     cuts = np.quantile(np.concatenate([here[:first], there[:first]]), np.linspace(0.02, 0.98, 25))
     for delta in (1e-6, 1e-2, 0.1):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from sightline.config import ClientSampler
 from sightline.events import Adjacency, Event, Gaussian, Poisson, Repeat
@@ -121,6 +120,8 @@ def _check_size(sampler: "CohortSampler", drawn: NDArray[np.bool_]) -> None:
 
 
 def _check_rates(drawn: NDArray[np.bool_], rate: float) -> None:
+    from scipy import stats  # slow to load, and runs of our own need none of it
+
     rounds, members = drawn.shape
     counts = drawn.sum(0)
     worst = int(counts.argmax())
@@ -134,6 +135,8 @@ def _check_rates(drawn: NDArray[np.bool_], rate: float) -> None:
 
 def _check_members(drawn: NDArray[np.bool_]) -> None:
     """Sums as varied as those of independent members, and no two members together, or apart, too often."""
+    from scipy import stats
+
     rounds, rates = len(drawn), drawn.mean(0)
     spread = rates * (1 - rates)
     variance = float(spread.sum())

@@ -311,7 +311,9 @@ class SharedTraining:
         if not members:
             return
         if self._ends is None:
-            self._ends = {n: end for some, ends in train(self._whole) for n, end in zip(some, ends, strict=True)}
+            self._ends = {
+                n: end.clone() for some, ends in train(self._whole) for n, end in zip(some, ends, strict=True)
+            }
         yield list(members), torch.stack([self._ends.pop(member) for member in members])
 
 

@@ -3,8 +3,10 @@
 import mmap
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -45,8 +47,19 @@ CALLS: dict[str, Callable[..., Iterator[Any]]] = {
 Rows = tuple[NDArray[np.intp], Tensor]
 """Places in the cohort, and one end vector for each."""
 
+TENSORS = ("starts", "anchor", "linear", "mask")
+"""What of a job is as long as the model: between processes it goes through shared memory."""
+
 ROWS_BYTES = 1 << 27
 """How much shared memory the end vectors of one turn may take."""
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Where a tensor of a job lies in shared memory: one row for all, or a row for each client."""
+
+    place: int
+    rows: list[int] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +76,26 @@ class TrainingJob:
         """The same call for the clients at these places of the cohort."""
         rows = torch.as_tensor(list(places))
 
-        def picked(tensor: Tensor | None) -> Tensor | None:
-            return tensor if tensor is None or tensor.dim() == 1 else tensor[rows]
+        def picked(tensor: Any) -> Any:
+            return tensor if not isinstance(tensor, Tensor) or tensor.dim() == 1 else tensor[rows]
 
-        terms = replace(
-            self.terms, anchor=picked(self.terms.anchor), linear=picked(self.terms.linear), mask=picked(self.terms.mask)
-        )
         each = {name: None if many is None else [many[place] for place in places] for name, many in self.each.items()}
-        starts = self.starts if self.starts.dim() == 1 else self.starts[rows]
-        return replace(self, starts=starts, terms=terms, each=each)
+        part = replace(self, each=each)
+        for name in TENSORS:
+            part = part.with_tensor(name, picked(self.tensor_of(name)))
+        return part
+
+    def tensor_of(self, name: str) -> Any:
+        """One of `TENSORS`."""
+        return self.starts if name == "starts" else getattr(self.terms, name)
+
+    def with_tensor(self, name: str, value: Any) -> "TrainingJob":
+        """The same job with another of `TENSORS`."""
+        if name == "starts":
+            return replace(self, starts=value)
+        terms = copy(self.terms)  # what stands for a tensor on its way is none, which terms would refuse
+        object.__setattr__(terms, name, value)
+        return replace(self, terms=terms)
 
     def run(self, model: FlatModel | Splitting, shards: Sequence[Shard]) -> Iterator[Rows]:
         """Do it here; calls on parts take the splitting in the model's place."""
@@ -95,24 +119,40 @@ class HereTrainer:
                 ends[torch.as_tensor(found)] = some
             yield np.asarray(places), ends
 
+    @property
+    def processes(self) -> int:
+        """This one."""
+        return 1
+
     def close(self) -> None:
         """Nothing to let go."""
 
 
+SHARE = 4
+"""Clients that each process trains in one turn: few, so that the parent adds one turn up while they train the next."""
+AHEAD = 2
+"""Turns that are under way at once: the one whose rows are handed out, and the one that is trained meanwhile."""
+
+
 class PoolTrainer:
-    """Training in forked processes that share the data and write their results into shared memory.
+    """Training in forked processes that share the data and exchange vectors through shared memory.
 
     Guarantees: every client is trained alone by the same code with the same streams as in one process, and results come
-    back in the order of the cohort: same bits. An error in a process is raised here; processes end with their parent.
+    back in the order of the cohort: same bits, however long a turn is. Rows that were handed out are valid until the
+    next ones are asked for. An error in a process is raised here; processes end with their parent.
     """
 
     def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None, workers: int) -> None:
-        self._model, self._shards, self._trained = model, shards, splitting or model
-        self._rows = max(workers, ROWS_BYTES // (4 * model.parameters))
-        self._memory = mmap.mmap(-1, 4 * self._rows * model.parameters)
-        self._ends = torch.frombuffer(self._memory, dtype=torch.float32).view(self._rows, model.parameters)
+        self._model, self._shards, self._trained, self._splitting = model, shards, splitting or model, splitting
+        most = ROWS_BYTES // (4 * AHEAD * model.parameters)
+        self._rows = max(workers, min(most, SHARE * workers))
+        self._ends = share_rows(AHEAD * self._rows, model.parameters)
+        self._common = share_rows(len(TENSORS), model.parameters)
+        self._given = share_rows(len(TENSORS) * AHEAD * self._rows, model.parameters)  # nothing until it is written
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
+        self._waited_for: deque[list[Connection]] = deque()
+        self._busy = False
         for _ in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._serve_pipe, args=(theirs, [*self._pipes, ours]), daemon=True)
@@ -120,22 +160,73 @@ class PoolTrainer:
             theirs.close()
             self._pipes.append(ours)
 
-    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
-        """End vectors, in the order of the cohort."""
-        for first in range(0, len(cohort), self._rows):
-            places = range(first, min(first + self._rows, len(cohort)))
-            self._run_turn(job, cohort, places)
-            yield np.asarray(places), self._ends[: len(places)].clone()
+    @property
+    def processes(self) -> int:
+        """How many train."""
+        return len(self._pipes)
 
-    def _run_turn(self, job: TrainingJob, cohort: Sequence[int], places: range) -> None:
-        asked = []
-        for number, pipe in enumerate(self._pipes):
-            mine = self._share_clients(cohort, places, number)
+    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
+        """End vectors, in the order of the cohort; each valid until the next is asked for.
+
+        A call in the middle of another is trained in this process, which gives the same bits.
+        """
+        if self._busy:
+            yield from HereTrainer(self._model, self._shards, self._splitting).run(job, cohort)
+            return
+        self._busy = True
+        try:
+            yield from self._run_turns(self._share_common(job), cohort)
+        finally:  # whoever stops early leaves nothing in the pipes that the next call would take for its own
+            while self._waited_for:
+                with suppress(Exception):
+                    self._finish_turn()
+            self._busy = False
+
+    def _run_turns(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
+        turns = [range(first, min(first + self._rows, len(cohort))) for first in range(0, len(cohort), self._rows)]
+        for number, places in enumerate(turns[:AHEAD]):
+            self._ask_turn(job, cohort, places, number)
+        for number, places in enumerate(turns):
+            self._finish_turn()
+            first = number % AHEAD * self._rows
+            yield np.asarray(places), self._ends[first : first + len(places)]
+            if number + AHEAD < len(turns):
+                self._ask_turn(job, cohort, turns[number + AHEAD], number + AHEAD)
+
+    def _share_common(self, job: TrainingJob) -> TrainingJob:
+        """The job with what all clients have in common written to shared memory once."""
+        for place, name in enumerate(TENSORS):
+            value = job.tensor_of(name)
+            if value is not None and value.dim() == 1 and value.dtype == torch.float32:
+                self._common[place].copy_(value)
+                job = job.with_tensor(name, SharedRows(place, None))
+        return job
+
+    def _ask_turn(self, job: TrainingJob, cohort: Sequence[int], places: range, number: int) -> None:
+        first = number % AHEAD * self._rows
+        asked: list[Connection] = []
+        self._waited_for.append(asked)
+        for process, pipe in enumerate(self._pipes):
+            mine = self._share_clients(cohort, places, process)
             if mine:
-                clients = [cohort[place] for place in mine]
-                pipe.send((job.part(mine), clients, [place - places.start for place in mine]))
+                rows = [first + place - places.start for place in mine]
+                pipe.send((self._share_given(job.part(mine), rows), [cohort[place] for place in mine], rows))
                 asked.append(pipe)
-        failures = [answer for answer in [_receive_answer(pipe) for pipe in asked] if answer is not None]
+
+    def _share_given(self, job: TrainingJob, rows: list[int]) -> TrainingJob:
+        """The job of one process with its clients' own tensors written to shared memory."""
+        for place, name in enumerate(TENSORS):
+            value = job.tensor_of(name)
+            if isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.float32:
+                own = [place * AHEAD * self._rows + row for row in rows]
+                self._given[torch.as_tensor(own)] = value
+                job = job.with_tensor(name, SharedRows(place, own))
+        return job
+
+    def _finish_turn(self) -> None:
+        """Wait for the processes of the oldest turn that is under way."""
+        answers = [_receive_answer(pipe) for pipe in self._waited_for.popleft()]
+        failures = [answer for answer in answers if answer is not None]
         if failures:
             raise failures[0]
 
@@ -156,6 +247,13 @@ class PoolTrainer:
 
     def _run_served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
         try:
+            for name in TENSORS:
+                shared = job.tensor_of(name)
+                if isinstance(shared, SharedRows):
+                    own = (
+                        self._common[shared.place] if shared.rows is None else self._given[torch.as_tensor(shared.rows)]
+                    )
+                    job = job.with_tensor(name, own)
             for places, ends in job.run(self._trained, [self._shards[client] for client in clients]):
                 for place, end in zip(places.tolist(), ends, strict=True):
                     self._ends[rows[place]] = end
@@ -167,6 +265,12 @@ class PoolTrainer:
         """Let the processes end."""
         for pipe in self._pipes:
             pipe.close()
+
+
+def share_rows(rows: int, parameters: int) -> Tensor:
+    """Rows in memory that forked processes share; it takes room when it is written to."""
+    memory = mmap.mmap(-1, 4 * rows * parameters)
+    return torch.frombuffer(memory, dtype=torch.float32).view(rows, parameters)
 
 
 def _receive_answer(pipe: Connection) -> BaseException | None:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import mkl
-from sightline.config import Local
 from sightline.data.federation import check_one_label
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
@@ -27,9 +26,10 @@ from sightline.mechanisms import (
 from sightline.mechanisms.convex_solver import Regression, minimise_regression, to_unit, unit_examples
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.local_trainer import TrainingJob, trainer_for
-from sightline.training import Adam, LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
+from sightline.training import LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
 from sightline.training.augmentation import ViewKind, Views
 from sightline.training.local_work import client_rows, steps_of
+from sightline.training.planned_work import local_work
 from sightline.training.submodels import parted_gradient_sum
 
 
@@ -48,22 +48,16 @@ class Simulator:
         self._schedules = Schedules(secret)
         self._stragglers = local.stragglers
         self._apart = setting.unit is Unit.SAMPLE  # one example changes a count of right answers by one
-        full = setting.experiment.samples_scheme == "full"
-        self._work = LocalWork(
-            learning_rate=local.learning_rate,
-            momentum=local.momentum,
-            batch_size=None if full else local.batch_size,
-            epochs=local.epochs,
-            steps=local.steps,
-            weight_decay=local.weight_decay,
-            compiled=local.compiled,
-            adam=_adam_of(local),
-            precision=local.precision,
-        )
+        self._work = local_work(setting.experiment, setting.paths)
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
         self._splitting = None if setting.splitter is None else setting.splitter.splitting
         self._trainer = trainer_for(self._model, self._shards, workers, self._splitting)
+
+    @property
+    def processes(self) -> int:
+        """How many processes train; the bits are the same."""
+        return self._trainer.processes
 
     @property
     def nodes(self) -> None:
@@ -286,14 +280,6 @@ class Simulator:
             return None
         rngs = self._client_rngs(self._public, Purpose.STRAGGLERS, cohort, at)
         return [float(rng.integers(1, epochs)) if rng.random() < self._stragglers else float(epochs) for rng in rngs]
-
-
-def _adam_of(local: Local) -> Adam | None:
-    """The settings of Adam, where the experiment asks for it."""
-    if not local.adaptive:
-        return None
-    plain = Adam(decoupled=local.optimizer == "adamw")
-    return replace(plain, betas=local.betas or plain.betas, eps=local.adam_eps or plain.eps)
 
 
 def _repeat_work(work: LocalWork, times: int) -> LocalWork:

@@ -1,6 +1,10 @@
 """The exact paths that local training can take: the same numbers up to float32 rounding, at different speeds."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sightline.errors import invalid
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,31 @@ class Paths:
     noise: str = "torch"
     """Normal numbers of DP-SGD's steps from raw words: `torch` or `compiled`."""
 
+    def describe(self) -> dict[str, str]:
+        """Field -> path, as a run records them."""
+        return asdict(self)
+
 
 BY_RULE = Paths()
 """What is taken where nothing was measured."""
+
+KNOWN = {
+    "plain": ("stack", "loop", "folded", "compiled"),
+    "record": ("unfold", "grouped"),
+    "noise": ("torch", "compiled"),
+}
+"""Field -> every path that there is, the rule's first; which of them exist for a model is asked elsewhere."""
+
+
+def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
+    """The paths that a run recorded; what it does not name is by rule, and a word that nobody knows is refused.
+
+    >>> read_paths({"plain": "loop"})
+    Paths(plain='loop', record='unfold', noise='torch')
+    """
+    given = dict(recorded or {})
+    for name, word in given.items():
+        if name not in KNOWN or word not in KNOWN[name]:
+            known = ", ".join(KNOWN.get(name, [one.name for one in fields(Paths)]))
+            invalid(f"paths.{name}", word, f"this version knows {known}", "use the version that began the run")
+    return Paths(**given)

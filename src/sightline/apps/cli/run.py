@@ -23,6 +23,21 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 inter
 """
 
 
+class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of processes, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """The number, or the word."""
+        if value == "auto" or isinstance(value, int):
+            return value  # type: ignore[no-any-return]
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of processes; give one, or auto", param, ctx)
+
+
 @click.command("run", epilog=EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
@@ -32,11 +47,13 @@ Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 inter
 @click.option("--verify", type=int, metavar="N", help="Compare every value with worlds that lack one of N subjects.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
 @click.option("--runtime", default="simulator", show_default=True, help="simulator, flower, or package.module:OBJECT.")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that train clients; same results.")
+@click.option(
+    "--workers", type=WorkerCount(), default="auto", show_default=True, help="Training processes; same results."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def command(
     config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool,
-    verify: int | None, seed: int | None, runtime: str, workers: int, as_json: bool,
+    verify: int | None, seed: int | None, runtime: str, workers: int | str, as_json: bool,
 ) -> int:  # fmt: skip
     """Train the experiment in CONFIG (a TOML file) and write its report."""
     from sightline.config import read

@@ -65,6 +65,8 @@ def machine_facts(run: RunView) -> dict[str, Any]:
         "threads": run.fact("threads"),
         "MKL_CBWR": run.fact("mkl_cbwr"),
         "vector instructions": run.fact("cpu_capability"),
+        "paths of local training": run.fact("paths"),
+        "training processes": run.fact("workers"),
         "sightline": run.fact("sightline_version"),
         **{name: version for name, version in versions.items() if name != "sightline"},
     }

@@ -16,7 +16,7 @@ def summarise_run(run: RunView) -> dict[str, Any]:
     Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
     """
     facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds",
-             "threads", "mkl_cbwr", "cpu_capability")  # fmt: skip
+             "threads", "mkl_cbwr", "cpu_capability", "paths", "workers")  # fmt: skip
     metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
                "client_accuracy_worst", "client_worst_examples")  # fmt: skip
     summary: dict[str, Any] = replace_nonfinite(

@@ -35,7 +35,9 @@ def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
         directory = Path(job["directory"])
         try:
             experiment = parse(tomllib.loads(job["experiment"]))
-            done = api.run(experiment, out=directory, resume=job["resume"], progress=False, on_round=on_round)
+            done = api.run(
+                experiment, out=directory, resume=job["resume"], workers=1, progress=False, on_round=on_round
+            )
             tell({"ended": done.metadata["status"]})
         except SightlineError as error:
             tell({"failed": str(error)})

@@ -1,5 +1,6 @@
 """A client's side of a round: its own part of the mechanism, with its own data."""
 
+import json
 import tomllib
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage
 from sightline.runtimes.simulator import Simulator
+from sightline.training.measure_paths import missing_paths
+from sightline.training.paths import read_paths
+from sightline.training.planned_work import local_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +155,9 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
     """
     try:
         client = int(message.words["client"])
+        words = message.words
         side = load_client_side(
-            str(message.words["experiment"]), message.words.get("data"), message.words.get("folder")
+            str(words["experiment"]), words.get("data"), words.get("folder"), str(words.get("paths", "{}"))
         )
         task = Task.read(message, client)
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
@@ -171,9 +176,12 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
 
 
 @lru_cache(maxsize=2)
-def load_client_side(experiment: str, data: str | None, folder: str | None) -> ClientSide:
-    """The client side of an experiment: data are read once in every process."""
+def load_client_side(experiment: str, data: str | None, folder: str | None, paths: str = "{}") -> ClientSide:
+    """The client side of an experiment, with the paths of its run: data are read once in every process."""
     setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
+    setting = replace(setting, paths=read_paths(json.loads(paths)))
+    if missing := missing_paths(setting.model, local_work(setting.experiment), setting.paths):
+        invalid("paths", missing, "the run trains by them and this machine cannot", 'use local.paths = "rule"')
     public = Streams.from_seed(setting.experiment.seed)
     from_os = setting.experiment.privacy.noise_source == "os" and folder is not None
     return ClientSide(setting, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)

@@ -1,5 +1,6 @@
 """Clients that are elsewhere: they are asked, their answers are checked, and who fails is left out."""
 
+import json
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from sightline.runtimes.remote.message import (
 )
 from sightline.topology import client_name
 from sightline.training import LocalTask
+from sightline.training.paths import BY_RULE
 
 LARGEST_NORM = 1e6
 """A vector of a larger norm is no model update, whatever the mechanism."""
@@ -146,6 +148,8 @@ def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None
 def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":
     """A worker whose clients are played elsewhere, by `client_executor.answer_simulated`: the simulator's bits."""
     words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
+    if setting.paths != BY_RULE:
+        words["paths"] = json.dumps(setting.paths.describe())
     return RemoteClients(setting, post, words=words, simulated=True)
 
 

@@ -1,0 +1,245 @@
+"""Which of the exact paths is fastest here: a short comparison on made-up examples, once per work and machine."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from sightline.data.federation import Shard
+from sightline.models.flat import FlatModel, probe_inputs
+from sightline.models.task import probe_targets
+from sightline.training.dispatch import small_convolutional, stacking_for
+from sightline.training.dp_sgd import dp_sgd
+from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.local_sgd import train_local
+from sightline.training.local_work import LocalWork
+from sightline.training.machine import keep_measured, recall_measured
+from sightline.training.paths import BY_RULE, Paths
+
+SECONDS = 1.0
+"""How long one comparison may take; every candidate is tried once, whatever that takes."""
+REPEAT, STEPS = 5, 2
+"""Turns of a comparison after the first one, and local steps of a client in each."""
+SLOWER = 1.5
+"""A candidate whose best time is so many times the best of all is tried no more."""
+WORTH = 0.95
+"""Another path than the rule's is taken when it needs at most this share of the rule's time."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredWork:
+    """A kind of work: plain or private steps of a model with batches of one width, and how many clients stand by."""
+
+    model: FlatModel
+    work: LocalWork
+    width: int
+    private: bool
+    clients: int = 8
+
+    @property
+    def key(self) -> str:
+        """What tells this kind of work from others; the model by its layers, wherever it was named."""
+        work, model = self.work, self.model
+        layers = f"{model.module()!r} {model.input_shape} {model.classes} {model.task.name} {model.kind}"
+        optimiser = [
+            name for name in ("momentum", "weight_decay", "step_norm", "adam", "compiled") if getattr(work, name)
+        ]
+        told = "private" if self.private else "plain"
+        digest = hashlib.sha256(layers.encode()).hexdigest()[:16]
+        name = "-".join([*optimiser, "sgd"])
+        return f"{told} {model.parameters} {digest} batch {self.width} clients {self.clients} {name} {work.precision}"
+
+    def run(self, paths: Paths) -> None:
+        """A few steps of every client on made-up examples; nobody's data are looked at."""
+        shards = [self.made_up_shard()] * self.clients
+        work = replace(self.work, paths=paths, epochs=None, steps=STEPS, batch_size=self.width)
+        start = self.model.init(np.random.default_rng(0))
+        rngs = [np.random.default_rng(client) for client in range(self.clients)]
+        if self.private:
+            blocks = dp_sgd(self.model, start, shards, work, self.private_settings(rngs))
+        else:
+            blocks = train_local(self.model, start, shards, work, rngs=rngs)
+        for _ in blocks:
+            pass
+
+    def made_up_shard(self) -> Shard:
+        """Twice as many random examples as a batch holds."""
+        size = 2 * self.width
+        x, y = probe_inputs(self.model, size), probe_targets(self.model.task, self.model.classes, size)
+        return Shard(x.numpy(), y.numpy())
+
+    def private_settings(self, rngs: Sequence[np.random.Generator]) -> DPSGDSettings:
+        """Private steps whose batches have the width on average."""
+        count = len(rngs)
+        return DPSGDSettings(
+            clip_norm=1.0, noise_std=[1.0] * count, sample_rates=[0.5] * count, steps=[STEPS] * count,
+            divisors=[float(self.width)] * count, sampling_rngs=rngs,
+            noise_rngs=[np.random.default_rng(count + client) for client in range(count)],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One path of one field, and whether it exists for a kind of work: code that is there and has passed its probe."""
+
+    field: str
+    path: str
+    exists: Callable[[FlatModel, LocalWork, int | None], bool]
+
+
+def _has_stack(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    stacking = stacking_for(model)
+    return stacking is not None and work.precision == "float32" and (width is None or stacking.takes(width))
+
+
+def _has_loop(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    return small_convolutional(model) is not None
+
+
+def _find_function(module: str, name: str) -> Any:
+    """A function that code of a later version, or of another build, may not have; None where it is not there."""
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _has_folded(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
+    there = _find_function("sightline.training.local_sgd", "folds_steps")
+    return there is not None and not more and small_convolutional(model) is not None
+
+
+def _has_compiled_walk(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    found = _find_function("sightline.training.compiled.conv_walk", "walk_kernel_for")
+    plain = work.adam is None and work.precision == "float32" and small_convolutional(model) is not None
+    return found is not None and plain and not isinstance(found(model), str)
+
+
+def _has_grouped(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    if _find_function("sightline.training.dispatch", "record_worker") is None:
+        return False
+    found = _find_function("sightline.training.dispatch", "worker_for")
+    return found(model, "grouped") is not found(model)
+
+
+def _has_compiled_noise(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    found = _find_function("sightline.training.compiled.noise", "noise_missing")
+    return found is not None and found() is None
+
+
+def _always(model: FlatModel, work: LocalWork, width: int | None) -> bool:
+    return True
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("plain", "stack", _has_stack),
+    Candidate("plain", "loop", _has_loop),
+    Candidate("plain", "folded", _has_folded),
+    Candidate("plain", "compiled", _has_compiled_walk),
+    Candidate("record", "unfold", _always),
+    Candidate("record", "grouped", _has_grouped),
+    Candidate("noise", "torch", _always),
+    Candidate("noise", "compiled", _has_compiled_noise),
+)
+"""Every path that can be measured, the rule's first in its field."""
+
+
+def available_paths(
+    model: FlatModel, work: LocalWork, *, private: bool, width: int | None = None
+) -> dict[str, list[str]]:
+    """Field -> the paths that this work could take here. Fields that it does not use are not named.
+
+    Guarantees: on another device than the CPU, and for compiled linear clients, there is nothing to choose.
+    """
+    if model.device.type != "cpu" or work.compiled:
+        return {}
+    found: dict[str, list[str]] = {}
+    for one in CANDIDATES:
+        if (one.field != "plain") is private and one.exists(model, work, width):
+            found.setdefault(one.field, []).append(one.path)
+    return found
+
+
+def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:
+    """Field -> the path that these paths take and that does not exist here; the rule's own always does."""
+    taken = {name: word for name, word in paths.describe().items() if word != getattr(BY_RULE, name)}
+    known = {(one.field, one.path): one for one in CANDIDATES}
+
+    def exists(field: str, path: str) -> bool:
+        one = known.get((field, path))
+        return one is not None and one.exists(model, work, None)
+
+    return {field: path for field, path in taken.items() if not exists(field, path)}
+
+
+def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> Paths:
+    """The fastest paths for this work on this machine: as they were measured once, else measured now and kept.
+
+    Guarantees: where each field has one candidate, nothing is measured, read or written. What was kept is taken only
+    while every path of it exists. A run that has begun does not ask: it goes on with the paths that it recorded.
+    """
+    choices = {
+        field: many
+        for field, many in available_paths(work.model, work.work, private=work.private, width=work.width).items()
+        if len(many) > 1
+    }
+    if not choices:
+        return BY_RULE
+    kept = recall_measured(work.key)
+    known = None if kept is None else _take_kept(kept, choices)
+    if known is not None:
+        return known
+    chosen, seconds = BY_RULE, {}
+    for field, many in choices.items():
+        times = compare_paths({path: replace(chosen, **{field: path}) for path in many}, work.run, clock=clock)
+        chosen = replace(chosen, **{field: pick_fastest(times)})
+        seconds[field] = {path: round(spent, 6) for path, spent in times.items()}
+    kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds}, stale=kept)
+    return _take_kept(kept, choices) or chosen
+
+
+def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Paths | None:
+    """The paths of a kept entry where each of them can be chosen now; None: it is of another state of things."""
+    words = kept.get("paths")
+    if not isinstance(words, dict) or any(words.get(field) not in many for field, many in choices.items()):
+        return None
+    return replace(BY_RULE, **{field: words[field] for field in choices})
+
+
+def compare_paths(
+    candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.perf_counter
+) -> dict[str, float]:
+    """The best seconds of each candidate, taken in turns; one that is clearly slower is left out of further turns.
+
+    The first turn warms caches up and counts only where it took all the time that there is.
+    """
+    best: dict[str, float] = {}
+    begun, left = clock(), list(candidates)
+    for turn in range(REPEAT + 1):
+        for name in left:
+            first = clock()
+            run(candidates[name])
+            spent = clock() - first
+            best[name] = min(spent, best[name]) if turn > 1 else spent
+        if turn:
+            left = [name for name in left if best[name] <= SLOWER * min(best.values())]
+        if len(left) < 2 or clock() - begun > SECONDS:
+            break
+    return best
+
+
+def pick_fastest(seconds: Mapping[str, float]) -> str:
+    """The fastest; the first one, the rule's, unless another is faster by more than measuring is wrong.
+
+    >>> pick_fastest({"stack": 1.0, "loop": 0.97}), pick_fastest({"stack": 1.0, "loop": 0.8})
+    ('stack', 'loop')
+    """
+    rule, fastest = next(iter(seconds)), min(seconds, key=lambda path: seconds[path])
+    return rule if seconds[fastest] > WORTH * seconds[rule] else fastest
