@@ -14,7 +14,7 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, train_local
-from sightline.training.fast import linear_kernel
+from sightline.training.compiled import linear_kernel
 from tests.engine.conftest import TINY, changed
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler here")
