@@ -192,6 +192,19 @@ def test_the_mask_holds_and_nothing_else_does():
     assert (end != start)[::2].float().mean() > 0.9
 
 
+@pytest.mark.parametrize("width", ["found", *WIDTHS])
+def test_no_step_is_longer_than_asked(libraries, width):
+    """What the claim of a segment rests on."""
+    if width not in libraries:
+        pytest.skip("there is no C compiler here")
+    start, shards = torch.zeros(model_of("uneven").parameters), shards_of("uneven", [9, 3, 1])
+    start[:60] = 50.0
+    work = LocalWork(1.0, batch_size=None, steps=1, step_norm=0.25)
+    terms = LocalTerms(linear=torch.full_like(start, 2.0))
+    for end in walked_ends("uneven", shards, work, terms, libraries[width], start):
+        assert 0.2499 < float((end - start).double().norm()) <= 0.25 * (1 + 1e-5)
+
+
 @pytest.mark.parametrize("label", [-1, 3])
 def test_labels_outside_the_classes_never_reach_the_kernel(label):
     model, (shard,) = model_of("small"), shards_of("small", [4])

@@ -193,7 +193,7 @@ class Local(Section):
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     augment: Augment | None = None
     compiled: bool = False
-    """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
+    """Linear models by compiled C code: a few times faster, equal up to float32 rounding."""
 
     @property
     def adaptive(self) -> bool:

@@ -46,12 +46,28 @@ def find_library() -> ctypes.CDLL | Missing:
     """The library for this processor, the same in the whole process; or why there is none."""
     for path in shipped_libraries():
         if not probe_library(path):
-            return kernel_calls.open_library(str(path))
+            return load_library(path)
     compiler = find_compiler()
     if compiler is None:
         return Missing("there is no C compiler here", "install one (cc, gcc or clang), or leave it out")
     folder = kept_folder()
     return compile_once(compiler) if folder is None else kept_library(compiler, folder)
+
+
+DIGESTS: dict[str, str] = {}
+"""Path of a library that was loaded -> digest of its bytes."""
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load a library that was found right."""
+    DIGESTS[str(path)] = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    return kernel_calls.open_library(str(path))
+
+
+def library_digest() -> str | None:
+    """Which build is in use, for records: another one may round differently; None without compiled code."""
+    library = find_library()
+    return None if isinstance(library, Missing) else DIGESTS[library._name]
 
 
 def shipped_libraries() -> list[Path]:
@@ -79,7 +95,7 @@ def kept_library(compiler: list[str], folder: Path) -> ctypes.CDLL | Missing:
             if not path.is_file() and (missing := write_library(compiler, path)):
                 return missing
             if is_own(path, leaf=True) and not probe_library(path):
-                return kernel_calls.open_library(str(path))
+                return load_library(path)
             path.unlink()
     return compile_once(compiler)
 
@@ -131,7 +147,7 @@ def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
         if wrong := run_probe(path):
             return Missing(wrong)
         try:
-            return kernel_calls.open_library(str(path))
+            return load_library(path)
         except OSError:
             law = f"compiled code cannot be loaded from {tempfile.gettempdir()}"
             return Missing(law, "set TMPDIR to a folder that may hold programs, or leave it out")
