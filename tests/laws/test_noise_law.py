@@ -217,7 +217,7 @@ def test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviati
 
     monkeypatch.setattr(Streams, "rng", ones)
     monkeypatch.setattr(
-        "sightline.training.dp_sgd_settings.gaussian_steps", lambda size, *, rng: repeat(torch.ones(size))
+        "sightline.training.dp_sgd_settings.gaussian_steps", lambda size, *, rng, path: repeat(torch.ones(size))
     )
     case = CASES[name]
     for noise in standard_noises(noted_run(case.setting(), 2)):

@@ -116,9 +116,9 @@ BUGS: dict[str, Bug] = {
         "the noise of private steps comes back after 16384 / d steps",
         "training/dp_sgd_settings.py",
         """    while True:
-        block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
+        block = draw_gaussian(ahead * size, rng=rng, path=path).view(ahead, size)
 """,
-        """    block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
+        """    block = draw_gaussian(ahead * size, rng=rng, path=path).view(ahead, size)
     while True:
 """,
         f"{DRAWS}::test_noise_is_drawn_afresh_at_every_step",

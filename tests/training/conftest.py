@@ -14,3 +14,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_search(monkeypatch, tmp_path):
+    """Compiled code is looked for anew, with nothing shipped and an empty cache; afterwards it is as it was."""
+    from sightline.training.compiled import library
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "shipped_libraries", list)
+    library.find_library.cache_clear()
+    yield tmp_path / "cache" / "sightline" / "compiled"
+    library.find_library.cache_clear()

@@ -1,8 +1,5 @@
 """Compiled steps of linear clients: those of torch up to rounding, a client's own bits, and clear words where they cannot be."""
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,10 +11,11 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, train_local
-from sightline.training.fast import linear_kernel
+from sightline.training.compiled import library
 from tests.engine.conftest import TINY, changed
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler here")
+FOUND = library.find_library()
+pytestmark = pytest.mark.skipif(isinstance(FOUND, library.Missing), reason=f"no compiled code: {FOUND}")
 
 WORK = {"learning_rate": 0.2, "momentum": 0.5, "batch_size": 4, "epochs": 3, "weight_decay": 0.01}
 
@@ -67,22 +65,23 @@ def test_labels_outside_the_classes_never_reach_the_kernel(model, label):
         ends(model, [shard], LocalWork(**WORK, compiled=True))
 
 
-def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path):
-    linear_kernel.compile_library.cache_clear()
+def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path, fresh_search):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
     with pytest.raises(InvalidInput, match=r"local.compiled=True: there is no C compiler here; install one"):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path):
-    linear_kernel.compile_library.cache_clear()
+def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path, fresh_search):
     broken = tmp_path / "mycc"
     broken.write_text("#!/bin/sh\necho 'no such target' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(InvalidInput, match=r"could not compile it \(no such target\); leave it out"):
-        linear_kernel.compile_library(Path("linear_kernel.c"))
+    with pytest.raises(
+        InvalidInput, match=r"local.compiled=True: .* could not compile it \(no such target\); leave it out"
+    ):
+        sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_classification_keeps_its_bits():
 
 def test_other_losses_never_take_a_path_of_cross_entropy():
     """The convolutional stack and compiled code have the gradient of cross entropy written into them."""
-    from sightline.training.fast.linear_kernel import check_kernel
+    from sightline.training.compiled.linear_kernel import check_kernel
 
     for task in ("binary", "multilabel", "regression"):
         assert stacking_for(model_of(task, "cnn")) is None

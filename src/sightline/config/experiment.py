@@ -193,7 +193,7 @@ class Local(Section):
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     augment: Augment | None = None
     compiled: bool = False
-    """Linear models by C code that is compiled here: a few times faster, equal up to float32 rounding."""
+    """Linear models by compiled C code: a few times faster, equal up to float32 rounding."""
     precision: Literal["float32", "bf16"] = "float32"
     """Of products and convolutions in local training; bf16 rounds to 8 bits, and is faster on some processors."""
     paths: Literal["measured", "rule"] | None = None

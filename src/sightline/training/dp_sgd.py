@@ -84,7 +84,7 @@ def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, ho
     """One client's private steps on the worker's weights."""
     x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
     y = worker.place_tensor(torch.from_numpy(shard.y))
-    noises = how.noise_of(client, worker.gradient.numel())
+    noises = how.noise_of(client, worker.gradient.numel(), descent.work.paths.noise)
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
         how.write_sum(worker, shard, x, y, batch, client)
         if noise is not None:

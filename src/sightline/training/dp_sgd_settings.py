@@ -14,6 +14,7 @@ from sightline.accounting.strategies import Strategy
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.training.augmentation import Views, clipped_sum_of_views
+from sightline.training.compiled.noise import normals_of
 from sightline.training.gradients import GradientWorker
 from sightline.training.local_work import Index, poisson_batches
 
@@ -21,17 +22,20 @@ AHEAD = 1 << 14
 """How many normal numbers are drawn at once, when one step needs fewer."""
 
 
-def draw_gaussian(size: int, *, rng: np.random.Generator) -> Tensor:
+def draw_gaussian(size: int, *, rng: np.random.Generator, path: str = "torch") -> Tensor:
     """`size` independent standard normal float32 numbers.
 
     z = sqrt(-2 ln u) (cos t, sin t); u is the magnitude of a random 64-bit word, t the lower half of another pair's
     word (float32 keeps 24 bits of u, so the halves meet only where u < 2^-7, and there in u's last bits).
 
     Guarantees: all randomness is the generator's; tails reach 9.3 standard deviations (torch's own float32 normals end
-    at 5.8, because their u has 24 bits); about three times as fast as numpy's.
+    at 5.8, because their u has 24 bits); about three times as fast as numpy's. With `path` "compiled" the same function
+    of the same words up to float32 rounding, in compiled code where there is some.
     """
     pairs = max(1, -(-size // 2))
     words = random_words(pairs, rng)
+    if path == "compiled" and (found := normals_of(words)) is not None:
+        return found[:size]
     radius = words.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
     halves = words.view(torch.int32)[::2]
     angle = torch.cat([halves[pairs // 2 :], halves[: pairs // 2]]).float().mul_(pi / 2**31)
@@ -48,14 +52,14 @@ def random_words(count: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rng.bit_generator.random_raw(count).view(np.int64))
 
 
-def gaussian_steps(size: int, *, rng: np.random.Generator) -> Iterator[Tensor]:
+def gaussian_steps(size: int, *, rng: np.random.Generator, path: str = "torch") -> Iterator[Tensor]:
     """A fresh vector of `size` standard normal numbers for every step, without end.
 
     Guarantees: every number is used once; small vectors are cut from one larger draw, which only saves time.
     """
     ahead = max(1, AHEAD // max(size, 1))
     while True:
-        block = draw_gaussian(ahead * size, rng=rng).view(ahead, size)
+        block = draw_gaussian(ahead * size, rng=rng, path=path).view(ahead, size)
         yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps
 
 
@@ -186,10 +190,13 @@ class DPSGDSettings:
             seen = shard.x if batch is None else shard.x[batch]
             clipped_sum_of_views(worker, seen, some, self.clip_norm, self.views, self.view_rngs[client])
 
-    def noise_of(self, client: int, size: int) -> Iterator[Tensor | None]:
-        """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none."""
+    def noise_of(self, client: int, size: int, path: str = "torch") -> Iterator[Tensor | None]:
+        """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none.
+
+        `path` is that of `Paths.noise`.
+        """
         if self.noise_std[client] == 0:
             return repeat(None)
-        fresh = gaussian_steps(size, rng=self.noise_rngs[client])
+        fresh = gaussian_steps(size, rng=self.noise_rngs[client], path=path)
         strategy = None if self.strategies is None else self.strategies[client]
         return fresh if strategy is None else correlate_steps(strategy, fresh, size)

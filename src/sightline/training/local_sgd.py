@@ -11,9 +11,10 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
+from sightline.training.compiled.conv_walk import WalkKernel, train_walked, walk_kernel_for
+from sightline.training.compiled.linear_kernel import train_compiled
 from sightline.training.dispatch import stacking_for, worker_for
 from sightline.training.fast.dense_stack import ChainWorker
-from sightline.training.fast.linear_kernel import train_compiled
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows, shuffled_batches, steps_of
@@ -50,14 +51,22 @@ def train_local(
         return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
     if work.precision != FLOAT32:
         return train_in_turn(walk, clients)
+    if takes_compiled_walk(model, work):
+        return chain.from_iterable(train_walked(walk, block) for block in client_blocks(clients, model.parameters))
     stacking = stacking_for(model)
-    if stacking is not None and stacking.floats and work.paths.plain != "stack":
+    if stacking is not None and stacking.floats and work.paths.plain in ("loop", "folded"):
         stacking = None  # one after the other was asked for
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
     stacked = iter(()) if stacking is None else train_stacked(walk, small, stacking.build, stacking.most_clients)
     return chain(stacked, train_in_turn(walk, alone))
+
+
+def takes_compiled_walk(model: FlatModel, work: LocalWork) -> bool:
+    """Whether clients of this model are walked by compiled code: asked for, plain SGD in float32, and with a kernel."""
+    asked = work.paths.plain == "compiled" and work.adam is None and work.precision == FLOAT32
+    return asked and isinstance(walk_kernel_for(model), WalkKernel)
 
 
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:

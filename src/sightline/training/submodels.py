@@ -149,7 +149,7 @@ def descend_in_parts(
     apart: SubmodelClipping, client: int, assign_rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """One client's private steps on `weights`."""
-    noises = how.noise_of(client, len(weights))
+    noises = how.noise_of(client, len(weights), descent.work.paths.noise)
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
         x, y = (shard.x, shard.y) if batch is None else (shard.x[batch], shard.y[batch])
         gradient = parted_gradient_sum(splitting, weights, x, y, apart, rng=assign_rng)

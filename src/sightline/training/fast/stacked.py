@@ -255,7 +255,7 @@ def private_stacked(
         looked_at = sum(how.steps[client] * how.sample_rates[client] * len(shards[client]) for client in group)
         pile = pile_of([shards[client] for client in group], looked_at)
         plans = [how.batches_of(client, len(shards[client])) for client in group]
-        noises = [how.noise_of(client, model.parameters) for client in group]
+        noises = [how.noise_of(client, model.parameters, work.paths.noise) for client in group]
         stds = [how.noise_std[client] for client in group]
         divisors = torch.tensor([how.divisors[client] for client in group]).unsqueeze(1)
         for step in range(max(how.steps[client] for client in group)):
