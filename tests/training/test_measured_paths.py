@@ -14,7 +14,14 @@ from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalWork, machine, measure_paths, planned_work
 from sightline.training.local_sgd import train_local
-from sightline.training.measure_paths import CANDIDATES, Candidate, MeasuredWork, available_paths, choose_measured
+from sightline.training.measure_paths import (
+    CANDIDATES,
+    Candidate,
+    MeasuredWork,
+    available_paths,
+    choose_measured,
+    missing_paths,
+)
 from sightline.training.paths import BY_RULE, Paths, read_paths
 
 
@@ -53,14 +60,23 @@ def plain_work(model=None, **changes):
     return MeasuredWork(model or small_cnn(), replace(LocalWork(learning_rate=0.1), **changes), width=4, private=False)
 
 
-@pytest.fixture
-def more_candidates(monkeypatch):
-    """Paths that other code may bring: one for plain steps, and two for private ones."""
-    more = [("plain", "compiled"), ("plain", "folded"), ("record", "grouped"), ("noise", "compiled")]
-    known = {(one.field, one.path) for one in CANDIDATES} - set(more)
-    kept = [one for one in CANDIDATES if (one.field, one.path) in known]
-    found = (*kept, *(Candidate(*one, lambda model, work, width: True) for one in more))
+MORE = [("plain", "compiled"), ("plain", "folded"), ("record", "grouped"), ("noise", "compiled")]
+
+
+@pytest.fixture(autouse=True)
+def few_candidates(monkeypatch):
+    """Two paths for plain steps, one for private ones."""
+    found = tuple(one for one in CANDIDATES if (one.field, one.path) not in MORE)
     monkeypatch.setattr(measure_paths, "CANDIDATES", found)
+    return found
+
+
+@pytest.fixture
+def more_candidates(monkeypatch, few_candidates):
+    """All paths, whether or not their code is there."""
+    more = (Candidate(*one, lambda model, work, width: True) for one in MORE)
+    monkeypatch.setattr(measure_paths, "CANDIDATES", (*few_candidates, *more))
+    monkeypatch.setattr(measure_paths, "library_digest", lambda: None)
 
 
 @pytest.mark.parametrize("fastest", ["stack", "loop", "compiled", "folded"])
@@ -69,6 +85,19 @@ def test_the_fastest_plain_path_is_taken(cache, monkeypatch, more_candidates, fa
     clock = Clock(monkeypatch, times)
     assert choose_measured(plain_work(), clock=clock) == Paths(plain=fastest)
     assert {paths.plain for paths in clock.runs} == set(times)
+
+
+def test_compiled_code_is_taken_by_its_build_and_another_build_is_another_path(cache, monkeypatch, more_candidates):
+    monkeypatch.setattr(measure_paths, "library_digest", lambda: "one build")
+    clock = Clock(monkeypatch, {"compiled": 0.01, "stack": 0.1, "loop": 0.1, "folded": 0.1})
+    work = plain_work()
+    chosen = choose_measured(work, clock=clock)
+    assert chosen == choose_measured(work, clock=clock) == Paths(plain="compiled", library="one build")
+    assert read_paths(chosen.describe()) == chosen
+    assert missing_paths(work.model, work.work, chosen) == {}
+    monkeypatch.setattr(measure_paths, "library_digest", lambda: "another")
+    assert missing_paths(work.model, work.work, chosen) == {"plain": "compiled"}
+    assert missing_paths(work.model, work.work, Paths(plain="loop")) == {}
 
 
 @pytest.mark.parametrize("record", ["unfold", "grouped"])
@@ -168,7 +197,8 @@ def test_the_setting_and_the_variable_switch_measuring_off(cache, monkeypatch):
         planned_work.choose_paths(experiment(), model, sizes)
 
 
-def test_a_real_comparison_finds_a_path_that_exists(cache):
+def test_a_real_comparison_finds_a_path_that_exists(cache, monkeypatch):
+    monkeypatch.setattr(measure_paths, "CANDIDATES", CANDIDATES)
     work = plain_work()
     found = choose_measured(work)
     assert found.plain in available_paths(work.model, work.work, private=False, width=4)["plain"]

@@ -356,7 +356,11 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     was, are = before.get("device", "cpu"), now.get("device", "cpu")
     found += [f"device {was} -> {are}"] if was != are else []
     was, are = (BY_RULE.describe() | one.get("paths", {}) for one in (before, now))
-    found += [f"path {name} {was[name]} -> {are[name]}" for name in are if was.get(name) != are[name]]
+    found += [
+        f"path {name} {was.get(name, 'none')} -> {are.get(name, 'none')}"
+        for name in sorted({*was, *are})
+        if was.get(name) != are.get(name)
+    ]
     if "frozen" in before and before["frozen"] != now.get("frozen"):
         found.append("frozen tensors and buffers")
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])

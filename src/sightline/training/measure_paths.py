@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,16 @@ import numpy as np
 from sightline.data.federation import Shard
 from sightline.models.flat import FlatModel, probe_inputs
 from sightline.models.task import probe_targets
-from sightline.training.dispatch import small_convolutional, stacking_for
+from sightline.training.compiled.conv_walk import WalkKernel, walk_kernel_for
+from sightline.training.compiled.library import library_digest
+from sightline.training.compiled.noise import noise_missing
+from sightline.training.dispatch import small_convolutional, stacking_for, worker_for
 from sightline.training.dp_sgd import dp_sgd
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.local_sgd import train_local
 from sightline.training.local_work import LocalWork
 from sightline.training.machine import keep_measured, recall_measured
-from sightline.training.paths import BY_RULE, Paths
+from sightline.training.paths import BY_RULE, COMPILED, Paths
 
 SECONDS = 1.0
 """How long one comparison may take; every candidate is tried once, whatever that takes."""
@@ -102,36 +104,22 @@ def _has_loop(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     return small_convolutional(model) is not None
 
 
-def _find_function(module: str, name: str) -> Any:
-    """A function that code of a later version, or of another build, may not have; None where it is not there."""
-    try:
-        return getattr(import_module(module), name, None)
-    except ImportError:
-        return None
-
-
 def _has_folded(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
-    there = _find_function("sightline.training.local_sgd", "folds_steps")
-    return there is not None and not more and small_convolutional(model) is not None
+    return not more and small_convolutional(model) is not None
 
 
 def _has_compiled_walk(model: FlatModel, work: LocalWork, width: int | None) -> bool:
-    found = _find_function("sightline.training.compiled.conv_walk", "walk_kernel_for")
     plain = work.adam is None and work.precision == "float32" and small_convolutional(model) is not None
-    return found is not None and plain and not isinstance(found(model), str)
+    return plain and isinstance(walk_kernel_for(model), WalkKernel)
 
 
 def _has_grouped(model: FlatModel, work: LocalWork, width: int | None) -> bool:
-    if _find_function("sightline.training.dispatch", "record_worker") is None:
-        return False
-    found = _find_function("sightline.training.dispatch", "worker_for")
-    return found(model, "grouped") is not found(model)
+    return worker_for(model, "grouped") is not worker_for(model)
 
 
 def _has_compiled_noise(model: FlatModel, work: LocalWork, width: int | None) -> bool:
-    found = _find_function("sightline.training.compiled.noise", "noise_missing")
-    return found is not None and found() is None
+    return noise_missing() is None
 
 
 def _always(model: FlatModel, work: LocalWork, width: int | None) -> bool:
@@ -168,14 +156,18 @@ def available_paths(
 
 
 def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:
-    """Field -> the path that these paths take and that does not exist here; the rule's own always does."""
-    taken = {name: word for name, word in paths.describe().items() if word != getattr(BY_RULE, name)}
+    """Field -> the path that these paths take and that does not exist here; the rule's own always does.
+
+    Compiled code of another build is other code: it may round differently.
+    """
     known = {(one.field, one.path): one for one in CANDIDATES}
+    built = not paths.library or paths.library == library_digest()
 
     def exists(field: str, path: str) -> bool:
         one = known.get((field, path))
-        return one is not None and one.exists(model, work, None)
+        return one is not None and (path != COMPILED or built) and one.exists(model, work, None)
 
+    taken = {field: path for field, path in paths.chosen().items() if path != getattr(BY_RULE, field)}
     return {field: path for field, path in taken.items() if not exists(field, path)}
 
 
@@ -195,14 +187,19 @@ def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> 
     kept = recall_measured(work.key)
     known = None if kept is None else _take_kept(kept, choices)
     if known is not None:
-        return known
+        return name_library(known)
     chosen, seconds = BY_RULE, {}
     for field, many in choices.items():
         times = compare_paths({path: replace(chosen, **{field: path}) for path in many}, work.run, clock=clock)
         chosen = replace(chosen, **{field: pick_fastest(times)})
         seconds[field] = {path: round(spent, 6) for path, spent in times.items()}
-    kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds}, stale=kept)
-    return _take_kept(kept, choices) or chosen
+    kept = keep_measured(work.key, {"paths": chosen.chosen(), "seconds": seconds}, stale=kept)
+    return name_library(_take_kept(kept, choices) or chosen)
+
+
+def name_library(paths: Paths) -> Paths:
+    """The paths with the build of compiled code, where one of them takes it."""
+    return replace(paths, library=library_digest() or "") if COMPILED in paths.chosen().values() else paths
 
 
 def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Paths | None:
