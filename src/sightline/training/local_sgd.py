@@ -47,7 +47,7 @@ def train_local(
     if work.compiled:
         return chain.from_iterable(train_compiled(walk, block) for block in client_blocks(clients, model.parameters))
     stacking = stacking_for(model)
-    if stacking is not None and stacking.floats and work.paths.plain != "stack":
+    if stacking is not None and stacking.floats and work.paths.plain in ("loop", "folded"):
         stacking = None  # one after the other was asked for
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)

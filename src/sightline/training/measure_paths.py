@@ -20,10 +20,12 @@ from sightline.training.local_work import LocalWork
 from sightline.training.machine import keep_measured, recall_measured
 from sightline.training.paths import BY_RULE, Paths
 
-SECONDS = 1.0
-"""How long one comparison may take; every candidate is tried once, whatever that takes."""
-REPEAT, STEPS = 5, 2
-"""Turns of a comparison after the first one, and local steps of a client in each."""
+SECONDS, ENOUGH = 1.0, 0.2
+"""How long one comparison may take, and how long short ones go on; every candidate is tried once, whatever that takes.
+
+Processor seconds: what else the machine does meanwhile decides nothing."""
+REPEAT, MOST, STEPS = 5, 50, 2
+"""Turns of a comparison after the first one, the most of them, and local steps of a client in each."""
 SLOWER = 1.5
 """A candidate whose best time is so many times the best of all is tried no more."""
 WORTH = 0.95
@@ -179,7 +181,14 @@ def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, 
     return {field: path for field, path in taken.items() if not exists(field, path)}
 
 
-def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> Paths:
+def compiled_code(paths: Paths) -> str | None:
+    """The digest of the compiled code that these paths run, as another build rounds otherwise; None: they run none."""
+    found = _find_function("sightline.training.compiled.library", "library_digest")
+    taken = "compiled" in paths.describe().values()
+    return found() if taken and found is not None else None
+
+
+def choose_measured(work: MeasuredWork, *, clock: Clock = time.process_time) -> Paths:
     """The fastest paths for this work on this machine: as they were measured once, else measured now and kept.
 
     Guarantees: where each field has one candidate, nothing is measured, read or written. What was kept is taken only
@@ -214,7 +223,7 @@ def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) ->
 
 
 def compare_paths(
-    candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.perf_counter
+    candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.process_time
 ) -> dict[str, float]:
     """The best seconds of each candidate, taken in turns; one that is clearly slower is left out of further turns.
 
@@ -222,7 +231,7 @@ def compare_paths(
     """
     best: dict[str, float] = {}
     begun, left = clock(), list(candidates)
-    for turn in range(REPEAT + 1):
+    for turn in range(MOST + 1):
         for name in left:
             first = clock()
             run(candidates[name])
@@ -230,7 +239,7 @@ def compare_paths(
             best[name] = min(spent, best[name]) if turn > 1 else spent
         if turn:
             left = [name for name in left if best[name] <= SLOWER * min(best.values())]
-        if len(left) < 2 or clock() - begun > SECONDS:
+        if len(left) < min(2, len(candidates)) or clock() - begun > (ENOUGH if turn >= REPEAT else SECONDS):
             break
     return best
 
