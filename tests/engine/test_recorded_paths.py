@@ -117,6 +117,9 @@ def test_a_change_of_path_is_named_and_older_runs_had_the_rules():
     rule, loop = {}, {"paths": {"plain": "loop", "record": "unfold", "noise": "torch"}}
     assert list_changes(loop, rule) == ["path plain loop -> stack"]
     assert list_changes(rule, rule) == list_changes(loop, loop) == []
+    one, two = ({"paths": {"plain": "compiled"}, "compiled": digest} for digest in ("a", "b"))
+    assert list_changes(one, two) == ["compiled code"]
+    assert list_changes(one, rule) == ["path plain compiled -> stack"]
 
 
 def test_the_off_switch_reaches_the_run(tmp_path, monkeypatch, used):

@@ -30,6 +30,7 @@ from sightline.mechanisms import ClientState, Public
 from sightline.models import code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
 from sightline.training.devices import describe_device
+from sightline.training.measure_paths import compiled_code
 from sightline.training.paths import BY_RULE
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -248,7 +249,7 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
             "versions": package_versions(),
         }
         | _other_device(setting)
-        | ({} if setting.paths == BY_RULE else {"paths": setting.paths.describe()})
+        | _other_paths(setting)
         | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
     )
 
@@ -257,6 +258,12 @@ def _other_device(setting: BuiltExperiment) -> dict[str, str]:
     """Where clients are trained, when that is not the CPU: another device rounds otherwise."""
     device = setting.model.device
     return {} if device.type == "cpu" else {"device": describe_device(device)}
+
+
+def _other_paths(setting: BuiltExperiment) -> dict[str, Any]:
+    """Which paths local training takes, when they are not the rule's, and the compiled code among them."""
+    taken = setting.paths
+    return {} if taken == BY_RULE else {"paths": taken.describe(), "compiled": compiled_code(taken)}
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -356,11 +363,8 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     was, are = before.get("device", "cpu"), now.get("device", "cpu")
     found += [f"device {was} -> {are}"] if was != are else []
     was, are = (BY_RULE.describe() | one.get("paths", {}) for one in (before, now))
-    found += [
-        f"path {name} {was.get(name, 'none')} -> {are.get(name, 'none')}"
-        for name in sorted({*was, *are})
-        if was.get(name) != are.get(name)
-    ]
+    moved = [f"path {name} {was[name]} -> {are[name]}" for name in are if was.get(name) != are[name]]
+    found += moved or (["compiled code"] if before.get("compiled") != now.get("compiled") else [])
     if "frozen" in before and before["frozen"] != now.get("frozen"):
         found.append("frozen tensors and buffers")
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])

@@ -8,7 +8,7 @@ from sightline.engine.record import RunRecord
 from sightline.errors import invalid
 from sightline.ledger import EntryKind
 from sightline.training.measure_paths import missing_paths
-from sightline.training.paths import BY_RULE, COMPILED, Paths, read_paths
+from sightline.training.paths import BY_RULE, Paths, read_paths
 from sightline.training.planned_work import choose_paths, local_work
 
 ACCEPT = "--accept-changes"
@@ -43,10 +43,6 @@ def settle_paths(
     missing = missing_paths(setting.model, local_work(setting.experiment), paths)
     if missing and not accept:
         told = ", ".join(f"{field} = {path}" for field, path in missing.items())
-        other = f" (build {paths.library})" if COMPILED in missing.values() else ""
-        law = f"it trains by paths that do not exist on this machine: {told}{other}"
+        law = f"it trains by paths that do not exist on this machine: {told}"
         invalid("--resume", record.directory, law, f"go on where it began, or by rule with {ACCEPT}")
-    kept = {field: path for field, path in paths.describe().items() if field not in missing}
-    if COMPILED not in kept.values():
-        kept.pop("library", None)
-    return replace(setting, paths=read_paths(kept))
+    return replace(setting, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))

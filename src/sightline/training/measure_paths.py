@@ -20,12 +20,14 @@ from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.local_sgd import train_local
 from sightline.training.local_work import LocalWork
 from sightline.training.machine import keep_measured, recall_measured
-from sightline.training.paths import BY_RULE, COMPILED, Paths
+from sightline.training.paths import BY_RULE, Paths
 
-SECONDS = 1.0
-"""How long one comparison may take; every candidate is tried once, whatever that takes."""
-REPEAT, STEPS = 5, 2
-"""Turns of a comparison after the first one, and local steps of a client in each."""
+SECONDS, ENOUGH = 1.0, 0.2
+"""How long one comparison may take, and how long short ones go on; every candidate is tried once, whatever that takes.
+
+Processor seconds: what else the machine does meanwhile decides nothing."""
+REPEAT, MOST, STEPS = 5, 50, 2
+"""Turns of a comparison after the first one, the most of them, and local steps of a client in each."""
 SLOWER = 1.5
 """A candidate whose best time is so many times the best of all is tried no more."""
 WORTH = 0.95
@@ -156,22 +158,23 @@ def available_paths(
 
 
 def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:
-    """Field -> the path that these paths take and that does not exist here; the rule's own always does.
-
-    Compiled code of another build is other code: it may round differently.
-    """
+    """Field -> the path that these paths take and that does not exist here; the rule's own always does."""
+    taken = {name: word for name, word in paths.describe().items() if word != getattr(BY_RULE, name)}
     known = {(one.field, one.path): one for one in CANDIDATES}
-    built = not paths.library or paths.library == library_digest()
 
     def exists(field: str, path: str) -> bool:
         one = known.get((field, path))
-        return one is not None and (path != COMPILED or built) and one.exists(model, work, None)
+        return one is not None and one.exists(model, work, None)
 
-    taken = {field: path for field, path in paths.chosen().items() if path != getattr(BY_RULE, field)}
     return {field: path for field, path in taken.items() if not exists(field, path)}
 
 
-def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> Paths:
+def compiled_code(paths: Paths) -> str | None:
+    """The digest of the compiled code that these paths run, as another build rounds otherwise; None: they run none."""
+    return library_digest() if "compiled" in paths.describe().values() else None
+
+
+def choose_measured(work: MeasuredWork, *, clock: Clock = time.process_time) -> Paths:
     """The fastest paths for this work on this machine: as they were measured once, else measured now and kept.
 
     Guarantees: where each field has one candidate, nothing is measured, read or written. What was kept is taken only
@@ -187,19 +190,14 @@ def choose_measured(work: MeasuredWork, *, clock: Clock = time.perf_counter) -> 
     kept = recall_measured(work.key)
     known = None if kept is None else _take_kept(kept, choices)
     if known is not None:
-        return name_library(known)
+        return known
     chosen, seconds = BY_RULE, {}
     for field, many in choices.items():
         times = compare_paths({path: replace(chosen, **{field: path}) for path in many}, work.run, clock=clock)
         chosen = replace(chosen, **{field: pick_fastest(times)})
         seconds[field] = {path: round(spent, 6) for path, spent in times.items()}
-    kept = keep_measured(work.key, {"paths": chosen.chosen(), "seconds": seconds}, stale=kept)
-    return name_library(_take_kept(kept, choices) or chosen)
-
-
-def name_library(paths: Paths) -> Paths:
-    """The paths with the build of compiled code, where one of them takes it."""
-    return replace(paths, library=library_digest() or "") if COMPILED in paths.chosen().values() else paths
+    kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds}, stale=kept)
+    return _take_kept(kept, choices) or chosen
 
 
 def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Paths | None:
@@ -211,7 +209,7 @@ def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) ->
 
 
 def compare_paths(
-    candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.perf_counter
+    candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.process_time
 ) -> dict[str, float]:
     """The best seconds of each candidate, taken in turns; one that is clearly slower is left out of further turns.
 
@@ -219,7 +217,7 @@ def compare_paths(
     """
     best: dict[str, float] = {}
     begun, left = clock(), list(candidates)
-    for turn in range(REPEAT + 1):
+    for turn in range(MOST + 1):
         for name in left:
             first = clock()
             run(candidates[name])
@@ -227,7 +225,7 @@ def compare_paths(
             best[name] = min(spent, best[name]) if turn > 1 else spent
         if turn:
             left = [name for name in left if best[name] <= SLOWER * min(best.values())]
-        if len(left) < 2 or clock() - begun > SECONDS:
+        if len(left) < min(2, len(candidates)) or clock() - begun > (ENOUGH if turn >= REPEAT else SECONDS):
             break
     return best
 

@@ -1,7 +1,7 @@
 """The exact paths that local training can take: the same numbers up to float32 rounding, at different speeds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sightline.errors import invalid
@@ -24,26 +24,18 @@ class Paths:
     noise: str = "torch"
     """Normal numbers of DP-SGD's steps from raw words: `torch` or `compiled`."""
 
-    library: str = ""
-    """Digest of the build of compiled code, where a path takes it: another build may round differently."""
-
-    def chosen(self) -> dict[str, str]:
-        """Field -> path."""
-        return {name: getattr(self, name) for name in KNOWN}
-
     def describe(self) -> dict[str, str]:
-        """What a run records: the paths, and the build of compiled code where one is taken."""
-        return self.chosen() | ({"library": self.library} if self.library else {})
+        """Field -> path, as a run records them."""
+        return asdict(self)
 
 
 BY_RULE = Paths()
 """What is taken where nothing was measured."""
 
-COMPILED = "compiled"
 KNOWN = {
-    "plain": ("stack", "loop", "folded", COMPILED),
+    "plain": ("stack", "loop", "folded", "compiled"),
     "record": ("unfold", "grouped"),
-    "noise": ("torch", COMPILED),
+    "noise": ("torch", "compiled"),
 }
 """Field -> every path that there is, the rule's first; which of them exist for a model is asked elsewhere."""
 
@@ -51,13 +43,12 @@ KNOWN = {
 def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
     """The paths that a run recorded; what it does not name is by rule, and a word that nobody knows is refused.
 
-    >>> read_paths({"plain": "loop"}).plain
-    'loop'
+    >>> read_paths({"plain": "loop"})
+    Paths(plain='loop', record='unfold', noise='torch')
     """
     given = dict(recorded or {})
-    library = given.pop("library", "")
     for name, word in given.items():
         if name not in KNOWN or word not in KNOWN[name]:
             known = ", ".join(KNOWN.get(name, [one.name for one in fields(Paths)]))
             invalid(f"paths.{name}", word, f"this version knows {known}", "use the version that began the run")
-    return Paths(**given, library=str(library))
+    return Paths(**given)

@@ -33,7 +33,7 @@ def local_work(experiment: Experiment, paths: Paths = BY_RULE) -> LocalWork:
         weight_decay=local.weight_decay,
         compiled=local.compiled,
         adam=_adam_of(local),
-        precision=getattr(local, "precision", "float32"),
+        precision=local.precision,
         paths=paths,
     )
 
