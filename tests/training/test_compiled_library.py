@@ -20,7 +20,10 @@ from sightline.training.paths import Paths
 
 FOUND = library.find_library()
 SHIPPED_LIBRARIES = library.shipped_libraries
-pytestmark = pytest.mark.skipif(isinstance(FOUND, Missing), reason=f"no compiled code: {FOUND}")
+NONE = (
+    isinstance(FOUND, library.Missing) and compile_kernels.find_compiler() is None
+)  # with a compiler there must be code
+pytestmark = pytest.mark.skipif(NONE, reason="there is no C compiler here, and no compiled code was shipped")
 
 
 @pytest.fixture
