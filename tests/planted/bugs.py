@@ -17,6 +17,7 @@ LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
 CORRELATED = "tests/engine/test_correlated_runs.py"
 GRAPH = "tests/training/test_graph_clipping.py"
+WALK = "tests/training/test_compiled_walk.py"
 
 
 @dataclass(frozen=True)
@@ -789,5 +790,27 @@ Build = Callable[""",
         "return (square_norms(self.a) + SMALLEST * inputs) * (square_norms(self.g) + SMALLEST * outputs)",
         "return square_norms(self.a) * square_norms(self.g)",
         f"{GRAPH}::test_a_factor_that_underflows_leaves_no_gradient_unclipped",
+    ),
+    # compiled code
+    "compiled-pool-last-of-equals": bug(
+        "the last of equal pixels wins a compiled pool, in torch the first does",
+        "training/compiled/conv_walk.c",
+        "const Mask more = (value > most) | (value != value);",
+        "const Mask more = (value >= most) | (value != value);",
+        f"{WALK}::test_the_first_of_equals_wins",
+    ),
+    "compiled-steps-of-any-length": bug(
+        "steps of the compiled walk are not scaled onto the ball that a segment is claimed for",
+        "training/compiled/conv_walk.c",
+        "if (!(norm <= work->step_norm)) /* also where it is NaN */",
+        "if (norm > 4.0f * work->step_norm)",
+        f"{WALK}::test_no_step_is_longer_than_asked",
+    ),
+    "compiled-angle-of-its-own-word": bug(
+        "compiled noise takes radius and angle from one word",
+        "training/compiled/noise.c",
+        "int64_t other = first + i + pairs / 2;",
+        "int64_t other = first + i;",
+        "tests/training/test_compiled_noise.py::test_every_word_gives_the_numbers_of_the_other_path",
     ),
 }

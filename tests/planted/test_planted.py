@@ -16,8 +16,9 @@ def test_the_bug_can_be_planted(name):
         assert text.count(edit.old) == 1, f"{edit.file} has changed: adapt tests/planted/bugs.py"
         assert edit.old != edit.new
         texts[edit.file] = text.replace(edit.old, edit.new)
-    for text in texts.values():
-        ast.parse(text)
+    for file, text in texts.items():
+        if file.endswith(".py"):  # C is compiled when it is planted
+            ast.parse(text)
 
 
 @pytest.mark.parametrize("name", BUGS)
