@@ -39,6 +39,12 @@ def measuring(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SIGHTLINE_PATHS", "measured")
     monkeypatch.setattr(process_count, "count_cores", lambda: 2)
+    before = threading.active_count() - 1  # those that run the tests
+
+    def count_threads():
+        return threading.active_count() - before
+
+    monkeypatch.setattr(process_count, "active_count", count_threads)
 
     def force(times):
         monkeypatch.setattr(process_count, "Timing", lambda: times)

@@ -2,10 +2,10 @@
 
 import math
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import active_count
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, S
     process that is one of many itself.
     """
     made: list[Simulator] = []
-    alone = multiprocessing.parent_process() is None and threading.active_count() == 1
+    alone = multiprocessing.parent_process() is None and active_count() == 1
 
     def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> Simulator:
         count = int(workers) if workers != AUTO else choose_workers(setting) if alone and not made else 1
