@@ -1,6 +1,7 @@
 """The systems: their titles, what their kept results say of the papers' figures and tables, and to their authors."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,18 @@ Said = tuple[list[Finding], tuple[str, ...]]
 
 def findings_of(system: str) -> list[Finding]:
     """All findings of a system, from the results that are kept here."""
-    return FOUND[system]()[0]
+    return read_found(system)[0]
 
 
 def find_sentences(system: str) -> tuple[str, ...]:
     """What the authors of the paper would want to read."""
-    return FOUND[system]()[1]
+    return read_found(system)[1]
+
+
+@cache
+def read_found(system: str) -> Said:
+    """Both, worked out once in a process."""
+    return FOUND[system]()
 
 
 def _read_rows(place: str, parts: Any) -> list[dict[str, Any]]:

@@ -141,12 +141,15 @@ def factory(name):
     return make
 
 
-@pytest.fixture(params=EXPECTED)
-def odd(request, monkeypatch):
+@pytest.fixture(params=EXPECTED, scope="module")
+def odd(request):
+    """A name and its model, whose worker is chosen once for all tests of it."""
     module = types.ModuleType("odd_layers")
     module.make = factory(request.param)
-    monkeypatch.setitem(sys.modules, "odd_layers", module)
-    return request.param, build_model("odd_layers:make", input_shape=SHAPE, classes=3, kind=Kind.IMAGE, settings={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "odd_layers", module)
+        model = build_model("odd_layers:make", input_shape=SHAPE, classes=3, kind=Kind.IMAGE, settings={})
+        yield request.param, model
 
 
 def examples(n, seed=0):
