@@ -6,7 +6,7 @@ side with the same batches and the same noise.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -68,9 +68,9 @@ class SideBySide:
             yield average, (100 * right).tolist()
 
 
-def tune_row(row: Row, multiples: tuple[float, ...] = RATES) -> list[str]:
+def tune_row(row: Row, overrides: Sequence[str] = (), multiples: tuple[float, ...] = RATES) -> list[str]:
     """A line of held-out accuracies for every average, after all steps of the row's file."""
-    experiment = read(row.file, [f"data.test_fraction={HELD_OUT}", "data.test_samples=10"])
+    experiment = read(row.file, [f"data.test_fraction={HELD_OUT}", "data.test_samples=10", *overrides])
     client = load_federation(experiment.data, streams=Streams.from_seed(0)).clients[0]
     x, y = torch.from_numpy(client.train.x).flatten(1), torch.from_numpy(client.train.y)
     local, privacy = experiment.local, experiment.privacy
@@ -102,11 +102,12 @@ def main() -> int:
     """Tune the rows that are named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scoreboard.tune", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[row.name for row in LINEAR], metavar="NAME")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the file")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for row in LINEAR:
         if row.name in given.names:
-            print(row.name, *tune_row(row), sep="\n", flush=True)
+            print(row.name, *given.set, *tune_row(row, given.set), sep="\n", flush=True)
     return 0
 
 
