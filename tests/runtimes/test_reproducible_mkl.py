@@ -92,6 +92,7 @@ def test_the_command_line_trains_with_it_and_records_it(tmp_path):
     assert "MKL_CBWR" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_sweep_train_with_it(tmp_path):
     file = tmp_path / "experiment.toml"
     file.write_text(to_toml(parse(BASE | {"rounds": 1})))

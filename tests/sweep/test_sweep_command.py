@@ -52,6 +52,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return sweep
 
 
+@pytest.mark.slow  # seven processes that load torch
 def test_a_bad_combination_and_a_dead_process_do_not_lose_the_rest(tmp_path: Path, swept: Swept) -> None:
     (tmp_path / "killer.py").write_text(DEADLY)
     (tmp_path / "deadly").touch()
