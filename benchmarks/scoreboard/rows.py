@@ -148,7 +148,7 @@ HEART = [
     ),
 ]  # fmt: skip
 SYSTEMS = [
-    Row(name, title, "systems", quick=True, audited="the file itself", trials=400)
+    Row(name, title, "systems", quick=True, audited="the file itself", trials=150)
     for name, title in (
         ("system-groups", "Overlapping groups (DP-OGL): 200 workers, a ring of 4 groups"),
         ("system-upcycled", "Upcycled FedProx: 100 clients"),
