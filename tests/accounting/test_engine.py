@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.accounting import composition
+from sightline.accounting import composition, epsilon
 from sightline.accounting.composition import (
     Sum,
     backward_losses_of,
@@ -44,10 +44,18 @@ def calls(law, strikes):
 laws = st.builds(
     lambda noise, rate, step, tail: gaussian_law(noise, step / noise * rate, tail, rate=rate),
     st.floats(0.3, 100.0),
-    st.floats(0.2, 1.0),
+    st.floats(0.2, 1 - 1e-6) | st.just(1.0),
     st.floats(0.05, 0.2),
     st.sampled_from([1e-12, 1e-20]),
 )
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 10.0])
+def test_a_rate_next_to_one_costs_no_less_than_one(noise):
+    """There the mean of a law is off by 3e-10: upwards."""
+    almost = Poisson(math.nextafter(1.0, 0.0), Gaussian(noise))
+    for steps in (1, 10):
+        assert epsilon({almost: steps}, 1e-5) >= epsilon({Gaussian(noise): steps}, 1e-5)
 
 
 @given(laws)
