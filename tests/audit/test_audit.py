@@ -66,6 +66,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("words", HONEST.values(), ids=HONEST)
+@pytest.mark.slow
 def test_an_honest_mechanism_is_not_accused(words):
     found = audited(trials=60, canaries=60, **words)
     assert not found.broken
@@ -222,6 +223,7 @@ def test_what_is_told_to_another_group_is_heard_there(monkeypatch):
 
 
 @pytest.mark.parametrize("observer", ["cloud", "public", "edge-1", "client-3"])
+@pytest.mark.slow
 def test_every_observer_of_a_tree_sees_something(observer):
     """Half of the noise of nothing: an observer that saw nothing would find nothing."""
     found = of_case(topology="tree", where="edge", observer=observer, trials=80, canaries=10,

@@ -61,6 +61,7 @@ def rounds_within(spent, limit):
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.7, 0.95])
+@pytest.mark.slow
 def test_it_stops_where_a_plain_search_would(unlimited, tmp_path, share):
     kind, whole, spent = unlimited
     limit = share * spent[-1]

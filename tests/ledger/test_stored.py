@@ -89,6 +89,7 @@ def left_by(ledger, rounds):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_module, "RECENT", 32)
     with closing(connect_to_write(tmp_path / "run.sqlite")) as connection:

@@ -78,6 +78,7 @@ def test_two_processes_give_the_same_bits(tmp_path, privacy):
 
 
 @pytest.mark.parametrize("unit", ["client", "sample"])
+@pytest.mark.slow
 def test_modules_of_ones_own_give_the_same_bits_too(tmp_path, unit):
     own = experiment("tests.runtimes.test_workers:Own", unit=unit, noise_multiplier=1.0)
     runs = [sightline.run(own, out=tmp_path / str(workers), workers=workers, progress=False) for workers in (1, 2)]

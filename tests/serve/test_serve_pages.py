@@ -377,6 +377,7 @@ def test_the_calculator_says_what_the_accountant_says(ask: Ask, scheme: str) -> 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.slow
 def test_the_calculator_solves_for_the_noise(ask: Ask, scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The noise that `sightline calibrate` finds, on the page rounded up so that it still meets the budget."""
     small = COMMANDS[scheme].replace("64", "8").replace("uses 8", "uses 2")

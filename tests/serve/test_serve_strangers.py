@@ -232,6 +232,7 @@ NAMES = ("run", "q", "start", "round", "subject", "observer", "by", "against", "
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
+@pytest.mark.slow
 def test_no_value_of_a_query_is_more_than_a_bad_request(ask: Ask, path: str) -> None:
     for name in ("run",) if path == "/report.html" else NAMES:
         for value in HOSTILE:

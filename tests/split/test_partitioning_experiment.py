@@ -122,6 +122,7 @@ def test_a_noise_of_the_same_size_is_longer_with_more_weights():
     assert noise_length("table1", "noisy", 2.0, "cifar10") == pytest.approx(2.0 / 27 * 19498**0.5)
 
 
+@pytest.mark.slow
 def test_every_cell_has_a_key_of_its_own_and_is_an_experiment():
     cells = [cell for name, part in PARTS.items() if name != "quick" for cell in part()]
     keys = {cell.key for cell in cells}
