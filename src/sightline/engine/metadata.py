@@ -59,13 +59,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "name": experiment.name,
         "rounds_planned": experiment.rounds,
         "seed": experiment.seed,
-        "sightline_version": version("sightline"),
-        "versions": package_versions(),
-        "device": describe_device(setting.model.device),
-        "threads": torch.get_num_threads(),
-        "mkl_cbwr": mkl.read_mode(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "paths": setting.paths.describe(),
+        **machine_facts(setting),
         "source": federation.source,
         "kind": str(federation.kind),
         "clients": len(federation.clients),
@@ -114,6 +108,19 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "trusted": list(setting.topology.trusted),
         "guarantee": describe_guarantee(setting),
         "caveats": list_caveats(setting),
+    }
+
+
+def machine_facts(setting: BuiltExperiment) -> dict[str, Any]:
+    """What ran it: versions, device, threads, MKL's mode and the paths of local training."""
+    return {
+        "sightline_version": version("sightline"),
+        "versions": package_versions(),
+        "device": describe_device(setting.model.device),
+        "threads": torch.get_num_threads(),
+        "mkl_cbwr": mkl.read_mode(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "paths": setting.paths.describe(),
     }
 
 
