@@ -1,36 +1,12 @@
-"""Scattering against sums in space, against what kymatio computes, and its laws; the cache; what is refused."""
+"""Scattering against sums in space, against what kymatio computes, and its laws."""
 
-import stat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from sightline.config import Data, Features, parse, read, to_toml
-from sightline.data import load_federation
-from sightline.data import scattering as module
-from sightline.data.scattering import (
-    CHANNELS,
-    GroupNorm,
-    cached_features,
-    compute_features,
-    filters_of,
-    scatter_images,
-    wrap_around,
-)
-from sightline.errors import InvalidInput
-from sightline.randomness import Streams
-
-WORD = Features(transform="scattering")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "sightline"
+from sightline.data.scattering import CHANNELS, filters_of, scatter_images, wrap_around
 
 
 def filtered(x: NDArray[Any], weight: Any, keep: int) -> NDArray[Any]:
@@ -135,100 +111,3 @@ def test_a_constant_image_has_no_detail() -> None:
     found = scatter_images(np.full((1, 28, 28), 0.75, np.float32))[0]
     np.testing.assert_allclose(found[0], 0.75, atol=1e-6)
     np.testing.assert_allclose(found[1:], 0.0, atol=1e-6)
-
-
-def test_groups_are_normalised_inside_the_example() -> None:
-    raw = np.random.default_rng(2).normal(2, 3, (4, 81, 2, 2)).astype(np.float16)
-    out = np.empty(raw.shape, np.float32)
-    GroupNorm(27).apply(raw, out)
-    expected = torch.nn.functional.group_norm(torch.from_numpy(raw.astype(np.float32)), 27)
-    np.testing.assert_allclose(out, expected.numpy(), atol=1e-5)
-    GroupNorm(None).apply(raw, out)
-    np.testing.assert_array_equal(out, raw.astype(np.float32))
-
-
-def digits(**given: Any) -> Any:
-    data = Data(source="digits", clients=3, **given)
-    return load_federation(data, streams=Streams.from_seed(1))
-
-
-def test_a_federation_of_features_has_the_examples_of_the_pixels(own_cache: Path) -> None:
-    plain, made = digits(), digits(features=WORD)
-    assert made.input_shape == (81, 2, 2)
-    assert len(list(own_cache.iterdir())) == 1
-    assert any("each example alone" in note for note in made.notes)
-    for before, after in zip(plain.clients, made.clients, strict=True):
-        np.testing.assert_array_equal(before.train.y, after.train.y)
-        expected = scatter_images(before.train.x[:4, 0])
-        np.testing.assert_allclose(after.train.x[:4], expected, atol=5e-4)
-
-
-def test_features_are_computed_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = np.random.default_rng(3).integers(0, 256, (6, 2, 8, 8)).astype(np.uint8)
-    first = cached_features(pixels, 255.0, "test")
-    file = next(own_cache.iterdir())
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    calls: list[int] = []
-    monkeypatch.setattr(
-        module, "compute_features", lambda *given: calls.append(1) or compute_features(*given)
-    )  # counts, and computes
-    np.testing.assert_array_equal(cached_features(pixels, 255.0, "test"), first)
-    assert not calls
-    other = pixels.copy()
-    other[0, 0, 0, 0] ^= 1
-    assert not np.array_equal(cached_features(other, 255.0, "test"), first)
-    assert len(calls) == 1
-    np.save(file, np.zeros(3, np.float16))  # of another make
-    np.testing.assert_array_equal(cached_features(pixels, 255.0, "test"), first)
-    assert len(calls) == 2
-
-
-def test_without_a_place_to_write_features_stay_in_memory(own_cache: Path) -> None:
-    own_cache.parent.mkdir()
-    own_cache.write_text("a file where the folder should be")
-    pixels = np.zeros((2, 1, 8, 8), np.uint8)
-    assert cached_features(pixels, 255.0, "test").shape == (2, 81, 2, 2)
-
-
-REFUSED = [
-    ({"features": WORD, "partition": "rotation", "clusters": (1, 2)}, "data.partition=rotation"),
-    ({"features": Features(groups=7)}, "data.features.groups=7"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), REFUSED, ids=lambda part: str(part)[:20])
-def test_what_features_cannot_be_is_one_line(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        digits(**given)
-
-
-FILES = [
-    ({"source": "mine:function", "features": "scattering"}, "data.features=scattering"),
-    ({"source": "synthetic", "features": "scattering"}, "data.features=scattering"),
-    ({"features": "wavelets"}, "data.features=wavelets"),
-    ({"features": {"group": 3}}, "data.features.group=3.*groups"),
-    ({"features": {"groups": 0}}, "data.features.groups=0"),
-    ({"features": 0}, "data.features=0"),
-    ({"features": True}, "data.features=True"),
-]
-
-
-@pytest.mark.parametrize(("data", "said"), FILES, ids=lambda part: str(part)[:20])
-def test_mistakes_in_a_file_are_one_line(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        read({"rounds": 1, "data": data})
-
-
-def test_features_are_read_as_they_were_written() -> None:
-    import tomllib
-
-    for word in ('"scattering"', '{transform = "scattering", groups = 27}', "30"):
-        found = read({"rounds": 1}, [f"data.features={word}"])
-        assert parse(tomllib.loads(to_toml(found))) == found
-    assert read({"rounds": 1}, ['data.features="scattering"']).data.features == WORD
-
-
-def test_views_are_of_images() -> None:
-    privacy = {"unit": "sample", "noise_multiplier": 1.0}
-    with pytest.raises(InvalidInput, match=r"local\.augment"):
-        read({"rounds": 1, "data": {"features": "scattering"}, "local": {"augment": {}}, "privacy": privacy})

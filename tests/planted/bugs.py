@@ -813,4 +813,11 @@ Build = Callable[""",
         "int64_t other = first + i;",
         "tests/training/test_compiled_noise.py::test_every_word_gives_the_numbers_of_the_other_path",
     ),
+    "features-of-the-crowd": bug(
+        "features are normalised by a mean over examples, which nobody pays for",
+        "data/features.py",
+        "grouped -= grouped.mean(axis=2, keepdims=True)",
+        "grouped -= grouped.mean(axis=(0, 2), keepdims=True)",
+        "tests/data/test_data_features.py::test_no_example_enters_the_features_of_another",
+    ),
 }

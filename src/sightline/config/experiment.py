@@ -1,7 +1,7 @@
 """The experiment file as frozen values. Names are stable: scripts and papers refer to them."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,6 +41,18 @@ class Features(Section):
     transform: Literal["scattering"] = "scattering"
     groups: Count | None = None
     """Channels are normalised in so many groups, inside the example; left out, they are not."""
+    whiten: bool = False
+    """Channels are mixed after that, so that those of made-up pictures would hardly correlate."""
+    mirror: bool = False
+    """Features are the mean of those of the image and of its mirror image; their left half is kept."""
+    opponent: bool = False
+    """Brightness and two differences of colour take the place of red, green and blue."""
+
+    @model_validator(mode="after")
+    def _whitened_are_normalised(self) -> Self:
+        if self.whiten and self.groups is None:
+            invalid("data.features.whiten", "true", "only normalised channels are whitened", "set groups = 27, too")
+        return self
 
 
 class Data(Section):
@@ -56,7 +68,7 @@ class Data(Section):
     beta: NonNegative = 1.0
     iid: bool = False
     features: Count | Features = 60
-    """Of "synthetic": the length of an example; of images: "scattering", or a table with its groups."""
+    """Of "synthetic": the length of an example; of images: "scattering", or a table of what is wanted of it."""
     classes: Annotated[int, Field(ge=2, le=10**6)] = 10
     size_mean: float = 4.0
     size_sigma: NonNegative = 2.0
@@ -93,6 +105,9 @@ class Data(Section):
             )
         if type(table.get("groups", 1)) is not int or not 1 <= table.get("groups", 1) <= 10**9:
             invalid("data.features.groups", table["groups"], "is a whole number from 1 on", "e.g. groups = 27")
+        for key in ("whiten", "mirror", "opponent"):
+            if not isinstance(table.get(key, False), bool):
+                invalid(f"data.features.{key}", table[key], "is true or false", f"e.g. {key} = true")
         return Features(**table)
 
     @model_validator(mode="after")

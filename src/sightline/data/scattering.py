@@ -8,22 +8,11 @@ adds or removes an example changes one row, so every guarantee about examples, o
 before and after, and the transform costs nothing. A mean or a deviation over examples would be a release: none is here.
 """
 
-import hashlib
-import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from sightline.config import Data, Features
-from sightline.data.federation import Kind
-from sightline.data.source import Partition, Scale, Table
-from sightline.errors import invalid
-from sightline.progress import Terminal, on_terminal
 
 SCALES, ANGLES = 2, 8
 STEP = 1 << SCALES
@@ -32,12 +21,6 @@ CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 """S_0; two scales of 8 angles; 8 angles of the finer scale, each followed by 8 of the coarser."""
 WIDTH, PEAK, SLANT = 0.8, 0.75 * np.pi, 4 / ANGLES
 """Of the finest Morlet wavelet: standard deviation in pixels, frequency, and how much narrower it is along the wave."""
-BATCH = 128
-"""Images worked on at a time."""
-VERSION = b"sightline scattering 1"
-"""Of these numbers and their storage; a change of either is a new name, and old caches are not read."""
-TINY = 1e-5
-"""What is added to a variance, as everybody does who divides by its root."""
 
 Complex = NDArray[np.complex128]
 Real = NDArray[np.float64]
@@ -142,127 +125,3 @@ def _coarse_moduli(spectrum: NDArray[np.complex64], filters: Filters) -> NDArray
     half = product[..., : height // 2, :] + product[..., height // 2 :, :]
     folded = (half[..., : width // 2] + half[..., width // 2 :]) * np.float32(0.25)
     return np.asarray(np.abs(scipy.fft.ifft2(folded)), dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class GroupNorm:
-    """Group normalisation inside an example: each group of channels gets mean 0 and variance 1 over itself.
-
-    Guarantees: an example's statistics are its own; no other example enters, so it is free of charge.
-    """
-
-    groups: int | None
-
-    def apply(self, raw: NDArray[np.float16], out: NDArray[np.float32]) -> None:
-        """Write the features of each example, normalised, into `out`."""
-        out[...] = raw
-        if self.groups is None:
-            return
-        grouped = out.reshape(len(out), self.groups, -1)
-        grouped -= grouped.mean(axis=2, keepdims=True)
-        grouped /= np.sqrt(np.square(grouped).mean(axis=2, keepdims=True) + TINY)
-
-
-def transform_table(table: Table, settings: Data) -> Table:
-    """The table with features for pixels where the settings ask for them, from the cache where they are there."""
-    wanted = settings.features
-    if not isinstance(wanted, Features):
-        return table
-    _check_images(table, settings, wanted)
-    note = f"{settings.source}: {CHANNELS} scattering features a channel and 4 x 4 pixels, of each example alone"
-    if wanted.groups is not None:
-        note += f", normalised in {wanted.groups} groups of channels inside the example"
-    test = None if table.test is None else _features_of(table.test, wanted, settings.source)
-    return replace(_features_of(table, wanted, settings.source), test=test, notes=(*table.notes, note))
-
-
-def _features_of(table: Table, wanted: Features, source: str) -> Table:
-    highest = table.scale.highest if isinstance(table.scale, Scale) else 1.0
-    features = cached_features(table.x, highest, f"scattering of {source}")
-    return replace(table, x=features, scale=GroupNorm(wanted.groups))
-
-
-def _check_images(table: Table, settings: Data, wanted: Features) -> None:
-    if table.kind is not Kind.IMAGE:
-        law = f"scattering is of images, and {settings.source} holds none"
-        invalid("data.features", wanted.transform, law, "remove it, or use another source")
-    if any(side % STEP or side <= STEP for side in table.x.shape[2:]):
-        law = f"sides of {' x '.join(map(str, table.x.shape[2:]))} pixels are not multiples of {STEP} beyond {STEP}"
-        invalid("data.features", wanted.transform, law, "remove it")
-    if Partition(settings.partition) is Partition.ROTATION:
-        law = "features of a turned image are not the turned features"
-        invalid("data.partition", "rotation", law, "remove data.features")
-    channels = CHANNELS * table.x.shape[1]
-    if wanted.groups is not None and channels % wanted.groups:
-        law = f"{channels} channels are not divided into groups of equal size"
-        invalid("data.features.groups", wanted.groups, law, "use 27, or another divisor")
-
-
-def cached_features(pixels: NDArray[np.generic], highest: float, words: str) -> NDArray[np.float16]:
-    """The features of (n, channels, height, width) images, computed once for a data set and then read from disk.
-
-    Guarantees: a file is named by a digest of the pixels and of `VERSION`; it is complete or not there; only its owner
-    can read it, because features of private images are private. Without a place to write, they stay in memory.
-    """
-    digest = hashlib.blake2b(VERSION + repr((pixels.shape, pixels.dtype.str, highest)).encode(), digest_size=20)
-    digest.update(np.ascontiguousarray(pixels).data)
-    path = cache_folder() / f"scattering-{digest.hexdigest()}.npy"
-    shape = _feature_shape(pixels)
-    if path.is_file():
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-        if found.shape == shape and found.dtype == np.float16:
-            return np.asarray(found)
-    return _write_features(path, pixels, highest, words)
-
-
-def cache_folder() -> Path:
-    """Where features are kept: `sightline/` in the user's folder of caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
-
-
-def _feature_shape(pixels: NDArray[np.generic]) -> tuple[int, int, int, int]:
-    examples, channels, height, width = pixels.shape
-    return examples, channels * CHANNELS, height // STEP, width // STEP
-
-
-def _write_features(path: Path, pixels: NDArray[np.generic], highest: float, words: str) -> NDArray[np.float16]:
-    features = _show_progress(pixels, highest, words)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:  # its owner's only
-            part = Path(file.name)
-            try:
-                np.save(file, features, allow_pickle=False)
-                file.flush()
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-    except OSError:  # a full or read-only disk: the features are here all the same
-        return features
-    return features
-
-
-def _show_progress(pixels: NDArray[np.generic], highest: float, words: str) -> NDArray[np.float16]:
-    """The features, with a bar where somebody looks."""
-    if not on_terminal():
-        return compute_features(pixels, highest)
-    bar = Terminal(words, len(pixels))
-    bar.start()
-    try:
-        return compute_features(pixels, highest, lambda done: bar.show(done, len(pixels), "images"))
-    finally:
-        bar.stop()
-
-
-def compute_features(
-    pixels: NDArray[np.generic], highest: float, advance: Callable[[int], None] = lambda done: None
-) -> NDArray[np.float16]:
-    """Scattering of every channel of (pixel / highest), stored in half precision: 11 bits a feature."""
-    out = np.empty(_feature_shape(pixels), dtype=np.float16)
-    channels, (height, width) = pixels.shape[1], pixels.shape[2:]
-    for start in range(0, len(pixels), BATCH):
-        some = pixels[start : start + BATCH].astype(np.float32) / np.float32(highest)
-        found = scatter_images(some.reshape(-1, height, width))
-        out[start : start + BATCH] = found.reshape(len(some), channels * CHANNELS, *found.shape[2:])
-        advance(start + len(some))
-    return out

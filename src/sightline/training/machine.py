@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sightline.data.scattering import cache_folder
+from sightline.data.features import cache_folder
 
 FILE = "paths.json"
 TOLD = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from sightline.data.scattering import cache_folder
+from sightline.data.features import cache_folder
 from sightline.errors import invalid
 
 FLOAT32, BF16 = "float32", "bf16"

@@ -1,0 +1,210 @@
+"""Fixed features in the place of pixels: scattering, colours, mirror images, normalisation, whitening, and the cache.
+
+The law of privacy: a feature is a function of its own example and of constants, of nothing else. Whoever adds or
+removes an example changes one row, so every guarantee about examples, or about clients of examples, is the same before
+and after, and features cost nothing. What is fitted (whitening) is fitted to pictures that this package draws itself.
+A mean or a deviation over examples would be a release: none is here.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.config import Data, Features
+from sightline.data.federation import Kind
+from sightline.data.made_pictures import draw_pictures
+from sightline.data.scattering import CHANNELS, STEP, scatter_images
+from sightline.data.source import Partition, Scale, Table
+from sightline.errors import invalid
+from sightline.progress import Terminal, on_terminal
+
+BATCH = 128
+"""Images worked on at a time."""
+VERSION = b"sightline scattering 1"
+"""Of these numbers and their storage; a change of either is a new name, and old caches are not read."""
+TINY = 1e-5
+"""What is added to a variance, as everybody does who divides by its root."""
+OPPONENT = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
+"""Brightness, blue less brightness, red less brightness: the colours of JPEG (ITU-R BT.601)."""
+PICTURES = 500
+"""So many made-up pictures to whiten by."""
+RIDGE = 0.3
+"""Added to every variance before its root divides: directions that pictures hardly have are not blown up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """Group normalisation inside an example (mean 0 and variance 1 of each group of channels), then a fixed mixing.
+
+    Guarantees: an example's statistics are its own; no other example enters, so it is free of charge.
+    """
+
+    groups: int | None
+    mixing: NDArray[np.float32] | None = None
+    """(channels, channels), at every place."""
+
+    def apply(self, raw: NDArray[np.float16], out: NDArray[np.float32]) -> None:
+        """Write the features of each example, normalised, into `out`."""
+        out[...] = raw
+        if self.groups is not None:
+            grouped = out.reshape(len(out), self.groups, -1)
+            grouped -= grouped.mean(axis=2, keepdims=True)
+            grouped /= np.sqrt(np.square(grouped).mean(axis=2, keepdims=True) + TINY)
+        if self.mixing is not None:
+            out[...] = (self.mixing @ out.reshape(*out.shape[:2], -1)).reshape(out.shape)
+
+
+@cache
+def whitening_matrix(wanted: Features, channels: int, height: int, width: int) -> NDArray[np.float32]:
+    """(second moments of the normalised features of made-up pictures + RIDGE)^(-1/2): symmetric, so it is unique."""
+    pictures = draw_pictures(PICTURES, channels, height, width)
+    raw = cached_features(pictures, 255.0, wanted, "scattering of made-up pictures")
+    features = np.empty(raw.shape, np.float32)
+    Normalisation(wanted.groups).apply(raw, features)
+    places = features.astype(np.float64).transpose(1, 0, 2, 3).reshape(raw.shape[1], -1)
+    moments, directions = np.linalg.eigh(places @ places.T / places.shape[1])
+    return np.asarray(directions / np.sqrt(moments + RIDGE) @ directions.T, dtype=np.float32)
+
+
+def transform_table(table: Table, settings: Data) -> Table:
+    """The table with features for pixels where the settings ask for them, from the cache where they are there."""
+    wanted = settings.features
+    if not isinstance(wanted, Features):
+        return table
+    _check_images(table, settings, wanted)
+    channels, height, width = table.x.shape[1:]
+    mixing = whitening_matrix(wanted, channels, height, width) if wanted.whiten else None
+    scale = Normalisation(wanted.groups, mixing)
+    test = None if table.test is None else _features_of(table.test, wanted, settings.source, scale)
+    made = _features_of(table, wanted, settings.source, scale)
+    return replace(made, test=test, notes=(*table.notes, describe_features(wanted, settings.source)))
+
+
+def describe_features(wanted: Features, source: str) -> str:
+    """What stands in the place of the pixels, for the report.
+
+    >>> describe_features(Features(mirror=True), "mnist")
+    'mnist: 81 scattering features a channel and 4 x 4 pixels, of each example alone, with its mirror image'
+    """
+    words = [f"{source}: {CHANNELS} scattering features a channel and 4 x 4 pixels, of each example alone"]
+    words += ["brightness and two differences of colour"] if wanted.opponent else []
+    words += ["with its mirror image"] if wanted.mirror else []
+    words += [] if wanted.groups is None else [f"normalised in {wanted.groups} groups of channels inside the example"]
+    words += ["whitened by made-up pictures"] if wanted.whiten else []
+    return ", ".join(words)
+
+
+def _features_of(table: Table, wanted: Features, source: str, scale: Normalisation) -> Table:
+    highest = table.scale.highest if isinstance(table.scale, Scale) else 1.0
+    return replace(table, x=cached_features(table.x, highest, wanted, f"scattering of {source}"), scale=scale)
+
+
+def _check_images(table: Table, settings: Data, wanted: Features) -> None:
+    if table.kind is not Kind.IMAGE:
+        law = f"scattering is of images, and {settings.source} holds none"
+        invalid("data.features", wanted.transform, law, "remove it, or use another source")
+    if any(side % STEP or side <= STEP for side in table.x.shape[2:]):
+        law = f"sides of {' x '.join(map(str, table.x.shape[2:]))} pixels are not multiples of {STEP} beyond {STEP}"
+        invalid("data.features", wanted.transform, law, "remove it")
+    if Partition(settings.partition) is Partition.ROTATION:
+        law = "features of a turned image are not the turned features"
+        invalid("data.partition", "rotation", law, "remove data.features")
+    if wanted.opponent and table.x.shape[1] != len(OPPONENT):
+        law = f"differences of colour are of red, green and blue; {settings.source} has {table.x.shape[1]} channel"
+        invalid("data.features.opponent", "true", law, "remove it")
+    channels = CHANNELS * table.x.shape[1]
+    if wanted.groups is not None and channels % wanted.groups:
+        law = f"{channels} channels are not divided into groups of equal size"
+        invalid("data.features.groups", wanted.groups, law, "use 27, or another divisor")
+
+
+def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
+    """The features of (n, channels, height, width) images, computed once for a data set and then read from disk.
+
+    Guarantees: a file is named by a digest of the pixels, of what is wanted of them and of `VERSION`; it is complete or
+    not there; only its owner can read it, because features of private images are private. Without a place to write,
+    they stay in memory.
+    """
+    digest = hashlib.blake2b(VERSION + repr((pixels.shape, pixels.dtype.str, highest)).encode(), digest_size=20)
+    digest.update(b" opponent" * wanted.opponent + b" mirror" * wanted.mirror)
+    digest.update(np.ascontiguousarray(pixels).data)
+    path = cache_folder() / f"scattering-{digest.hexdigest()}.npy"
+    shape = feature_shape(pixels, wanted)
+    if path.is_file():
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        if found.shape == shape and found.dtype == np.float16:
+            return np.asarray(found)
+    return _write_features(path, pixels, highest, wanted, words)
+
+
+def cache_folder() -> Path:
+    """Where features are kept: `sightline/` in the user's folder of caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
+
+
+def feature_shape(pixels: NDArray[np.generic], wanted: Features) -> tuple[int, int, int, int]:
+    """Of the features of (n, channels, height, width) images; with its mirror image a picture has its left half."""
+    examples, channels, height, width = pixels.shape
+    columns = width // STEP
+    return examples, channels * CHANNELS, height // STEP, (columns + 1) // 2 if wanted.mirror else columns
+
+
+def _write_features(
+    path: Path, pixels: NDArray[np.generic], highest: float, wanted: Features, words: str
+) -> NDArray[np.float16]:
+    features = _show_progress(pixels, highest, wanted, words)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:  # its owner's only
+            part = Path(file.name)
+            try:
+                np.save(file, features, allow_pickle=False)
+                file.flush()
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+    except OSError:  # a full or read-only disk: the features are here all the same
+        return features
+    return features
+
+
+def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
+    """The features, with a bar where somebody looks."""
+    if not on_terminal():
+        return compute_features(pixels, highest, wanted)
+    bar = Terminal(words, len(pixels))
+    bar.start()
+    try:
+        return compute_features(pixels, highest, wanted, lambda done: bar.show(done, len(pixels), "images"))
+    finally:
+        bar.stop()
+
+
+def compute_features(
+    pixels: NDArray[np.generic], highest: float, wanted: Features, advance: Callable[[int], None] = lambda done: None
+) -> NDArray[np.float16]:
+    """Scattering of every channel of (pixel / highest), stored in half precision: 11 bits a feature."""
+    out = np.empty(feature_shape(pixels, wanted), dtype=np.float16)
+    for start in range(0, len(pixels), BATCH):
+        some = pixels[start : start + BATCH].astype(np.float32) / np.float32(highest)
+        if wanted.opponent:
+            some = np.einsum("oc,nchw->nohw", np.array(OPPONENT, np.float32), some)
+        found = _scatter_channels(some)
+        if wanted.mirror:
+            found = (found + _scatter_channels(some[..., ::-1])) / np.float32(2)
+        out[start : start + BATCH] = found[..., : out.shape[3]]
+        advance(start + len(some))
+    return out
+
+
+def _scatter_channels(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    examples, channels, height, width = images.shape
+    found = scatter_images(images.reshape(-1, height, width))
+    return found.reshape(examples, channels * CHANNELS, *found.shape[2:])
