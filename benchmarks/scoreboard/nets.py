@@ -22,13 +22,13 @@ def build_digit_net(input_shape: tuple[int, ...], classes: int) -> nn.Sequential
 
 
 def build_photo_net(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """Of 32 x 32 pixels in colour, 550,570 parameters; or of the 8 x 8 places of their features."""
-    channels, side = input_shape[0], input_shape[1]
-    if side == 32:
+    """Of 32 x 32 pixels in colour, 550,570 parameters; or of the places of their features, 8 x 8 or the left 8 x 4."""
+    channels, height, width = input_shape
+    if height == 32:
         layers: list[nn.Module] = []
         for inputs, outputs in ((channels, 32), (32, 64), (64, 128)):
             layers += convolve(inputs, outputs, 3, padding=1) + convolve(outputs, outputs, 3, padding=1)
             layers.append(nn.MaxPool2d(2))
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 128), nn.Tanh(), nn.Linear(128, classes))
     layers = [*convolve(channels, 64, 3, padding=1), nn.MaxPool2d(2), *convolve(64, 64, 3, padding=1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (height // 2) * (width // 2), classes))

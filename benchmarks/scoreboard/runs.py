@@ -17,6 +17,7 @@ from sightline.accounting import epsilon
 from sightline.apps.audit import audit
 from sightline.config import read
 from sightline.events import Allocation, Event, Gaussian, Poisson
+from sightline.training.machine import describe_processor
 
 RESULTS = HERE / "results.jsonl"
 SCRATCH = HERE.parents[1] / "runs" / "scoreboard"
@@ -28,7 +29,10 @@ METRICS = ("test_accuracy", "client_accuracy_mean", "minority_accuracy", "epsilo
 
 @dataclass(frozen=True)
 class Job:
-    """One line that is to be made: a run of a row with a seed, its audit, or the price of the published noise."""
+    """One line that is to be made: a run of a row with a seed, with privacy or without ("open"), its audit, or a price.
+
+    The price is that of the published noise.
+    """
 
     row: Row
     kind: str
@@ -49,6 +53,8 @@ class Job:
         """Of what the line is about; another file, published noise or attack is another line."""
         if self.kind == "price":
             return repr(self.row.noise)
+        if self.kind == "open":
+            return f"{self.row.digest} {' '.join(self.row.open)}"
         if self.kind == "audit":
             attack = repr((self.row.audit, self.row.rounds, self.row.trials, RUNS, CANARIES))
             return f"{self.row.digest} {hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()}"
@@ -63,7 +69,8 @@ def list_jobs(rows: Iterable[Row], *, quick: bool = False, everything: bool = Fa
         if quick and not row.quick:
             continue
         if everything or not row.away:
-            jobs += [Job(row, "run", seed) for seed in (row.seeds[:1] if quick else row.seeds)]
+            seeds = row.seeds[:1] if quick else row.seeds
+            jobs += [Job(row, kind, seed) for kind in ("run", *(["open"] if row.open else [])) for seed in seeds]
         jobs += [Job(row, "audit")] if row.audited else []
     return jobs
 
@@ -84,8 +91,9 @@ def is_done(job: Job, results: dict[tuple[str, str, int | None], dict[str, Any]]
 def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
     """Make the line and append it: whoever breaks off between two jobs loses nothing."""
     began = time.process_time()
-    found = {"price": price_noise, "run": run_row, "audit": audit_row}[job.kind](job)
+    found = {"price": price_noise, "run": run_row, "open": run_row, "audit": audit_row}[job.kind](job)
     seconds = {"processor_seconds": round(time.process_time() - began, 1), "torch": version("torch")}
+    seconds |= {"processor": describe_processor()}
     line = {"row": job.row.name, "kind": job.kind, "seed": job.seed, "digest": job.digest} | seconds | found
     with file.open("a", encoding="utf-8") as kept:
         kept.write(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
@@ -94,12 +102,14 @@ def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
 
 def run_row(job: Job) -> dict[str, Any]:
     """The file with the seed. What was broken off goes on where it stopped; the directory goes when it is done."""
-    out = SCRATCH / f"{job.row.name}-{job.row.digest}-{job.seed}"
+    out = SCRATCH / f"{job.row.name}-{job.kind}-{job.row.digest}-{job.seed}"
     resumed = (out / "run.sqlite").is_file()
-    found = sightline.run(job.row.file, seed=job.seed, out=out, resume=resumed, progress=False).summary
+    words = job.row.open if job.kind == "open" else ()
+    found = sightline.run(job.row.file, seed=job.seed, out=out, resume=resumed, progress=False, overrides=words).summary
     line = {name: found[name] for name in METRICS if found.get(name) is not None}
     shutil.rmtree(out)
-    return line | {"observers": found["observers"], "delta": found["delta"]} | ({"resumed": True} if resumed else {})
+    told = {} if job.kind == "open" else {"observers": found["observers"], "delta": found["delta"]}
+    return line | told | ({"resumed": True} if resumed else {})
 
 
 def audit_row(job: Job) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 import sightline
 from benchmarks.scoreboard import __main__ as command
 from benchmarks.scoreboard import heart, nets, rows, runs
-from benchmarks.scoreboard.page import PAGE, render_page, write_accuracy
+from benchmarks.scoreboard.page import PAGE, find_lines, render_page, write_accuracy
 from benchmarks.scoreboard.rows import CNN, LINEAR, ROWS, Row
 from benchmarks.scoreboard.runs import Job, do_job, is_done, list_jobs, read_results
 from sightline.accounting import gaussian
@@ -33,6 +33,15 @@ def test_every_row_is_a_valid_file(row):
 
 def test_the_page_is_what_the_results_say():
     assert PAGE.read_text() == render_page(read_results()), "run python -m benchmarks.scoreboard --page-only"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_numbers_elsewhere_are_those_of_the_page(page):
+    """They are rounded to the nearest tenth; accuracies are no promises."""
+    text = (PAGE.parents[1] / page).read_text()
+    for row, name in zip(LINEAR, ("MNIST", "Fashion-MNIST", "CIFAR-10"), strict=True):
+        mean = 100 * np.mean([line["test_accuracy"] for line in find_lines(row, read_results())])
+        assert f"{name} {mean:.1f}" in text
 
 
 def test_every_kept_line_is_about_a_file_as_it_is_now():
@@ -163,6 +172,7 @@ def test_prices_are_of_all_their_steps_and_of_their_statistics():
         (nets.build_digit_net, (81, 7, 7), 33_066),
         (nets.build_photo_net, (3, 32, 32), 550_570),
         (nets.build_photo_net, (243, 8, 8), 187_210),
+        (nets.build_photo_net, (243, 8, 4), 182_090),
     ],
 )
 def test_networks_are_those_of_the_paper(build, shape, parameters):
