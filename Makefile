@@ -48,7 +48,7 @@ demo: $(VENV)/.ready   ## run the quickstart and print the path of its report
 	@$(BIN)/sightline run examples/quickstart.toml
 
 test: $(VENV)/.ready   ## the fast tests
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(VENV)/.ready   ## the slow tests, and only those
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadgroup -m slow

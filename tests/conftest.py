@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ class WatchedConnection(sqlite3.Connection):
 if sys.version_info < (3, 13):
     _connect = sqlite3.connect
     sqlite3.connect = lambda *args, **options: _connect(*args, **{"factory": WatchedConnection} | options)
+
+
+LONG = (
+    "laws/test_combinations.py",
+    "engine/test_killed.py",
+    "docs/test_figures.py",
+    "docs/test_tutorials.py",
+    "house/test_walk.py",
+)
+"""Files of few tests that take long: they come first, or one process would still be at them when the other has ended."""
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first, then those with the most tests; processes take them in this order (--no-loadscope-reorder)."""
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (not item.path.as_posix().endswith(LONG), -sizes[item.path]))
 
 
 @pytest.fixture(autouse=True)

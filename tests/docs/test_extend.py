@@ -108,6 +108,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_all_three_run_by_their_names_in_an_experiment_file(tree):
     found = json.loads(python(tree, "-c", RUNS).splitlines()[-1])
     for where, epsilon, releases, _, _ in found.values():

@@ -14,6 +14,7 @@ from experiments.times import Time, keep, measured, told
 GOOD, BAD = "sightline run experiments/groups/figure2.toml", "sightline run experiments/groups/nowhere.toml"
 
 
+@pytest.mark.slow
 def test_a_failure_is_named_and_the_rest_is_run_and_remembered(tmp_path: Path, capfd):
     done, failed = run_all([BAD, GOOD], tmp_path, called)
     assert failed == [BAD]

@@ -19,7 +19,14 @@ def code(page: Path, kind: str) -> str:
     return "\n".join(body for found, body in BLOCK.findall(page.read_text()) if found == kind)
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+LONG = ("plan-a-budget",)
+
+
+def mark_long(page: Path) -> pytest.MarkDecorator | tuple[()]:
+    return pytest.mark.slow if page.stem in LONG else ()
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem, marks=mark_long(page)) for page in TUTORIALS])
 def test_it_runs(page: Path, tmp_path: Path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     shell(code(page, "bash"), tmp_path)

@@ -91,7 +91,9 @@ def moments(operations, part):
     )
 
 
-@pytest.mark.parametrize(("part", "stride"), [("start", 6), ("end", 6), pytest.param("all", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("part", "stride"), [("start", 12), ("end", 12), pytest.param("all", 1, marks=pytest.mark.slow)]
+)
 def test_a_kill_between_any_two_operations_changes_nothing(whole, tmp_path, part, stride):
     experiment, expected = whole
     operations = killed(experiment, tmp_path / "counted", -1)
