@@ -71,6 +71,7 @@ def called(commands, folder):
     return json.loads(done.stderr.rpartition("found:")[2])
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_and_what_trains_does_load_torch(folder):
     """The last is there so that this test would see it."""
     (folder / "one.toml").write_text(to_toml(experiment("star", rounds=1)))

@@ -102,6 +102,7 @@ def screens(text):
     return [CONTROL.sub("", part).strip() for part in re.split(r"[\r\n]", text)]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar_with_colours(tmp_path):
     text = on_a_terminal([sys.executable, "-m", "sightline", *run(tmp_path / "run")])
     assert "━" in text
@@ -130,6 +131,7 @@ def test_a_narrow_terminal_gets_the_words_on_one_line(tmp_path):
     assert any("12/12 accuracy" in line and "epsilon 8.0" in line for line in bars)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_lines_whatever_is_said_of_colours(tmp_path):
     forced = environment(FORCE_COLOR="1")
     words = [sys.executable, "-m", "sightline", *run(tmp_path / "run")]

@@ -19,7 +19,7 @@ def code(page: Path, kind: str) -> str:
     return "\n".join(body for found, body in BLOCK.findall(page.read_text()) if found == kind)
 
 
-LONG = ("plan-a-budget",)
+LONG = ("plan-a-budget", "less-noise-in-turns")
 
 
 def mark_long(page: Path) -> pytest.MarkDecorator | tuple[()]:

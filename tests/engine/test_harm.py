@@ -23,6 +23,7 @@ from sightline.randomness import write_secret
 from tests.engine.leftovers import left_behind
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_with_a_reason_and_it_goes_on_later(tiny, tmp_path):
     experiment = tiny(rounds=60)
     (tmp_path / "tiny.toml").write_text(to_toml(experiment))

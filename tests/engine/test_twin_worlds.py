@@ -86,6 +86,7 @@ class Centred(nn.Module):
 OWN = {"model": {"name": "tests.engine.test_twin_worlds:Centred"}, **SAMPLES, "privacy.clip_norm": 0.01}
 
 
+@pytest.mark.slow
 def test_a_module_that_mixes_is_caught_where_nothing_guards_it(tmp_path, monkeypatch):
     """On the path of torch's own layers, which are given whole batches."""
 
