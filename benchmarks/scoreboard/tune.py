@@ -21,7 +21,7 @@ from sightline.randomness import Streams
 
 HELD_OUT = 1 / 6
 RATES = (0.5, 1.0, 2.0, 4.0)
-"""Times the published learning rate."""
+"""Times the learning rate of the file."""
 AVERAGES = (0.0, 0.95, 0.97, 0.98, 0.99)
 CHUNK = 1024
 

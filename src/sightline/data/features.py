@@ -29,6 +29,8 @@ BATCH = 128
 """Images worked on at a time."""
 VERSION = b"sightline scattering 1"
 """Of these numbers and their storage; a change of either is a new name, and old caches are not read."""
+RECIPE = b"features 1"
+"""Of all that ends in features, whitening and made-up pictures too: results with another one are another's."""
 TINY = 1e-5
 """What is added to a variance, as everybody does who divides by its root."""
 OPPONENT = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
@@ -137,11 +139,18 @@ def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Feature
     digest.update(np.ascontiguousarray(pixels).data)
     path = cache_folder() / f"scattering-{digest.hexdigest()}.npy"
     shape = feature_shape(pixels, wanted)
-    if path.is_file():
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-        if found.shape == shape and found.dtype == np.float16:
-            return np.asarray(found)
+    found = _read_features(path)
+    if found is not None and found.shape == shape and found.dtype == np.float16:
+        return found
     return _write_features(path, pixels, highest, wanted, words)
+
+
+def _read_features(path: Path) -> NDArray[np.float16] | None:
+    """What is kept there; None where nothing is, or what was harmed: it is computed anew and written over."""
+    try:
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def cache_folder() -> Path:
@@ -167,6 +176,7 @@ def _write_features(
             try:
                 np.save(file, features, allow_pickle=False)
                 file.flush()
+                os.fsync(file.fileno())
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 SEED = 2001
 LEAVES = 150
-"""Discs a picture: enough to leave next to nothing of the ground."""
+"""Discs a picture: at 28 and 32 pixels they leave about a tenth of the black ground, of larger pictures more."""
 SMALLEST = 2.0
 """Radius of the smallest disc, in half pixels; larger ones get rarer with the cube of the radius."""
 TINT = 0.15
