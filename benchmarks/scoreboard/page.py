@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from benchmarks.scoreboard.picture import draw_picture
 from benchmarks.scoreboard.rows import CLIENTS, CNN, HEART, HERE, LINEAR, ROWS, SYSTEMS, Row
 from benchmarks.scoreboard.runs import CANARIES, RUNS, Job, is_done, list_jobs, read_results
 
@@ -12,6 +13,11 @@ PAGE = HERE.parents[1] / "docs" / "scoreboard.md"
 Results = dict[tuple[str, str, int | None], dict[str, Any]]
 Cell = Callable[[Row, Results], str]
 NOTHING = "-"
+PICTURE = PAGE.parent / "images" / "scoreboard.svg"
+PICTURE_TEXT = """
+![Accuracy of each row that was run: published and ours at the same epsilon; the five systems without privacy and at
+epsilon 8](images/scoreboard.svg)
+"""
 
 HEAD = """# Scoreboard
 
@@ -256,7 +262,7 @@ def write_times(results: Results) -> str:
 
 def render_page(results: Results) -> str:
     """The whole page."""
-    parts = [HEAD, write_times(results)]
+    parts = [HEAD, write_times(results), PICTURE_TEXT]
     for text, rows, cells in (
         (LINEAR_TEXT, LINEAR, PUBLISHED), (CNN_TEXT, CNN, PUBLISHED), (CLIENTS_TEXT, CLIENTS, PUBLISHED),
         (HEART_TEXT, HEART, PUBLISHED), (SYSTEMS_TEXT, SYSTEMS, OWN),
@@ -267,4 +273,6 @@ def render_page(results: Results) -> str:
 
 def write_page() -> None:
     """Write it."""
-    PAGE.write_text(render_page(read_results()), encoding="utf-8")
+    results = read_results()
+    PAGE.write_text(render_page(results), encoding="utf-8")
+    draw_picture(results, PICTURE)

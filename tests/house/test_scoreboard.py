@@ -9,7 +9,7 @@ import torch
 import sightline
 from benchmarks.scoreboard import __main__ as command
 from benchmarks.scoreboard import heart, nets, rows, runs
-from benchmarks.scoreboard.page import PAGE, find_lines, render_page, write_accuracy
+from benchmarks.scoreboard.page import PAGE, PICTURE, find_lines, render_page, write_accuracy
 from benchmarks.scoreboard.rows import CNN, LINEAR, ROWS, Row
 from benchmarks.scoreboard.runs import Job, do_job, is_done, list_jobs, read_results
 from sightline.accounting import gaussian
@@ -33,6 +33,12 @@ def test_every_row_is_a_valid_file(row):
 
 def test_the_page_is_what_the_results_say():
     assert PAGE.read_text() == render_page(read_results()), "run python -m benchmarks.scoreboard --page-only"
+
+
+def test_the_picture_shows_every_row_that_was_run():
+    shown = PICTURE.read_text()
+    for row in ROWS:
+        assert (f">{row.name}<" in shown) == bool(find_lines(row, read_results())), row.name
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
