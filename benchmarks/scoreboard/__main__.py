@@ -10,9 +10,8 @@ from pathlib import Path
 
 from benchmarks.scoreboard.page import PAGE, write_page
 from benchmarks.scoreboard.rows import ROWS
-from benchmarks.scoreboard.runs import Job, do_job, is_done, list_jobs, read_results
+from benchmarks.scoreboard.runs import Job, attempt_job, is_done, list_jobs, read_results
 from sightline.apps.cli.progress import CountBar
-from sightline.errors import SightlineError
 
 
 def main() -> int:
@@ -64,15 +63,6 @@ def attempt_jobs(todo: list[Job], workers: int, file: Path | None = None) -> Ite
         return
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(attempt, todo)
-
-
-def attempt_job(job: Job, file: Path | None = None) -> str | None:
-    """Why it failed, or None."""
-    try:
-        do_job(job) if file is None else do_job(job, file)
-    except SightlineError as error:
-        return f"{job.title}: {error}"
-    return None
 
 
 def show_jobs(jobs: list[Job]) -> int:

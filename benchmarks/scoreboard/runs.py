@@ -16,6 +16,7 @@ from benchmarks.scoreboard.rows import HERE, Noise, Row
 from sightline.accounting import epsilon
 from sightline.apps.audit import audit
 from sightline.config import read
+from sightline.errors import SightlineError
 from sightline.events import Allocation, Event, Gaussian, Poisson
 from sightline.training.machine import describe_processor
 
@@ -98,6 +99,15 @@ def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
     with file.open("a", encoding="utf-8") as kept:
         kept.write(json.dumps({name: value for name, value in line.items() if value is not None}) + "\n")
     return line
+
+
+def attempt_job(job: Job, file: Path | None = None) -> str | None:
+    """Why it failed, or None. It stands here because processes that are started anew know no `__main__`."""
+    try:
+        do_job(job) if file is None else do_job(job, file)
+    except SightlineError as error:
+        return f"{job.title}: {error}"
+    return None
 
 
 def run_row(job: Job) -> dict[str, Any]:

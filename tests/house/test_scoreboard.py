@@ -131,6 +131,11 @@ def test_one_failure_does_not_keep_others_from_being_run(tmp_path, monkeypatch):
     assert "rounds=0" in failed
 
 
+def test_what_processes_do_can_be_imported_there():
+    """A process that is started anew does not load the module that was called with -m, and would wait for ever."""
+    assert command.attempt_job.__module__ == runs.__name__
+
+
 @pytest.mark.slow
 def test_processes_keep_the_lines_of_all_jobs(tmp_path):
     made = [Row(f"row-{batch}", "", "", noise=rows.Noise(1000, batch, 2, 2.0)) for batch in (10, 50, 100)]
