@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import sightline
 from benchmarks.scoreboard.rows import HERE, Noise, Row
 from sightline.accounting import epsilon
@@ -103,6 +105,7 @@ def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
 
 def attempt_job(job: Job, file: Path | None = None) -> str | None:
     """Why it failed, or None. It stands here because processes that are started anew know no `__main__`."""
+    torch.set_num_threads(1)  # as the page says; jobs are done side by side
     try:
         do_job(job) if file is None else do_job(job, file)
     except SightlineError as error:
