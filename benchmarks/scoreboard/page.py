@@ -1,11 +1,11 @@
-"""docs/scoreboard.md, made of `results.jsonl` and of what was published."""
+"""docs/scoreboard.md and its picture, made of `results.jsonl` and of what was published."""
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.scoreboard.picture import draw_picture
 from benchmarks.scoreboard.rows import CLIENTS, CNN, HEART, HERE, LINEAR, ROWS, SYSTEMS, Row
 from benchmarks.scoreboard.runs import CANARIES, RUNS, Job, is_done, list_jobs, read_results
 
@@ -125,15 +125,19 @@ def write_accuracy(row: Row, results: Results) -> str:
     if not lines:
         return row.away or "not run yet"
     words = write_mean(lines)
-    reached = row.goal is not None and mean(100 * line["test_accuracy"] for line in lines) >= row.goal
+    reached = row.goal is not None and mean(_accuracies(lines)) >= row.goal
     return (f"**{words}**" if reached else words) + f" ({len(lines)} seed{'s' * (len(lines) > 1)})"
 
 
 def write_mean(lines: Sequence[dict[str, Any]]) -> str:
     """Accuracy in percent; nothing of nothing."""
-    found = [100 * line["test_accuracy"] for line in lines]
+    found = _accuracies(lines)
     spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
     return f"{mean(found):.2f}{spread}" if found else ""
+
+
+def _accuracies(lines: Sequence[dict[str, Any]]) -> list[float]:
+    return [100 * line["test_accuracy"] for line in lines]
 
 
 def write_epsilon(row: Row, results: Results) -> str:
@@ -269,6 +273,40 @@ def render_page(results: Results) -> str:
     ):  # fmt: skip
         parts += [text, "\n", write_table(rows, cells, results)]
     return "".join([*parts, write_audits(results)]).rstrip() + "\n"
+
+
+def draw_picture(results: Results, path: Path) -> None:
+    """One line a row: a ring for what it is compared with, a point with its deviation over seeds for ours."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams |= {"svg.hashsalt": "scoreboard", "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 3.4))
+    published = [(row, row.goal) for row in (*LINEAR, *CNN, *CLIENTS)]
+    _draw_rows(left, [(row.name, other, _accuracies(find_lines(row, results))) for row, other in published])
+    left.set(title="theirs (ring) and ours, same epsilon", xlabel="test accuracy in percent")
+    systems = [
+        (row.name, _accuracies(find_lines(row, results, "open")), _accuracies(find_lines(row, results)))
+        for row in SYSTEMS
+    ]
+    _draw_rows(right, [(name, mean(open_) if open_ else None, ours) for name, open_, ours in systems])
+    right.set(title="without privacy (ring) and at epsilon 8", xlabel="test accuracy in percent")
+    canvas.tight_layout()
+    canvas.savefig(path, metadata={"Date": None})
+    pyplot.close(canvas)
+
+
+def _draw_rows(axis: Any, rows: list[tuple[str, float | None, list[float]]]) -> None:
+    shown = [row for row in rows if row[2]]
+    for place, (_, other, ours) in enumerate(reversed(shown)):
+        if other is not None:
+            axis.plot([other, mean(ours)], [place, place], color="0.8", lw=1, zorder=0)
+            axis.plot(other, place, "o", mfc="white", mec="black", ms=7)
+        axis.errorbar(mean(ours), place, xerr=stdev(ours) if len(ours) > 1 else 0, fmt="o", color="C0", ms=5, capsize=2)
+    axis.set_yticks(range(len(shown)), [name for name, _, _ in reversed(shown)])
+    axis.grid(axis="x", color="0.9")
 
 
 def write_page() -> None:
