@@ -14,7 +14,9 @@ def test_a_round_of_the_quickstart_is_a_short_walk():
     walked = [sys.executable, "-m", "tests.house.walk", "examples/quickstart.toml"]
     done = subprocess.run(walked, cwd=ROOT, capture_output=True, text=True)  # a process of its own: it is profiled
     assert done.returncode == 0, done.stderr
-    found = re.match(r"\S+: (\d+) files, (\d+) kinds of calls against .*, (\d+) through contracts", done.stdout)
+    found = re.match(
+        r"\S+: (\d+) files, depth \d+, (\d+) kinds of calls against .*, (\d+) through contracts", done.stdout
+    )
     files, against, by_contract = map(int, found.groups())
     assert against == 0, done.stdout
     assert by_contract > 0, "the walk has eyes"

@@ -42,6 +42,8 @@ class Walk:
     """What was seen of one round."""
 
     files: set[str] = field(default_factory=set)
+    depth: int = 0
+    """The most functions of the package that were inside one another."""
     by_contract: Counter[str] = field(default_factory=Counter)
     against: Counter[str] = field(default_factory=Counter)
     _names: dict[str, Path | None] = field(default_factory=dict)
@@ -53,11 +55,20 @@ class Walk:
         if event != "call" or here is None or frame.f_code.co_name.startswith("<"):
             return
         self.files.add(str(here.relative_to(ROOT)))
+        self.depth = max(self.depth, self._depth_of(frame))
         outer = frame.f_back
         while outer is not None and self._file_of(outer) is None:
             outer = outer.f_back
         if outer is not None:
             self._judge(self._file_of(outer), outer, here, frame)
+
+    def _depth_of(self, frame: FrameType | None) -> int:
+        """Count the package's functions from the round down to this frame."""
+        depth = 0
+        while frame is not None and frame.f_code.co_name != "_run_round":
+            depth += self._file_of(frame) is not None and not frame.f_code.co_name.startswith("<")
+            frame = frame.f_back
+        return depth
 
     def _judge(self, caller: Path | None, outer: FrameType, here: Path, frame: FrameType) -> None:
         packages = [package_of(path) for path in (caller, here) if path is not None]
@@ -105,7 +116,7 @@ def walk_round(experiment: Path, number: int = ROUND) -> Walk:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         found = walk_round(Path(name))
-        print(f"{name}: {len(found.files)} files, {len(found.against)} kinds of calls against the order of packages, "
+        print(f"{name}: {len(found.files)} files, depth {found.depth}, {len(found.against)} kinds of calls against the order of packages, "
               f"{len(found.by_contract)} through contracts")  # fmt: skip
         for call, times in (*found.against.most_common(), *found.by_contract.most_common()):
             print(f"  {times:6} {call}")
