@@ -32,7 +32,7 @@ test test-slow flower-test hf-test: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow flower-test hf-test browser check lint format constraints bench bench-setup combinations docs docs-serve \
-  notebooks notebooks-test reproduce wheel-test fuzz planted clean
+  notebooks notebooks-test reproduce wheel-test fuzz papers-test planted size clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,13 +87,19 @@ fuzz: $(FUZZ)/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SE
 	    || { tail -30 .fuzz-$$target.log; exit 1; }; \
 	  grep -E "number_of_executed_units" .fuzz-$$target.log; done
 
+papers-test: $(VENV)/.ready ## the tests of papers/: every figure has its file, pages are current, published formulas
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadfile papers/tests
+
+size: $(VENV)/.ready ## compare files, lines, contracts and docs with the limits of size.toml
+	$(BIN)/python -m tests.house.size
+
 planted: $(VENV)/.ready ## plant bugs into copies of src and see that each turns a fast test red (minutes)
 	$(BIN)/python -m tests.planted run
 
 browser:         ## install what the browser tests drive Chromium with (needs node and npm)
 	cd tests/serve && npm install --no-package-lock --no-audit --no-fund
 
-check: lint      ## format, lint, types, then the fast tests
+check: lint size ## format, lint, types, the growth gate, then the fast tests
 	@$(MAKE) --no-print-directory test
 
 lint: $(VENV)/.ready ## format, lint, types
@@ -141,8 +147,8 @@ docs: $(DOCS)/.ready  ## build the docs site into site/
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 	@echo "site/index.html"
 
-reproduce: $(VENV)/.ready ## run every experiment of the papers anew and write docs/reproduction.md; QUICK=1: a part, compared
-	$(BIN)/python -m experiments $(if $(QUICK),--quick)
+reproduce: $(VENV)/.ready ## run every experiment of the papers again and write papers/docs; QUICK=1: a part, compared
+	$(BIN)/python -m papers $(if $(QUICK),--quick)
 
 docs-serve: $(DOCS)/.ready ## the docs site, rebuilt while you write
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve

@@ -1,4 +1,4 @@
-"""What the papers get wrong, shown by numbers (docs/errata.md explains each in plain words)."""
+"""What the papers get wrong, shown by numbers (papers/docs/errata.md explains each in plain words)."""
 
 import math
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted({line for command in ALL.values() for line in lines(command)})
 WAITING = ("sightline serve", "sightline flower site", "sightline site serve")
 """These wait for somebody; tests of their own ask them."""
-LONG = ("sightline audit", "sightline sweep", "sightline run experiments", "sightline calibrate check-ins")
+LONG = ("sightline audit", "sightline sweep", "sightline run papers", "sightline calibrate check-ins")
 
 
 MYNET = """
@@ -51,7 +51,7 @@ def desk(tmp_path_factory):
     before = Path.cwd()
     os.chdir(place)
     try:
-        for name in ("examples", "experiments"):
+        for name in ("examples", "papers"):
             Path(name).symlink_to(ROOT / name)
         short = ["run", "examples/quickstart.toml", "--set", "rounds=2", "--json"]
         for out in ("quickstart", "quickstart-2", "prox-sweep/a"):
@@ -79,7 +79,7 @@ def words_of(line):
     [pytest.param(line, marks=[pytest.mark.slow] if line.startswith(LONG) else []) for line in EXAMPLES if not line.startswith(WAITING)],
 )  # fmt: skip
 def test_it_runs(desk, line, request):
-    if "experiments/" in line:
+    if "papers/" in line:
         request.getfixturevalue("large_data")
     words = [word for word in words_of(line) if word != "--open"]  # somebody's browser is not ours to open
     if words[:2] == ["flower", "shards"]:

@@ -42,7 +42,7 @@ COMMANDS = [
     ["compare", "runs", "--json", "--figure", "runs.html"],
     ["account", *SCHEME, "--noise", "1"],
     ["calibrate", *SCHEME, "--epsilon", "2"],
-    ["experiments", "--folder", str(ROOT / "experiments")],
+    ["experiments", "--folder", str(ROOT / "papers")],
     ["datasets"],
     ["completion", "bash"],
     ["visit", "runs", "/", "/api/runs", "/calculator", "/run?run=star", "/api/run?run=star", "/api/ledger?run=star",

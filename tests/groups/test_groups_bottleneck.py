@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 from scipy.stats import norm
 
-from experiments.groups.as_published import (
+from papers.groups.as_published import (
     ConvexTraining,
     alone_sum,
     as_published_count,

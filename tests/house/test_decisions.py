@@ -39,7 +39,7 @@ def cited(text):
 
 def texts():
     """Every text file of the repository, by git's own list where there is one."""
-    folders = ("src", "tests", "docs", "experiments", "benchmarks", "examples")
+    folders = ("src", "tests", "docs", "papers", "benchmarks", "examples")
     kinds = {".py", ".md", ".toml", ".html", ".js", ".c", ".ipynb", ".yml"}
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.splitlines() or [

@@ -58,7 +58,7 @@ def test_every_link_of_the_docs_leads_somewhere():
 def test_every_example_and_experiment_file_is_valid():
     from sightline.config import read
 
-    for path in [*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")]:
+    for path in [*ROOT.glob("examples/*.toml"), *ROOT.glob("papers/**/*.toml")]:
         read(path)
 
 
@@ -72,7 +72,7 @@ percentile, without noise. Names in files of runs, such as `coins_known_to`, sta
 STORED = ("mean of updates, in the clear", "own update, in the clear", "shelf.secret")
 """What ledgers say and a file of a site is called: hashed or on people's disks."""
 SPEAKING = (".c", ".css", ".html", ".ipynb", ".js", ".md", ".py", ".toml")
-SPOKEN = [path for part in ("src", "docs", "examples", "experiments") for path in sorted((ROOT / part).rglob("*"))]
+SPOKEN = [path for part in ("src", "docs", "examples", "papers") for path in sorted((ROOT / part).rglob("*"))]
 PAGES = [ROOT / "README.md", *(p for p in SPOKEN if p.suffix in SPEAKING)]
 
 

@@ -14,14 +14,14 @@ EPILOG = """
 Examples:
   sightline experiments
   sightline experiments hierarchy
-  sightline run experiments/hierarchy/figure4.toml --set rounds=10
+  sightline run papers/hierarchy/figure4.toml --set rounds=10
 """
 
 
 @click.command("experiments", epilog=EPILOG)
 @click.argument("system", required=False)
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("experiments"), help="Where the experiment files are."
+    "--folder", type=click.Path(path_type=Path), default=Path("papers"), help="Where the experiment files are."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(system: str | None, folder: Path, as_json: bool) -> None:
@@ -58,4 +58,4 @@ def _print_reproductions(found: "list[Reproduction]") -> None:
         console.print(Text(f"  {reproduction.reproduces}"))
         console.print(Text(f"  expect: {reproduction.expect}"))
         console.print(Text(f"  takes: {reproduction.takes}   ({reproduction.whole})\n", "dim"))
-    console.print(Text("What came out of them: docs/reproduction.md. All of them: make reproduce"))
+    console.print(Text("What came out of them: papers/docs/index.md. All of them: make reproduce"))
