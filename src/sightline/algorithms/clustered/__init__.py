@@ -1,1 +1,1 @@
-"""Clustered training: R-DPCFL, IFCA, oracle clusters and MR-MTL, the mixture over first updates, and its theory."""
+"""Clustered training: R-DPCFL, IFCA, oracle clusters and MR-MTL, the mixture over first updates."""

@@ -1,1 +1,1 @@
-"""Hierarchies: H2FDP and its baselines, adaptive control, and the convergence bound."""
+"""Hierarchies: H2FDP and its baselines, and adaptive control."""

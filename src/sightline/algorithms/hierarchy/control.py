@@ -21,7 +21,6 @@ from sightline.algorithms.hierarchy.control_search import (
     check_control,
     search_choice,
 )
-from sightline.algorithms.hierarchy.theory import largest_gamma
 from sightline.config import Experiment
 from sightline.mechanisms import LocalSchedule, Public
 
@@ -180,6 +179,11 @@ class Progress:
     def to_vector(self, sources: frozenset[int]) -> Public:
         """As a vector that a checkpoint can keep: in single precision from the start, so that resuming is exact."""
         return Public(torch.tensor([self.steps_done, self.beta, self.variance]), sources)
+
+
+def largest_gamma(tau: float, rounds: int, smoothness: float) -> float:
+    """Return the largest step size that Theorem 4.3 allows: min(1/tau, 1/K_g) / beta."""
+    return min(1 / tau, 1 / rounds) / smoothness
 
 
 def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:

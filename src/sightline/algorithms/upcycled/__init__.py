@@ -1,1 +1,1 @@
-"""Upcycled-FL: every second round is free; the wrapper and its convergence constants."""
+"""Upcycled-FL: every second round is free."""

@@ -27,7 +27,6 @@ COMMANDS = {
     "calibrate": "the least noise that meets an epsilon",
     "audit": "attack what a file runs: a lower bound on epsilon beside the claimed one",
     "check-model": "whether a model treats examples apart, where the proof ends, what private steps cost",
-    "convergence": "what the theory of an algorithm promises for given constants",
     "groups": "epsilon of every pair of workers in overlapping groups",
     "sweep": "every combination of some settings and seeds, side by side",
     "compare": "runs side by side, with mean and spread over seeds",
@@ -94,10 +93,10 @@ def main() -> NoReturn:
     sys.exit(run_arguments(sys.argv[1:]))
 
 
-def run_arguments(arguments: list[str]) -> int:
-    """Call the command line and turn what happens into an exit code: 0, 2 bad input, 3 budget, 130 Ctrl-C, 1 else."""
+def run_arguments(arguments: list[str], group: click.Group | None = None) -> int:
+    """Call the command line, or another group of commands, and turn what happens into an exit code: 0, 2 bad input, 3 budget, 130 Ctrl-C, 1 else."""
     try:
-        result = sightline.main(arguments, prog_name="sightline", standalone_mode=False)
+        result = (group or sightline).main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SightlineError as error:
         return _say_line(str(error), error.exit_code)

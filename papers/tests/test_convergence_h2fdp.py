@@ -6,15 +6,15 @@ import math
 import pytest
 from click.testing import CliRunner
 
-from sightline import accounting
-from sightline.algorithms.hierarchy.theory import (
+from papers.convergence import command
+from papers.theory.hierarchy import (
     Hierarchy,
     corrected_terms,
     model_dispersion,
     privacy_noise,
     published_terms,
 )
-from sightline.apps.cli.convergence import command
+from sightline import accounting
 from sightline.errors import InvalidInput
 
 PAPER = {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sightline import accounting
+from sightline.algorithms.hierarchy.control import largest_gamma
 from sightline.errors import invalid
 
 
@@ -106,11 +107,6 @@ def _check_constant(
     if not (math.isfinite(value) and least <= value <= most) or (open_ and value == least):
         upper = f" and at most {most:g}" if math.isfinite(most) else ""
         invalid(name, value, f"is a number {'above' if open_ else 'from'} {least:g}{upper}")
-
-
-def largest_gamma(tau: float, rounds: int, smoothness: float) -> float:
-    """The step size that Theorem 4.3 allows at most: min(1/tau, 1/K_g) / beta."""
-    return min(1 / tau, 1 / rounds) / smoothness
 
 
 @dataclass(frozen=True)

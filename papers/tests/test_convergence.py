@@ -6,8 +6,8 @@ import math
 import pytest
 from click.testing import CliRunner
 
-from sightline.algorithms.upcycled.theory import upcycled_bound, upcycled_constants
-from sightline.apps.cli.convergence import command
+from papers.convergence import command
+from papers.theory.upcycled import upcycled_bound, upcycled_constants
 from sightline.errors import InvalidInput
 
 GRID = [(0.1, 1.0, 1.0, 1.0, 100, 1.0), (2.0, 1.5, 3.0, 2.0, 9, 0.5), (0.7, 3.0, 0.2, 0.4, 30, 4.0)]

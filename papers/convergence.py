@@ -1,22 +1,25 @@
-"""`sightline convergence`: what the theory of an algorithm promises for given constants."""
+"""`python -m papers.convergence`: the convergence bounds that the papers state, for given constants."""
 
 import json
+import sys
 from typing import Any
 
 import click
 
+from sightline.apps.cli.main import run_arguments
+
 EXAMPLES = """
 \b
 Examples:
-  sightline convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1
-  sightline convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1 --rounds 80 --gap 2.3 --json
+  python -m papers.convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1
+  python -m papers.convergence upcycled --L 0.1 --B 1.2 --mu 1 --rho 1 --K 100 --lambda 1 --rounds 80 --gap 2.3 --json
 """
 
 TREE_EXAMPLES = """
 \b
 Examples:
-  sightline convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05
-  sightline convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05 --trusted 1 --json
+  python -m papers.convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05
+  python -m papers.convergence h2fdp --beta 1 --G 1 --sigma 0.5 --zeta 0.5 --zeta-c 0.5 --rate 0.05 --trusted 1 --json
 """
 
 
@@ -44,7 +47,7 @@ def upcycled(
     gap: float, move: float, gradient: float, as_json: bool,
 ) -> int:  # fmt: skip
     """C1, C2, C3 of Upcycled-FedProx (eqs. 11-13) and the bound of Theorem 5.6 (Yin et al. 2024)."""
-    from sightline.algorithms.upcycled.theory import upcycled_bound, upcycled_constants
+    from papers.theory.upcycled import upcycled_bound, upcycled_constants
 
     found = upcycled_constants(
         smoothness=smoothness, dissimilarity=dissimilarity, mu=mu, rho=rho, cohort=cohort, weight=weight
@@ -88,7 +91,7 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
 
     As printed the first term shrinks with the step size, which no descent does; the corrected one divides by it.
     """
-    from sightline.algorithms.hierarchy.theory import Hierarchy, corrected_terms, model_dispersion, published_terms
+    from papers.theory.hierarchy import Hierarchy, corrected_terms, model_dispersion, published_terms
 
     sizes = _read_sizes(devices, subnets)
     tree = Hierarchy(smoothness=beta, sgd_noise=sigma, between=zeta, devices=sizes, **given)
@@ -123,8 +126,8 @@ def _read_sizes(text: str, subnets: int) -> tuple[float, ...]:
 CLUSTERED = """
 \b
 Examples:
-  sightline convergence clustered --samples 8000 --batch 8000 --parameters 28938 --clip-norm 1 --noise 1.9 --eta 0.005
-  sightline convergence clustered --samples 8000 --batch 32 --parameters 28938 --clip-norm 1 --noise 1.3 --eta 0.005 \\
+  python -m papers.convergence clustered --samples 8000 --batch 8000 --parameters 28938 --clip-norm 1 --noise 1.9 --eta 0.005
+  python -m papers.convergence clustered --samples 8000 --batch 32 --parameters 28938 --clip-norm 1 --noise 1.3 --eta 0.005 \\
       --distance 0.3 --larger 250 --rho 1.5 --json
 """
 
@@ -143,7 +146,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def clustered(distance: float | None, factor: float | None, noise_ratio: float, as_json: bool, **setting: float) -> int:
     """Noise of a client's update (Lemma 4.1) and overlap of two clusters (Lemma 4.2) in R-DPCFL's first round."""
-    from sightline.algorithms.clustered import theory as theory
+    from papers.theory import clustered as theory
     from sightline.errors import invalid
 
     if factor is not None and distance is None:
@@ -161,3 +164,7 @@ def clustered(distance: float | None, factor: float | None, noise_ratio: float, 
         shown["overlap_of_larger_batch"] = larger
     click.echo(json.dumps(shown) if as_json else "\n".join(f"{name:24} {value:.6g}" for name, value in shown.items()))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_arguments(sys.argv[1:], command))

@@ -7,13 +7,14 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from sightline.algorithms.clustered.mixture import fit_mixture
-from sightline.algorithms.clustered.theory import (
+from papers.convergence import command
+from papers.theory.clustered import (
     component_overlap,
     expected_separation,
     overlap_of_larger_batch,
     update_noise,
 )
+from sightline.algorithms.clustered.mixture import fit_mixture
 from sightline.apps.cli.main import run_arguments
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
@@ -135,7 +136,7 @@ SETTING = "--samples 8000 --batch 32 --parameters 28938 --clip-norm 1 --noise 1.
 
 
 def test_the_command(capsys):
-    assert run_arguments(["convergence", "clustered", *SETTING, "--distance", "0.3", "--larger", "250", "--json"]) == 0
+    assert run_arguments(["clustered", *SETTING, "--distance", "0.3", "--larger", "250", "--json"], command) == 0
     found = json.loads(capsys.readouterr().out)
     noise = update_noise(
         samples=8000, batch_size=32, parameters=28938, clip_norm=1, noise_multiplier=1.3, learning_rate=0.005
@@ -143,10 +144,10 @@ def test_the_command(capsys):
     assert found["variance"] == noise.variance
     assert found["overlap"] == component_overlap(noise, 0.3)
     assert found["overlap_of_larger_batch"] == overlap_of_larger_batch(noise, 0.3, factor=250)
-    assert run_arguments(["convergence", "clustered", *SETTING]) == 0
+    assert run_arguments(["clustered", *SETTING], command) == 0
     assert "distance_for_mss_2" in capsys.readouterr().out
 
 
 def test_the_command_teaches(capsys):
-    assert run_arguments(["convergence", "clustered", *SETTING, "--larger", "2"]) == 2
+    assert run_arguments(["clustered", *SETTING, "--larger", "2"], command) == 2
     assert "give --distance" in capsys.readouterr().err
