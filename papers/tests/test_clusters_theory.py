@@ -26,7 +26,7 @@ RNG = np.random.default_rng
 
 
 def updates_of(shard, model, *, repeats, batch, z, clip_norm, eta, epochs=1, seed=0):
-    """The same client again and again, with fresh coins and fresh noise."""
+    """The same client again and again, with fresh batches and fresh noise."""
     steps = epochs * -(-len(shard) // batch)
     start = model.init(RNG(7))
     blocks = dp_sgd(

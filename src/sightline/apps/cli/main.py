@@ -94,7 +94,10 @@ def main() -> NoReturn:
 
 
 def run_arguments(arguments: list[str], group: click.Group | None = None) -> int:
-    """Call the command line, or another group of commands, and turn what happens into an exit code: 0, 2 bad input, 3 budget, 130 Ctrl-C, 1 else."""
+    """Call the command line, or another group of commands, and return its exit code.
+
+    0 done, 2 bad input, 3 budget spent, 130 Ctrl-C, 1 anything else.
+    """
     try:
         result = (group or sightline).main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
