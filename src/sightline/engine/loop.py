@@ -28,6 +28,7 @@ from sightline.engine.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
+from sightline.engine.earlier_runs import MADE_BY, keep_earlier, sum_up
 from sightline.engine.evaluation import (
     cluster_facts,
     cluster_notes,
@@ -128,7 +129,7 @@ def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_n
         if found is None:
             law = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
             invalid("--resume", directory, law, "bring one of them back")
-        save_model(setting, path, found.state)
+        save_model(setting, path, found.state, record.store.head())
         on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
     on_note(f"run={directory}: has ended before; a run that has ended cannot be continued")
     facts = record.facts
@@ -237,6 +238,10 @@ class TrainingLoop:
     def to_the_end(self) -> str | None:
         """Every round that is left."""
         state, done = self._where_it_stands()
+        counted = bool(self.setting.experiment.privacy.continue_ledger)
+        self.setting = replace(self.setting, earlier=keep_earlier(self.record, self.setting.earlier, counted=counted))
+        if self.setting.earlier is not None:
+            self.on_note(self.setting.earlier.tell(counted=counted))
         if not self.record.facts.get("created"):
             self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
         about = {"status": "running", "status_reason": "", "workers": getattr(self.worker, "processes", None)}
@@ -338,7 +343,7 @@ class TrainingLoop:
 
     def _finish_run(self, state: State, reason: str | None, ending: str) -> None:
         path = self.directory / MODEL
-        save_model(self.setting, path, state)
+        save_model(self.setting, path, state, self.record.store.head())
         found = self.setting.algorithm.found(state)
         asked = self.setting.experiment.topology.settings.get("count")
         rows = self.record.rounds() if found is not None else []
@@ -351,14 +356,16 @@ class TrainingLoop:
         compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
         notes = [*notes_of(self.setting), *told, *resumed[::-1], *compared]
         facts = cluster_facts(self.setting, state) | {"notes": notes}
+        if self.setting.earlier is not None:
+            facts["together"] = sum_up(self.setting.earlier, self.record.facts, self.ledger)
         status = "stopped" if reason else "finished"
         facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
         self.record.end({"model": file_digest(path), "status": status}, facts)
         remove_secret(self.directory)
 
 
-def save_model(setting: BuiltExperiment, path: Path, state: State) -> None:
-    """Write the model that is published, or every client's own."""
+def save_model(setting: BuiltExperiment, path: Path, state: State, head: str) -> None:
+    """Write the model that is published, or every client's own, with the head of the ledger that it was made under."""
     models = setting.algorithm.models(state, setting.clients)
     if isinstance(models, Public):
         tensors = setting.model.named_tensors(models.value.float())
@@ -368,7 +375,7 @@ def save_model(setting: BuiltExperiment, path: Path, state: State) -> None:
             for client, model in models.items()
             for name, tensor in setting.model.split(model.value.float()).items()
         } | dict(setting.model.constants)
-    save_tensors(path, tensors)
+    save_tensors(path, tensors, {MADE_BY: head})
 
 
 def accounted_at(number: int) -> bool:

@@ -282,7 +282,9 @@ def list_caveats(setting: BuiltExperiment) -> list[str]:
         "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
     ]
     notes += _delta_notes(setting)
-    if setting.experiment.model.init is not None:
+    if setting.earlier is not None:
+        notes.append(f"{setting.earlier.tell(counted=bool(privacy.continue_ledger))}.")
+    elif setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
     elif is_given_model(setting.experiment.model.name):
         notes.append("The model that was handed over (model=), with the weights that it held, is taken as public.")

@@ -112,6 +112,7 @@ class ReleaseGate:
         if privacy.stop_at_epsilon is None:
             return
         accountant = self._setting.accountant
+        self._check_earlier(claims, privacy.stop_at_epsilon)
         room = self._ledger.budget_room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
         for kind, lines in self._setting.topology.lines.items():
             if not self._ledger.fits_budget(lines, room, planned=claims):
@@ -119,6 +120,20 @@ class ReleaseGate:
                 raise BudgetExhausted(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"
+                )
+
+    def _check_earlier(self, claims: Sequence[Release], limit: float) -> None:
+        """Stop before the runs that this one started from and this one cost more together, where both shall count."""
+        setting = self._setting
+        if setting.earlier is None or not setting.experiment.privacy.continue_ledger:
+            return
+        for kind, lines in setting.topology.lines.items():
+            delta = setting.experiment.privacy.delta
+            spent = setting.earlier.worst(self._ledger, lines, delta, setting.accountant, claims)
+            if spent > limit:
+                raise BudgetExhausted(
+                    f"stop_at_epsilon={limit:g}: with the runs that model.init comes from, round {self._time} would "
+                    f"cost {spent:.4g} against {kind}; stopped before it"
                 )
 
 

@@ -35,6 +35,7 @@ def headline_content(run: RunView) -> Content:
         "promise": promise_words(run),
         "limits": limit_words(run),
         "unfinished": unfinished_words(run),
+        "together": together_words(run),
         "guarantee": list(run.fact("guarantee", [])) if run.unit is not Unit.NONE else [],
         "caveats": list(run.fact("caveats", [])),
     }
@@ -205,6 +206,19 @@ def limit_words(run: RunView) -> list[str]:
     if run.trusted:
         found.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
     return found
+
+
+def together_words(run: RunView) -> str:
+    """What the run and those that its model started from cost together; empty where it started from none."""
+    found = run.together
+    if found is None:
+        return ""
+    names = ", ".join(str(one["run_dir"]) for one in found["runs"])
+    if found.get("unknown"):
+        return f"Together with the runs this model started from: epsilon unknown. {found['unknown']}."
+    who = "on the same data" if found["same_data"] else "whose clients are assumed to be the same"
+    epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
+    return f"Together with {names}, {who}, which this model started from: epsilon {format_upper(epsilon)}."
 
 
 def unfinished_words(run: RunView) -> str:

@@ -14,10 +14,11 @@ from jinja2 import TemplateError
 
 from sightline import accounting
 from sightline.accounting import Accountant
+from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
 from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
-from sightline.ledger import Ledger, read_parties
+from sightline.ledger import Ledger
 from sightline.shown import METRICS, Metric, metric_named
 from sightline.topology import Line
 
@@ -184,11 +185,19 @@ class RunView:
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
         """Every kind's lines of sight; one each where all observers of a kind see the same."""
-        given = self.fact("lines", {})
-        return {
-            kind: tuple(Line(str(who), read_parties(str(exempt))) for who, exempt in given.get(kind, [(name, "")]))
-            for kind, name in self.observers.items()
-        }
+        return read_lines(self.facts)
+
+    @cached_property
+    def together(self) -> dict[str, Any] | None:
+        """What this run and those that it started from cost together; None where it started from none."""
+        if self.unit is Unit.NONE or not self.fact("started_from"):
+            return None
+        told = self.fact("together")
+        if isinstance(told, dict):
+            return told
+        with RunRecord.open_to_read(self.directory) as record:
+            earlier = stored_earlier(record)
+        return None if earlier is None else sum_up(earlier, self.facts, self.ledger)
 
     @property
     def trusted(self) -> list[str]:
