@@ -59,7 +59,7 @@ class WireMessage:
         return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 
     @classmethod
-    def from_bytes(cls, content: bytes, *, most_words: int = LARGEST_WORDS) -> "WireMessage":
+    def from_bytes(cls, content: bytes | bytearray, *, most_words: int = LARGEST_WORDS) -> "WireMessage":
         """Return the message that `to_bytes` wrote, with a header of at most `most_words` bytes.
 
         Guarantees: any other bytes raise InvalidInput and nothing else.
@@ -121,7 +121,7 @@ def _check_values(value: Any, levels: int) -> None:
         _check_values(part, levels - 1)
 
 
-def _read_safetensors(content: bytes, most_words: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return words and arrays; the arrays lie side by side, in any order, and fill the file."""
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(len(content) - 8, most_words):
