@@ -303,14 +303,17 @@ def test_a_start_outside_the_public_ball_is_refused(start, law, site_of):
     ("more", "law"),
     [
         ({"call": "everything"}, "not in the plan"),
-        ({"round": "soon"}, "are whole numbers"),
-        ({"round": True}, "are whole numbers"),
+        ({"round": "soon"}, "is a whole number"),
+        ({"round": True}, "is a whole number"),
         ({"round": 5}, "not in the plan"),
         ({"round": 0}, "not in the plan"),
         ({"use": 1}, "not in the plan"),
         ({"part": 1}, "not in the plan"),
-        ({"digest": "../../x"}, "no experiment of this digest"),
-        ({"digest": 7}, "no experiment of this digest"),
+        ({"digest": "../../x"}, "digest=../../x: is text that matches"),
+        ({"digest": 7}, "digest=7: is text that matches"),
+        ({"run": "x" * 65}, "xxx: is text that matches"),
+        ({"run": "a\nrefused: nothing"}, "run=a refused: nothing: is text that matches"),
+        ({"question": float("inf")}, "question=inf: is text that matches"),
     ],
     ids=str,
 )
@@ -372,6 +375,8 @@ def test_scaffold_gets_the_vectors_of_its_rule_and_nothing_else_of_it(site_of):
     site = site_of(plain)
     assert "rule/control" in site.answer(question(plain)).words["refused"]
     rule = {"rule/control": np.zeros(63, np.float32), "rule/steps": np.array(4.0), "rule/most_steps": np.array(6.0)}
+    sent = WireMessage.from_bytes(question(plain, arrays=rule).to_bytes())
+    assert sent.arrays["rule/steps"].shape == (), "numbers without axes came as vectors, and were refused"
     for wrong in (0.0, -1.0, np.nan, 1e9):
         asked = question(plain, arrays=rule | {"rule/steps": np.array(wrong)})
         assert "rule/steps" in site.answer(asked).words["refused"]

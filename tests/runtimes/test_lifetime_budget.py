@@ -137,6 +137,27 @@ def test_a_counter_that_is_gone_or_damaged_refuses(tmp_path):
     assert budget(site).check() == 1
 
 
+@pytest.mark.parametrize("name", ["count.tmp", "count"])
+def test_a_counter_follows_no_link_and_takes_no_name_of_another(name, tmp_path):
+    """`COUNTER.tmp` was written through a link that another user had put there: his choice of a file was emptied."""
+    victim, link = tmp_path / "victim", tmp_path / f"{name}.tmp"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    budget(tmp_path / "site", counter=f"../{name}").reserve("a", "", ONE)
+    assert (tmp_path / name).read_text().startswith("1 ")
+    assert (victim.read_text(), link.is_symlink()) == ("mine", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        {"site", "victim", name, link.name, f"{name}.lock"}
+    )
+
+
+def test_the_lock_of_a_counter_follows_no_link(tmp_path):
+    (tmp_path / "count.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(InvalidInput, match=r"lock=.*cannot be opened"):
+        budget(tmp_path / "site").reserve("a", "", ONE)
+    assert not (tmp_path / "victim").exists()
+
+
 def test_a_counter_inside_the_state_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="rolled back with it"):
         budget(tmp_path / "site", counter="state/count")

@@ -110,7 +110,7 @@ def _first_free(folder: Path, name: str) -> Path:
     for number in range(1, 10**6):
         path = folder / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             _make(path)
             return path
         except FileExistsError:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shlex
 import sqlite3
 import subprocess
@@ -88,14 +89,17 @@ class FileCounter:
             yield
 
     def _write_mark(self, text: str) -> None:
-        """Whole and durable: after a crash the file holds the old mark or the new one."""
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        """Write the mark whole and durably, under a name that nobody can have put a link at before."""
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_folder(self.path.parent)
 
     def _read_mark(self) -> tuple[int, str] | None:
@@ -414,7 +418,7 @@ def _events_digest(composition: Composition) -> str:
 def hold_lock(path: Path) -> Iterator[None]:
     """One process at a time; the lock goes with the process."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         invalid("lock", path, f"cannot be opened ({type(error).__name__})", "the site's user writes there")
     try:

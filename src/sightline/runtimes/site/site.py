@@ -19,13 +19,13 @@ from torch import Tensor
 from sightline import accounting
 from sightline.config import Experiment
 from sightline.engine import BuiltExperiment
-from sightline.errors import Refused, SightlineError, invalid
+from sightline.errors import Refused, SightlineError, invalid, printable
 from sightline.events import Clear
 from sightline.ledger import Ledger, LedgerDamaged, SqliteStore, connect_to_write
 from sightline.mechanisms import Mechanism, ReleaseContext
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, Result
-from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, own_tensor
+from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, own_tensor, read_site_question
 from sightline.runtimes.site.approval import (
     APPROVALS,
     Approval,
@@ -47,6 +47,7 @@ LOG = logging.getLogger("sightline.site")
 BUDGET = "budget.sqlite"
 EARLIER_STORE = "shelf.secret"
 HELLO = "hello"
+LONGEST_REFUSAL = 1000
 NOISED, UNNOISED = "noised", "unnoised"
 
 
@@ -179,16 +180,23 @@ class Site:
         return approval
 
     def answer(self, message: WireMessage) -> WireMessage:
-        """The answer to a question, or in one line why there is none."""
+        """Return the answer to a question, or in one line why there is none.
+
+        Guarantees: raises no Exception, whatever the message holds. A question for which nothing is approved does not
+        wait for an answer that is being computed.
+        """
         try:
+            message = read_site_question(message)
             if message.words.get("call") == HELLO:
                 return self.hello()
+            self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
             with self._hold_lock():
                 answer = self._answer_call(message)
             return message.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
-            LOG.warning("refused: %s", error)
-            return WireMessage({"refused": str(error)})
+            why = printable(str(error), most=LONGEST_REFUSAL)
+            LOG.warning("refused: %s", why)
+            return WireMessage({"refused": why})
         except Exception as error:
             LOG.exception("a question could not be answered")
             return WireMessage(
@@ -333,7 +341,7 @@ class Site:
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
         """One answer at a time, whatever processes work for this site."""
-        handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
