@@ -108,7 +108,10 @@ class Rehearsed:
 
 
 def check_first_algorithm(setting: BuiltExperiment) -> None:
-    """Hold somebody else's algorithm to its law, once for each of its sources and experiments."""
+    """Hold an algorithm of another package to its laws, once for each of its sources and experiments.
+
+    Code without a file has no digest that would tell whether it is still the same: it is tried every time.
+    """
     for plugin in setting.plugins:
         facts = (plugin.name, plugin.source_digest, setting.experiment.model_dump_json())
         if plugin.kind != ALGORITHM or facts in _passed:
@@ -117,7 +120,8 @@ def check_first_algorithm(setting: BuiltExperiment) -> None:
             check_sources(setting)
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
-        _passed.add(facts)
+        if plugin.source_digest != "unknown":
+            _passed.add(facts)
 
 
 def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *, rounds: int = ROUNDS) -> None:

@@ -23,8 +23,6 @@ class DrawnCohort:
 
     draw: Draw
     members: frozenset[int]
-    thinned: bool
-    """Whether the algorithm asked for another rate than the experiment's."""
 
 
 class SeenBefore(Exception):

@@ -46,7 +46,7 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.samplers import Full, ThinnedCohorts, thin_sampler
+from sightline.mechanisms.samplers import Full, thin_sampler
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
@@ -76,6 +76,7 @@ class TrainingRound:
         self._execution, self._worker = execution, execution.worker
         self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
+        self._rated = frozenset[str]()
         clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
         self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
         self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
@@ -110,6 +111,7 @@ class TrainingRound:
         """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
         self.pace = self._execution.allow_schedule(self._setting, wanted, most_steps)
         self.most_steps = most_steps
+        self._rated = frozenset(wanted.rates)
 
     def server_rng(self) -> np.random.Generator:
         """The server's own generator of this round."""
@@ -135,8 +137,7 @@ class TrainingRound:
         self._draws += 1
         sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
         members = self._execution.draw_members(sampler, channel, self.time, rng, line=line)
-        thinned = isinstance(sampler, ThinnedCohorts)
-        self._gate.note_draw(channel, DrawnCohort(draw, frozenset(members), thinned))
+        self._gate.note_draw(channel, DrawnCohort(draw, frozenset(members)))
         return members
 
     def _sampler_of(self, channel: Channel) -> CohortSampler:
@@ -327,9 +328,11 @@ class TrainingRound:
         drew it. An algorithm of another package also decides which draws it uses.
         """
         members = frozenset(cohort.members)
+        if channel.name in self._rated:  # also in a plan, which takes the limit in place of the rate
+            return True
         if isinstance(self._sampler_of(channel), Full) and members == frozenset(channel.members):
             return False
-        return self._setting.foreign or drawn is None or drawn.thinned or members != drawn.members
+        return self._setting.foreign or drawn is None or members != drawn.members
 
     def _check_turns(self, updates: Updates, channel: Channel) -> None:
         """Whoever was asked had a turn: releases are claimed to be about those only, whether they answer or not."""
