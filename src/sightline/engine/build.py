@@ -76,6 +76,11 @@ class BuiltExperiment:
         return tuple(list_plugins(self.experiment))
 
     @property
+    def foreign(self) -> bool:
+        """Whether the algorithm is not a built-in one: released values may decide what it releases."""
+        return self.experiment.algorithm.name not in algorithms.BUILT_IN
+
+    @property
     def unit(self) -> Unit:
         """What is protected."""
         return Unit(self.experiment.privacy.unit)

@@ -38,7 +38,9 @@ from sightline.engine.evaluation import (
     task_row,
 )
 from sightline.engine.execution import LiveExecution
+from sightline.engine.followed_plan import FollowedPlan, LeftPlan, refuse_early_stop
 from sightline.engine.metadata import facts_of, notes_of, seen_by
+from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
 from sightline.engine.recorded_paths import ChoosePaths, paths_by_rule, settle_paths
 from sightline.engine.release_gate import SeenBefore
@@ -58,6 +60,7 @@ from sightline.engine.run_directory import (
 )
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
 from sightline.errors import BudgetExhausted, invalid
+from sightline.events import Unit
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules
 from sightline.randomness import Streams
@@ -160,6 +163,9 @@ class TrainingLoop:
         nodes = self.worker.nodes is not None
         self.twins = plan_worlds(setting, make_worker, public, self.secret, verify, nodes=nodes)
         self._compared_to = setting.experiment.rounds if verify else 1
+        self.plan = self._follow_plan() if setting.foreign and setting.unit is not Unit.NONE else None
+        if self.plan is not None:
+            refuse_early_stop(setting.experiment.privacy.stop_at_epsilon, self.plan)
 
     def close(self) -> None:
         """Let go of processes and connections."""
@@ -249,7 +255,7 @@ class TrainingLoop:
         reason, ending, rounds = None, "", self.setting.experiment.rounds
         for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):
-                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds"
+                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds{self._charged_in_full}"
                 break
             try:
                 state = self._run_round(state, number)
@@ -301,8 +307,28 @@ class TrainingLoop:
         if self.twins is not None and number <= self._compared_to:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.setting, self.ledger, execution, number, self.memories)
-        r = TrainingRound(*where, anew=anew, since=self.change.since)
-        return r, self.setting.algorithm.round(state, r, self.setting.settings)
+        redone = anew and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
+        r = TrainingRound(*where, anew=anew, since=self.change.since, plan=None if redone else self.plan)
+        try:
+            after = self.setting.algorithm.round(state, r, self.setting.settings)
+        except LeftPlan:
+            r.charge_plan(later=self.plan)
+            raise
+        r.charge_plan(later=self._plan_after(after, number))
+        return r, after
+
+    def _follow_plan(self) -> FollowedPlan:
+        nodes = self.worker.nodes
+        return follow_plan(self.setting, real_nodes=nodes is not None and not nodes.steadfast)
+
+    def _plan_after(self, state: State, number: int) -> FollowedPlan | None:
+        """The plan, when the run ends before its last round: released values may have decided that (decision 0192)."""
+        private = self.setting.unit is not Unit.NONE and number < self.setting.experiment.rounds
+        return (self.plan or self._follow_plan()) if private and self.setting.algorithm.finished(state) else None
+
+    @property
+    def _charged_in_full(self) -> str:
+        return "" if self.setting.unit is Unit.NONE else "; epsilon is that of the whole plan"
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
         self._look_around(state)

@@ -10,6 +10,7 @@ from sightline import accounting
 from sightline.engine.algorithm_laws import check_first_algorithm
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import DryExecution
+from sightline.engine.followed_plan import FollowedPlan
 from sightline.engine.round import TrainingRound
 from sightline.errors import refuse
 from sightline.events import Event
@@ -36,6 +37,11 @@ def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_n
         memories = r.memories
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
     return ledger
+
+
+def follow_plan(setting: BuiltExperiment, *, real_nodes: bool = False) -> FollowedPlan:
+    """The plan of the whole run, for holding a run to it and for charging what the run leaves out."""
+    return FollowedPlan(plan_releases(setting, real_nodes=real_nodes), setting.topology)
 
 
 def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
