@@ -1,4 +1,4 @@
-"""The picture of the README: `python -m experiments.lines_of_sight` runs its example and writes the epsilons into it."""
+"""The picture of the README: `python -m experiments.lines_of_sight` runs its example and writes its epsilons."""
 
 import re
 import tempfile
