@@ -474,6 +474,10 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
     )  # fmt: skip
     assert told == []
     run = Run(tmp_path / "run")
+    # sites draw from their operating system, although the file says "seed"
+    assert run.metadata["noise_source"] == "os"
+    assert not any("come from the seed" in one for one in run.metadata["caveats"])
+    assert any(one.startswith("Each site draws its batches") for one in run.metadata["caveats"])
     # what a site reserved covers what the server's ledger says that it has let go of
     for number, site in sites.items():
         if not site.policy.trust_server:

@@ -251,7 +251,8 @@ class TrainingLoop:
         if not self.record.facts.get("created"):
             self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
         about = {"status": "running", "status_reason": "", "workers": getattr(self.worker, "processes", None)}
-        self.record.remember_metadata(facts_of(self.setting) | about)
+        real_sites = self.worker.nodes is not None and not self.worker.nodes.steadfast
+        self.record.remember_metadata(facts_of(self.setting, real_sites=real_sites) | about)
         reason, ending, rounds = None, "", self.setting.experiment.rounds
         for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):
