@@ -12,11 +12,10 @@ from sightline.api import Run
 from sightline.config import parse
 from sightline.data import Client, Federation, Kind
 from sightline.errors import BudgetExhausted, InvalidInput, Refused
-from sightline.ledger import Ledger
+from sightline.ledger import Ledger, LedgerDamaged
 from sightline.runtimes.flower.export import export_shards
 from sightline.runtimes.remote.clients import RemoteClients
 from sightline.runtimes.remote.message import WireMessage, experiment_digest
-from sightline.runtimes.site.approval import describe_approval
 from sightline.runtimes.site.policy import blank_shard
 from sightline.runtimes.site.process import ask_site, serve_site
 from sightline.runtimes.site.site import RunStore, Site
@@ -92,7 +91,7 @@ def test_an_experiment_that_does_not_fit_the_budget_is_not_approved(site_of):
 
 def test_what_the_owner_reads(site_of):
     site = site_of(LOCAL, approved=0)
-    said = "\n".join(describe_approval(site.draw_up(parse(LOCAL)), site.policy))
+    said = "\n".join(site.describe(site.draw_up(parse(LOCAL))))
     for words in ("at most 4 answers of client-2", "noise multiplier 2", "clip norm 0.4", "epsilon 3.1", "not signed",
                   "at most 6 local steps", "the server and everybody else"):  # fmt: skip
         assert words in said
@@ -130,7 +129,9 @@ def test_a_ledger_that_lost_answers_is_no_fresh_budget(harm, site_of):
         file.unlink()
     if harm == "older":
         budget.write_bytes(older)
-    assert "lacks answers" in Site(site.folder).answer(question(LOCAL, round=3)).words["refused"]
+    assert "state=budget.sqlite: it lacks answer" in Site(site.folder).answer(question(LOCAL, round=3)).words["refused"]
+    with pytest.raises(LedgerDamaged, match="bring the newest state/ back whole"):
+        Site(site.folder).check()
 
 
 def test_an_older_memory_of_a_run_is_noticed_by_the_ledger(site_of):
