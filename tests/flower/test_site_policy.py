@@ -225,6 +225,24 @@ def test_a_file_that_was_lost_or_put_back_is_noticed_by_the_others(pattern, olde
         approve(reopened, LOCAL | {"seed": 5})
 
 
+def test_a_crash_while_approving_or_revoking_passes(site_of, monkeypatch):  # noqa: F811
+    """A reservation without its approval, and an end without its file: nothing was lost."""
+    site = site_of(LOCAL, approved=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(site.approvals), "put", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            approve(site, LOCAL)
+    cost = site.spent()
+    assert cost > 0
+    Site(site.folder).check()
+    approval = approve(Site(site.folder), LOCAL)
+    assert site.spent() == cost, "reserved once"
+    site.budget.end(approval.id, "revoked")
+    Site(site.folder).check()
+    assert not Site(site.folder).revoke(approval.id)
+    assert site.approvals.ended() == [approval.id]
+
+
 def test_a_revocation_cannot_be_taken_back_with_an_older_budget(site_of, tmp_path):  # noqa: F811
     site = site_of(LOCAL)
     site.answer(question(LOCAL))

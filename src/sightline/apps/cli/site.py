@@ -101,7 +101,12 @@ def status_command(folder: Path, as_json: bool) -> None:
     policy, budget = site.policy, site.budget.status()
     approved = _approvals_of(site)
     if as_json:
-        facts = {"epsilon": policy.epsilon, "delta": policy.delta, "unit": policy.unit, "reserved": budget.spent}
+        facts: dict[str, Any] = {
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+            "unit": policy.unit,
+            "reserved": budget.spent,
+        }
         facts |= {"used": budget.used, "mu_left": budget.mu_left, "epsilon_left": budget.epsilon_left}
         facts |= {"counter": budget.counter, "handed_over": site.handed_over(), "approvals": approved}
         click.echo(json.dumps(replace_nonfinite(facts)))
