@@ -381,7 +381,7 @@ def test_scaffold_gets_the_vectors_of_its_rule_and_nothing_else_of_it(site_of):
     for wrong in (0.0, -1.0, np.nan, 1e9):
         asked = question(plain, arrays=rule | {"rule/steps": np.array(wrong)})
         assert "rule/steps" in site.answer(asked).words["refused"]
-    assert "value" in site.answer(question(plain, arrays=rule)).arrays
+    assert "value" in site.answer(sent).arrays
 
 
 def test_a_site_behind_a_socket(site_of, tmp_path):
