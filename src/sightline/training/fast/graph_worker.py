@@ -27,9 +27,7 @@ from sightline.training.gradients import (
     Clip,
     GradientWorker,
     clipped_rows,
-    equal_chunks,
     factors_of,
-    stretch_views,
 )
 
 CHUNK_BYTES = 1 << 28
@@ -77,19 +75,20 @@ class GraphWorker(GradientWorker):
         self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Ghost clipping over the graph, chunk by chunk; see `GradientWorker.clipped_sum`."""
+        """Ghost clipping over the graph, pass by pass; see `GradientWorker.clipped_sum`."""
         self.gradient.zero_()
-        if not len(y):
-            return
-        if not self.example_bytes:
-            self.example_bytes = self.measure_example(x[:1], y[:1])
-        for some in equal_chunks(len(y), max(1, CHUNK_BYTES // (self.example_bytes * views))):
-            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
+        self.add_passes(x, y, clip, views)
 
-    def measure_example(self, x: Tensor, y: Tensor) -> int:
+    def most_examples(self, views: int) -> int:
+        """As many as take CHUNK_BYTES."""
+        if not self.example_bytes:
+            self.example_bytes = self.measure_example()
+        return max(1, CHUNK_BYTES // (self.example_bytes * views))
+
+    def measure_example(self) -> int:
         """The bytes that one example takes: what lies between the nodes, twice, and its gradients."""
         with torch.random.fork_rng(devices=[]):
-            gradients = self.gradients_of(x, y, 1)
+            gradients = self.gradients_of(probe_inputs(self.model, 1), self.trial_targets(), 1)
         return 4 * (2 * self.recording.activation_numbers() + sum(one.numbers for one in gradients.values()) + 1)
 
     def gradients_of(self, x: Tensor, y: Tensor, views: int) -> dict[str, TensorGradients]:
@@ -99,20 +98,34 @@ class GraphWorker(GradientWorker):
         with torch.no_grad():
             return {name: join_records(some, self.slots[name].shape) for name, some in records.items()}
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
-        """Add the clipped sum of one chunk; an example that is not finite anywhere is left out."""
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass; one that is not finite anywhere is left out.
+
+        Nothing is computed again without it: that would draw new random numbers for all others.
+        """
         gradients = self.gradients_of(x, y, views)
         if not gradients:
             return
         with torch.no_grad():
-            finite, factors = factors_of([{name: one.square_norms()} for name, one in gradients.items()], clip)
-            if bool(finite.all()):
-                for name, one in gradients.items():
-                    one.add_clipped(factors(name), self.slots[name])
-                return
-        if bool(finite.any()):
-            del gradients
-            self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
+            squares = [{name: one.square_norms()} for name, one in gradients.items()]
+            broken, factors = factors_of(squares, clip, examples)
+            for name, one in gradients.items():
+                if broken is not None:
+                    one.blank(broken)
+                one.add_clipped(factors(name), self.slots[name])
+
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """|g_j|^2 of every example of one pass, by tensor."""
+        found = self.gradients_of(x, y, views)
+        with torch.no_grad():
+            return [{name: one.square_norms() for name, one in found.items()}]
+
+    def try_pass(self, size: int, views: int) -> Tensor:
+        """As `GradientWorker.try_pass`; dropout is left out, and of a graph that draws otherwise no rows are alike."""
+        with self.without_dropout():
+            if draws_at_random(self.plain.graph):
+                return torch.arange(size).expand(1, -1)
+            return super().try_pass(size, views)
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
