@@ -28,6 +28,7 @@ from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.gradients import Balls, GradientWorker, one_by_one, vectorised_gradients
 from sightline.training.local_sgd import descend_client
 from sightline.training.local_work import Descent
+from sightline.training.passes import OneSize
 
 EXAMPLES = 4
 MISTAKES = ("inputs", "labels", "noise", "factors", "terms", "gradient", "number")
@@ -76,6 +77,7 @@ def take_steps(model, rows, rng):
     """All kinds of steps of one client, as far as the vector that they end at."""
     worker = GradientWorker(model)
     worker.rows = rows
+    worker.passes = {views: OneSize(8) for views in (1, 2)}  # whether rows are alike is asked once, not between steps
     text = model.kind is Kind.TEXT
     x = rng.integers(5, size=(EXAMPLES, *model.input_shape)) if text else rng.random((EXAMPLES, *model.input_shape))
     shard = Shard(x.astype(np.int64 if text else np.float32), rng.integers(3, size=EXAMPLES))

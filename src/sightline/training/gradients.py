@@ -18,7 +18,7 @@ from sightline.models.flat import CPU, FlatModel, Slot, bind_parameters, flatten
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
-from sightline.training.passes import FIRST, OneSize, Passes, fill_up
+from sightline.training.passes import Passes, fill_up
 
 SLACK = 1.0 - 2.0**-18
 """Rows are scaled onto SLACK * C: what float32 rounds up of a clip factor and of its product with a row, and what a
@@ -257,8 +257,9 @@ class GradientWorker:
     A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
     example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
 
-    On another device than the CPU nothing is asked back between the steps: what comes is moved by `inputs` and
-    `place_tensor`, what leaves goes through `hand_back`, which refuses the module then if it has changed.
+    On another device than the CPU nothing is asked back between the steps but, once for each size of a pass, whether
+    its rows are alike: what comes is moved by `inputs` and `place_tensor`, what leaves goes through `hand_back`, which
+    refuses the module then if it has changed.
     """
 
     channels_last = False
@@ -400,11 +401,7 @@ class GradientWorker:
     def add_passes(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
         """Add the clipped sum of a batch, pass by pass."""
         if views not in self.passes:
-            self.passes[views] = (
-                OneSize(min(FIRST, self.most_examples(views)))
-                if self.away
-                else Passes(lambda size: self.try_pass(size, views), self.most_examples(views))
-            )
+            self.passes[views] = Passes(lambda size: self.try_pass(size, views), self.most_examples(views))
         for some, size in self.passes[views].split(len(y)):
             rows = fill_up(x[stretch_views(some, views)], size * views, channels_last=self.channels_last)
             self.add_clipped(rows, fill_up(y[some], size), some.stop - some.start, clip, views)
@@ -439,7 +436,7 @@ class GradientWorker:
                     self.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
                     one = self.inputs(probe_inputs(self.model, views, seed=seed).numpy())
                     x = fill_up(one.repeat(size, *[1] * (one.dim() - 1)), size * views, channels_last=self.channels_last)
-                    y = self.trial_targets()
+                    y = self.place_tensor(self.trial_targets())
                     squares = self.pass_squares(x, fill_up(y.expand(size, *y.shape[1:]), size), views)
                     found += [square.detach() for layer in squares for square in layer.values()]
             finally:

@@ -14,6 +14,7 @@ from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.task import probe_targets
 from sightline.training.fast import graph_recurrent, graph_rules
+from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_records import TensorGradients, join_records
 from sightline.training.fast.graph_tape import (
     WITHOUT_DROPOUT,
@@ -21,6 +22,7 @@ from sightline.training.fast.graph_tape import (
     arguments_of,
     copy_graph,
     feed_graph,
+    holds_batch,
     operation_name,
 )
 from sightline.training.gradients import (
@@ -43,10 +45,11 @@ class GraphWorker(GradientWorker):
     Guarantees: as those of `GradientWorker.clipped_sum`; that no example reaches another's gradient is the
     certificate's proof here, and nothing is given to the module itself. The task's losses treat rows apart.
 
-    Raises `NoClippingRule` when the graph uses a trained value where no rule is known.
+    Raises `NoClippingRule` when the graph uses a trained value where no rule is known, or draws for all rows at once.
     """
 
     def __init__(self, model: FlatModel, certificate: Certificate) -> None:
+        refuse_shared_draws(certificate)
         super().__init__(model)
         self.state = None  # nothing of the module runs, so nothing can change
         self.losses, self.certificate = model.task.losses, certificate
@@ -139,6 +142,19 @@ class GraphWorker(GradientWorker):
             self.plain, self.recording = kept
 
 
+def refuse_shared_draws(certificate: Certificate) -> None:
+    """Raise `NoClippingRule` for a graph with a random number that all rows of a pass share (dropout of a weight).
+
+    A batch has several passes, and how many depends on the examples: one more pass, and all later examples would have
+    another number. Example by example there is none to share: each has its own. A number that each row draws for itself
+    (a dropout mask) stays: rows' draws are independent of each other and of the data, with one law for all. So for two
+    batches that differ in one example there is a coupling in which every other example has the same draws in both.
+    """
+    for node in certificate.exported.graph.nodes:
+        if node.op == "call_function" and node_draws(node) and not holds_batch(certificate.axes[node]):
+            raise NoClippingRule(f"{node.target} draws one random number for all examples of a pass")
+
+
 RANDOM = "rand bernoulli dropout normal uniform exponential multinomial rrelu geometric cauchy".split()
 OFF = (False, 0.0)
 
@@ -154,7 +170,8 @@ def node_draws(node: fx.Node) -> bool:
     if name in WITHOUT_DROPOUT:
         given = arguments_of(node)
         return given[WITHOUT_DROPOUT[name][0]] not in OFF and given.get("p", 1.0) != 0.0
-    return any(word in name for word in RANDOM)
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return seeded or any(word in name for word in RANDOM)
 
 
 def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
