@@ -23,7 +23,8 @@ from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
 from sightline.training import LocalWork, clipped_gradient_sum, devices, dispatch, evaluate_model, train_local
-from sightline.training.gradients import SLACK, GradientWorker, clip_factors, clipped_rows, row_norms, scaled_sum
+from sightline.training.clipping import SLACK, clip_factors, clipped_rows, row_norms, scaled_sum
+from sightline.training.gradients import GradientWorker
 from tests.commands import command
 
 FILE = {

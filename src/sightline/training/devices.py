@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.models.flat import CPU
-from sightline.training.gradients import clipped_rows
+from sightline.training.clipping import clipped_rows
 
 KINDS = ("cuda", "mps")
 """The devices beside the CPU, in the order in which "auto" asks for them."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import invalid
-from sightline.training.gradients import row_norms
+from sightline.training.clipping import row_norms
 from sightline.training.paths import BY_RULE, Paths
 from sightline.training.precision import FLOAT32, PRECISIONS
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind_parameters, probe_inputs
+from sightline.training.clipping import Balls, Clip, factors_of, square_norms
 from sightline.training.fast.layers import size_pair
 from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, unfold_patches
-from sightline.training.gradients import Balls, Clip, GradientWorker, factors_of, square_norms
+from sightline.training.gradients import GradientWorker
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +202,9 @@ class NormRule(ClippingRule):
 
     def blank(self, broken: Tensor) -> None:
         """Forget what these examples have."""
-        self.rows = {name: rows.flatten(1).masked_fill(broken[:, None], 0.0).view_as(rows) for name, rows in self.rows.items()}
+        self.rows = {
+            name: rows.flatten(1).masked_fill(broken[:, None], 0.0).view_as(rows) for name, rows in self.rows.items()
+        }
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add s @ rows."""
@@ -415,8 +418,10 @@ class AutogradWorker(GradientWorker):
             raise NoClippingRule("the weights of an LSTM are not booked apart")
         broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
         if broken is not None:
-            for rule in (*(self.rules[name] for name in self.seen), *(self.recurrent[key] for key in self.runs)):
-                rule.blank(broken)
+            for name in self.seen:
+                self.rules[name].blank(broken)
+            for key in self.runs:
+                self.recurrent[key].blank(broken)
         for name in self.seen:
             own = {word: factors(tensor_name(name, word)) for word in self.rules[name].gradient}
             self.rules[name].add_clipped(own)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
+from sightline.training.clipping import Clip
 from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.layers import (
     Affine,
@@ -30,7 +31,6 @@ from sightline.training.fast.layers import (
     Tanh,
 )
 from sightline.training.fast.per_example_norms import patches_by_pixel
-from sightline.training.gradients import Clip
 from sightline.training.passes import OneSize
 from sightline.training.precision import BF16
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.models.task import CLASSIFICATION, Task
+from sightline.training.clipping import LARGEST, Clip, clip_factors, factors_of
 from sightline.training.fast.layers import Affine, Convolution, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
 from sightline.training.fast.per_example_norms import outer_squares
-from sightline.training.gradients import LARGEST, Clip, GradientWorker, clip_factors, factors_of
+from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 25
 """How much the records of one chunk of examples may take: they are read again soon and should stay in the cache."""
@@ -74,7 +75,7 @@ class ChainWorker(GradientWorker):
                 layer.bias = view_slot(slots.get(f"{layer.name}.bias"), weights)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """One forward and one backward pass for some examples at a time; norms and clipped sums from the layers' records."""
+        """One forward and one backward pass for some examples at a time; norms and sums from the layers' records."""
         self.gradient.zero_()
         self.add_passes(x, y, clip, views)
 

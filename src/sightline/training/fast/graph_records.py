@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sightline.training.clipping import square_norms
 from sightline.training.fast.per_example_norms import SMALLEST, gram_rounding, outer_squares
-from sightline.training.gradients import square_norms
 
 
 @dataclass(frozen=True, eq=False)

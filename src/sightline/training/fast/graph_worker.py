@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.task import probe_targets
+from sightline.training.clipping import Clip, clipped_rows, factors_of
 from sightline.training.fast import graph_recurrent, graph_rules
 from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_records import TensorGradients, join_records
@@ -25,12 +26,7 @@ from sightline.training.fast.graph_tape import (
     holds_batch,
     operation_name,
 )
-from sightline.training.gradients import (
-    Clip,
-    GradientWorker,
-    clipped_rows,
-    factors_of,
-)
+from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 28
 """How much a chunk of examples of a private step may take."""

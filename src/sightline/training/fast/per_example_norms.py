@@ -13,7 +13,7 @@ References: Goodfellow 2015; Li et al. 2022 (ghost clipping); Bu et al. 2023 (in
 import torch
 from torch import Tensor
 
-from sightline.training.gradients import LARGEST, square_norms
+from sightline.training.clipping import LARGEST, square_norms
 
 ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with room to spare."""
