@@ -160,7 +160,7 @@ def test_claims_that_follow_released_values_are_refused_before_a_run_exists(file
     file = file_of(make(WAYS[way]), "client")
     with pytest.raises(BrokenLaw, match="claims do not follow released values"):
         check_sources(engine.build_experiment(parse(file)))
-    with pytest.raises(Refused, match="claims do not follow released values|a run claims what its plan claims"):
+    with pytest.raises(Refused, match=r"claims do not follow released values|a run claims what its plan claims"):
         run_of(file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -214,7 +214,7 @@ LATE = {
 def test_a_live_claim_beyond_the_plan_is_refused(file_of, tmp_path, where, change):
     """No rehearsal of three rounds sees what happens in the fourth; the gate does, before anything is computed."""
     file = file_of(make(late(LATE[change])), where)
-    with pytest.raises(LeftPlan, match="round=4: a release of .* is not in the plan"):
+    with pytest.raises(LeftPlan, match=r"round=4: a release of .* is not in the plan"):
         run_of(file, tmp_path / "run")
     with engine.RunRecord.open_to_read(tmp_path / "run") as record:
         ledger = record.ledger()
@@ -358,7 +358,7 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     own = replace(own, init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 3, "period": 3}}
     file["rounds"] = 4
-    with pytest.raises(Refused, match="a run claims what its plan claims.*more of client-. would reach"):
+    with pytest.raises(Refused, match=r"a run claims what its plan claims.*more of client-. would reach"):
         setting_of(file)
     setting = engine.build_experiment(parse(file))
     plan, ledger = follow_plan(setting), Ledger(participants=setting.participants)
@@ -372,7 +372,7 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     if merged > 3:
         own.round(state, r, None)
     else:
-        with pytest.raises(LeftPlan, match="would reach client-. than is planned"):
+        with pytest.raises(LeftPlan, match=r"would reach client-. than is planned"):
             own.round(state, r, None)
 
 
@@ -382,7 +382,7 @@ def test_a_budget_does_not_stop_what_reaches_nobody_knows_when(file_of, tmp_path
     own = replace(make(dp_ogl.round, topologies=("groups",)), init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 2}}
     file["privacy"] |= {"stop_at_epsilon": 5.0}
-    with pytest.raises(Refused, match="stop_at_epsilon=5.0: an algorithm of another package decides who sees what"):
+    with pytest.raises(Refused, match=r"stop_at_epsilon=5.0: an algorithm of another package decides who sees what"):
         run_of(file, tmp_path / "run")
     del file["privacy"]["stop_at_epsilon"]
     assert run_of(file, tmp_path / "run").epsilon <= TARGET * (1 + 1e-6)

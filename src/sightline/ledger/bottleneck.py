@@ -57,7 +57,7 @@ class Bottleneck:
 
         Guarantees: unit `client`; every group releases the planned event at most once an epoch, with noise of its own;
         what a release was computed from is the group's own earlier models and, when an interval begins, those of groups
-        that share a worker with it. What workers keep in `Round.train(memory=...)` stands among the inputs of a release.
+        that share a worker with it. What workers keep in `Round.train(memory=...)` is among the inputs of a release.
         """
         plan = self.pairs.plan
         groups = {group_name(number): number for number in range(plan.schedule.count)}

@@ -50,7 +50,8 @@ def check_algorithm(
 
     With whatever its own `check` lets it protect, on the first of its topologies that is built in: what it computes
     from releases remembers them; its claims do not follow released values and are those of its plan; the run costs no
-    more than its plan; calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same bits; its ledger is confirmed by other code. `settings` are its own;
+    more than its plan; calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same
+    bits; its ledger is confirmed by other code. `settings` are its own;
     `tables` change the tiny experiment where the algorithm needs another: `{"local": {"steps": 10}}`.
     """
     found = _find_object(ALGORITHM, algorithm, Algorithm)
