@@ -160,7 +160,7 @@ def test_claims_that_follow_released_values_are_refused_before_a_run_exists(file
     file = file_of(make(WAYS[way]), "client")
     with pytest.raises(BrokenLaw, match="claims do not follow released values"):
         check_sources(engine.build_experiment(parse(file)))
-    with pytest.raises(Refused, match="claims do not follow released values"):
+    with pytest.raises(Refused, match=r"claims do not follow released values|a run claims what its plan claims"):
         run_of(file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -214,7 +214,7 @@ LATE = {
 def test_a_live_claim_beyond_the_plan_is_refused(file_of, tmp_path, where, change):
     """No rehearsal of three rounds sees what happens in the fourth; the gate does, before anything is computed."""
     file = file_of(make(late(LATE[change])), where)
-    with pytest.raises(LeftPlan, match="round=4: a release of .* is not in the plan"):
+    with pytest.raises(LeftPlan, match=r"round=4: a release of .* is not in the plan"):
         run_of(file, tmp_path / "run")
     with engine.RunRecord.open_to_read(tmp_path / "run") as record:
         ledger = record.ledger()
@@ -305,7 +305,7 @@ def the_larger(state, r, settings):
 
 @pytest.mark.parametrize("run_round", [everyone, the_larger])
 def test_a_hidden_cohort_holds_nobody_who_was_not_drawn(file_of, tmp_path, run_round):
-    """Both ran, and claimed the amplification of a rate of a half: at z = 1.4 epsilon 6 is stated, 9.1 is true."""
+    """Both ran, and claimed the amplification of a rate of a half: of six rounds with everybody in, 6 of 11.4."""
     file = file_of(make(run_round), "server", POISSON)
     file["data"] |= {"clients": 12}
     with pytest.raises(Refused, match="was not drawn for it"):
@@ -358,7 +358,9 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     own = replace(own, init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 3, "period": 3}}
     file["rounds"] = 4
-    setting = setting_of(file)
+    with pytest.raises(Refused, match=r"a run claims what its plan claims.*more of client-. would reach"):
+        setting_of(file)
+    setting = engine.build_experiment(parse(file))
     plan, ledger = follow_plan(setting), Ledger(participants=setting.participants)
     state = own.init(Public(torch.zeros(1)), setting.clients, None)
     execution = DryExecution(setting.federation.sizes.tolist())
@@ -370,5 +372,27 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     if merged > 3:
         own.round(state, r, None)
     else:
-        with pytest.raises(LeftPlan, match="would reach client-. than is planned"):
+        with pytest.raises(LeftPlan, match=r"would reach client-. than is planned"):
             own.round(state, r, None)
+
+
+def test_a_budget_does_not_stop_what_reaches_nobody_knows_when(file_of, tmp_path):
+    """On groups flow may follow released values, and a budget stops by flow."""
+    dp_ogl = algorithms.REGISTRY["dp_ogl"]
+    own = replace(make(dp_ogl.round, topologies=("groups",)), init=dp_ogl.init, models=dp_ogl.models)
+    file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 2}}
+    file["privacy"] |= {"stop_at_epsilon": 5.0}
+    with pytest.raises(Refused, match=r"stop_at_epsilon=5.0: an algorithm of another package decides who sees what"):
+        run_of(file, tmp_path / "run")
+    del file["privacy"]["stop_at_epsilon"]
+    assert run_of(file, tmp_path / "run").epsilon <= TARGET * (1 + 1e-6)
+
+
+def test_a_budget_does_not_stop_rdpcfl():
+    """Its choices begin in a round that released values decide on, so the beginning of its list is not fixed."""
+    file = make_file({"unit": "sample", "where": "client"}, kind="clusters", algorithm={"name": "rdpcfl"})
+    file["local"] = {"batch_size": 4, "learning_rate": 0.1, "epochs": 1}
+    engine.build_experiment(parse(file))
+    file["privacy"] |= {"stop_at_epsilon": 5.0}
+    with pytest.raises(Refused, match="follows from released values"):
+        engine.build_experiment(parse(file))

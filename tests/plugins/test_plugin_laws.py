@@ -403,8 +403,14 @@ SEEN = {"clients": "client-0", "public": "public", "server": SERVER, "edge": "ed
         ({"channels": (replace(STAR.top, through=frozenset({"relay"})),)}, "relay is handed un-noised updates, and it"),
         ({"trusted": (SERVER, "client-3")}, "it trusts client-3, to whom nothing is handed"),
         ({"uplinks": (("relay",),)}, "relay sends on what was gathered, and is in no audience"),
-        ({"gathers": (Channel("edge", tuple(range(6)), frozenset({"edge"})),), "trusted": (), "observers": SEEN}, "server is sent"),
-        ({"observers": STAR.observers | {"links": "link"}}, "link of 'links' is in no audience: its epsilon would be 0"),
+        (
+            {"gathers": (Channel("edge", tuple(range(6)), frozenset({"edge"})),), "trusted": (), "observers": SEEN},
+            "server is sent",
+        ),
+        (
+            {"observers": STAR.observers | {"links": "link"}},
+            "link of 'links' is in no audience: its epsilon would be 0",
+        ),
         ({"observers": {"public": "public", "clients": "client-0"}, "lines": STAR.lines}, "every kind of observers"),
         ({"channels": (replace(STAR.top, noise_factor=0.0),)}, "are positive"),
         ({"channels": (replace(STAR.top, noise_factor=0.5),)}, "like a star"),

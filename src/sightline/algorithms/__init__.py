@@ -94,4 +94,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["BUILT_IN", "REGISTRY", "RULES", "Algorithm", "Round", "State", "build_algorithm", "find_algorithm", "settings_of"]
+__all__ = [
+    "BUILT_IN",
+    "REGISTRY",
+    "RULES",
+    "Algorithm",
+    "Round",
+    "State",
+    "build_algorithm",
+    "find_algorithm",
+    "settings_of",
+]

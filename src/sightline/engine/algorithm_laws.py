@@ -7,6 +7,7 @@ or less, of others or with other noise, depending on what was released before, h
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +108,7 @@ class Rehearsed:
         return False
 
 
-def check_first_algorithm(setting: BuiltExperiment) -> None:
+def check_first_algorithm(setting: BuiltExperiment, make_plan: Callable[[], FollowedPlan]) -> None:
     """Hold an algorithm of another package to its laws, once for each of its sources and experiments.
 
     Code without a file has no digest that would tell whether it is still the same: it is tried every time.
@@ -117,7 +118,7 @@ def check_first_algorithm(setting: BuiltExperiment) -> None:
         if plugin.kind != ALGORITHM or facts in _passed:
             continue
         try:
-            check_sources(setting)
+            check_sources(setting, make_plan())
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
         if plugin.source_digest != "unknown":

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from sightline import accounting
-from sightline.engine.algorithm_laws import check_first_algorithm
+from sightline.engine.algorithm_laws import ROUNDS, check_first_algorithm
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import DryExecution
 from sightline.engine.followed_plan import FollowedPlan
@@ -39,9 +39,10 @@ def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_n
     return ledger
 
 
-def follow_plan(setting: BuiltExperiment, *, real_nodes: bool = False) -> FollowedPlan:
-    """The plan of the whole run, for holding a run to it and for charging what the run leaves out."""
-    return FollowedPlan(plan_releases(setting, real_nodes=real_nodes), setting.topology)
+def follow_plan(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> FollowedPlan:
+    """The plan of a run, for holding the run to it and for charging what the run leaves out."""
+    rounds = None if rounds is None else min(rounds, setting.experiment.rounds)
+    return FollowedPlan(plan_releases(setting, rounds=rounds, real_nodes=real_nodes), setting.topology)
 
 
 def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
@@ -49,7 +50,7 @@ def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> Bu
 
     With `real_nodes` it meets it also when some of them do not answer.
     """
-    check_first_algorithm(setting)
+    check_first_algorithm(setting, lambda: follow_plan(setting, rounds=ROUNDS))
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return rehearse_round(setting)

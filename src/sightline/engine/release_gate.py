@@ -107,10 +107,9 @@ class ReleaseGate:
         The last act of a round. Of later rounds those are charged that `stop_at_epsilon` leaves room for: the run could
         not have made others.
         """
-        if self._made_before:
-            if any(release.source != PLAN for release in self._made_before):
+        if self._made_before:  # charged before the round was interrupted, or there was nothing to charge
+            if any(release.time == self._time and release.source != PLAN for release in self._made_before):
                 raise LedgerDamaged(f"round={self._time}: the ledger holds more releases than this run makes")
-            self._made_before = []
             return
         rows = self._planned.charge_missing(self._ledger) if self._planned is not None else []
         for more in later.charge_rounds_after(self._time, self._ledger) if later is not None else ():

@@ -46,7 +46,7 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.samplers import Full, thin_sampler
+from sightline.mechanisms.samplers import thin_sampler
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
@@ -330,7 +330,8 @@ class TrainingRound:
         members = frozenset(cohort.members)
         if channel.name in self._rated:  # also in a plan, which takes the limit in place of the rate
             return True
-        if isinstance(self._sampler_of(channel), Full) and members == frozenset(channel.members):
+        sampler = self._sampler_of(channel)
+        if sampler.expected == sampler.population and members == frozenset(channel.members):
             return False
         return self._setting.foreign or drawn is None or members != drawn.members
 

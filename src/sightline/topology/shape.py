@@ -25,9 +25,9 @@ class TopologyPlugin:
 def check_shape(kind: str, topology: Topology, *, clients: int, place: str, like: str = "") -> None:
     """Refuse a topology under which somebody would see more than any of its lines of sight says.
 
-    Guarantees: every channel has members who exist, once each; a party that gathers, or is sent what was gathered, is in
-    the audience of it; only parties that are handed un-noised updates are trusted, and all of these are; where clients
-    add the noise nobody is; an observer that sees something and is not trusted is covered by a line, against every
+    Guarantees: every channel has members who exist, once each; a party that gathers, or is sent what was gathered, is
+    in the audience of it; those who are handed un-noised updates are trusted, and nobody else; where clients add the
+    noise nobody is; an observer that sees something and is not trusted is covered by a line, against every
     subject but itself, and the observer of every line sees something; a topology that is `like` a star has the shape of
     one. Who talks to whom in truth, only its author knows.
     """
