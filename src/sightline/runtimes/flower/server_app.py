@@ -108,7 +108,7 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
 def wait_for_sites(roll: NodeOf, clients: int, *, seconds: float, say: Say) -> None:
     """Return when every site has joined; say which are missing, and raise when `seconds` are over."""
     begun, told, told_at = time.monotonic(), "", -math.inf
-    while missing := [client for client in range(clients) if client not in roll()]:
+    while missing := sorted(set(range(clients)) - set(roll())):
         waited = time.monotonic() - begun
         names = ", ".join(client_name(client) for client in missing[:MOST_NAMES])
         names += f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
