@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import random
+import time
 import tracemalloc
 
 import numpy as np
@@ -21,9 +22,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from sightline import engine
 from sightline.config import parse
 from sightline.data import Client, Federation, Kind, Shard
-from sightline.errors import InvalidInput
+from sightline.errors import InvalidInput, SightlineError
 from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
-from sightline.runtimes.flower.server_app import serve_experiment
+from sightline.runtimes.flower.server_app import serve_experiment, wait_for_sites
 from sightline.runtimes.flower.transport import GridTransport, from_record, to_record
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.site.policy import blank_shard
@@ -52,11 +53,17 @@ def new_key():
 
 KEYS, LINES = zip(*(new_key() for _ in range(2)), strict=True)
 STRANGER = new_key()[0]
+REGISTER = Register({KEYS[0]: 0, KEYS[1]: 1}, {0: 10, 1: 10})
 
 
 def registry(wire, told):
-    """Clients 0 and 1 of ten examples each, by their keys."""
-    return NodeRegistry(wire, Register({KEYS[0]: 0, KEYS[1]: 1}, {0: 10, 1: 10}), told.append)
+    """Clients 0 and 1 of ten examples each, by their keys; what is told besides their hello's request is kept."""
+
+    def tell(line):
+        if not line.endswith("asked for its hello"):
+            told.append(line)
+
+    return NodeRegistry(wire, REGISTER, tell)
 
 
 class Wire:
@@ -337,6 +344,43 @@ def test_the_size_of_a_site_is_what_the_register_says(examples):
     wire = Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | {"examples": examples}))])
     assert registry(wire, told)() == {}
     assert told == [f"node 10: turned away, it says {examples} examples, and the register says 10"]
+
+
+def test_the_output_names_the_sites_that_are_waited_for(monkeypatch):
+    """`flwr run --stream` printed nothing for the 300 s of `wait`."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    nodes, told = {}, []
+
+    def hello(pushed):
+        clients = {10: 0, 11: 1}
+        return [reply(one, WireMessage(HELLO | {"client": clients[one.metadata.dst_node_id]})) for one in pushed]
+
+    roll = NodeRegistry(Wire(nodes, hello, keys=nodes), REGISTER, told.append)
+
+    def roll_of_late_nodes():
+        nodes.update({10: KEYS[0]} if clock[0] >= 8 else {})
+        nodes.update({11: KEYS[1]} if clock[0] >= 100 else {})
+        return roll()
+
+    wait_for_sites(roll_of_late_nodes, 2, seconds=300.0, say=told.append)
+    assert told[:3] == [
+        "waiting for client-0, client-1: 0 of 2 sites joined (0 of 300 s)",
+        "waiting for client-0, client-1: 0 of 2 sites joined (5 of 300 s)",
+        "node 10: connected with the key of client-0, asked for its hello",
+    ]
+    assert told[3] == "waiting for client-1: 1 of 2 sites joined (8 of 300 s)"
+    assert sum("waiting for client-1:" in line for line in told) == 19  # every five seconds until 100 s
+    assert told[-1] == "all 2 sites joined"
+
+
+def test_the_end_of_the_wait_names_who_did_not_join(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(SightlineError) as caught:
+        wait_for_sites(dict, 8, seconds=0.0, say=lambda line: None)
+    assert str(caught.value).endswith("client-3, client-4 and 3 more did not join in 0 s")
+    assert str(caught.value).startswith("sites=0 of 8: client-0, ")
 
 
 def test_a_node_whose_key_changes_is_not_asked_any_more():
