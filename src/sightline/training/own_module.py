@@ -1,7 +1,7 @@
 """Clipped gradients of a torch module and a loss that somebody has in hand: for loops that are not ours."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +22,19 @@ from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_memory
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
-from sightline.training.gradients import GradientWorker, Rows, call_with, own_dropout, rows_agree
+from sightline.training.gradients import (
+    MOST_ROWS,
+    Clip,
+    GradientWorker,
+    Rows,
+    call_with,
+    equal_chunks,
+    own_dropout,
+    rows_agree,
+)
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) of a batch of one example -> its loss."""
+"""(outputs, targets) of the rows of one example, usually one -> its loss."""
 
 
 def clipped_gradient(
@@ -121,14 +130,18 @@ class OneLoss:
 
 
 class LossWorker(GradientWorker):
-    """Any module with any loss: module and loss are given one example at a time, side by side where torch.func can.
+    """Any module with any loss, given the rows of one example at a time, side by side where torch.func can.
+
+    x is (examples, rows, ...) and y is (examples, rows, ...): the gradient of an example is that of
+    loss(module(its rows), its targets), the mean or the sum over its rows as the loss has it.
 
     Guarantees: those of `GradientWorker.clipped_sum`; a loss that keeps anything of what it has seen is refused.
     """
 
     def __init__(self, model: FlatModel, loss: OneLoss, targets: Tensor) -> None:
         super().__init__(model)
-        self.loss, self.targets = loss, targets.new_zeros(3, *targets.shape[1:])
+        self.loss, self.targets = loss, targets.new_zeros(3, 1, *targets.shape[1:])
+        self.chosen: dict[int, Rows] = {}
         self.holder = nn.Module()
         self.holder.__dict__["loss"] = loss.given
 
@@ -143,43 +156,49 @@ class LossWorker(GradientWorker):
             law = f"computing it changes {place}: what it keeps of one example would reach the next"
             refuse("loss", getattr(self.loss.given, "__name__", type(self.loss.given).__name__), law, "keep nothing")
 
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """Write the clipped sum of examples that have the same number of rows to `gradient`."""
+        self.rows = self.chosen.get(x.shape[1])
+        if self.rows is None:
+            self.rows = self.chosen[x.shape[1]] = self.choose_rows(x.shape[1])
+        super().clipped_sum(x, y, clip, views=views)
+
     def one_by_one(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The definition: forward and backward of every example on its own."""
         rows = torch.zeros(len(y), model.parameters)
         parameters = [module.get_parameter(slot.name) for slot in model.layout]
         for one in range(len(y)):
-            loss = self.loss(module(x[one : one + 1].clone()), y[one : one + 1].clone())
+            loss = self.loss(module(x[one].clone()), y[one].clone())
             for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
                 if part is not None:
                     rows[one, slot.start : slot.stop] = part.to_dense().reshape(-1)
         return rows
 
     def side_by_side(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The same by vmap(grad): module and loss still see a batch of one."""
+        """The same by vmap(grad): module and loss still see the rows of one example."""
         if not len(y):
             return torch.zeros(0, model.parameters)
 
         def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-            return self.loss(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0))
+            return self.loss(call_with(module, tensors, one_x), one_y)
 
         per_example = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
         with sdpa_kernel(SDPBackend.MATH):
             parts = per_example(model.split(weights), x.clone(), y.clone())
         return torch.cat([parts[slot.name].reshape(len(y), slot.size) for slot in model.layout], 1)
 
-    def own_rows(self) -> Rows:
-        """Side by side when that runs and agrees with the definition on inputs that are nobody's, chosen once."""
-        if self.rows is None:
-            with self.watched():
-                self.rows = self.side_by_side if self._agrees() else self.one_by_one
-        return self.rows
+    def choose_rows(self, count: int) -> Rows:
+        """Side by side when that runs and agrees with the definition on inputs that are nobody's."""
+        with self.watched():
+            return self.side_by_side if self._agrees(count) else self.one_by_one
 
-    def _agrees(self) -> bool:
+    def _agrees(self, count: int) -> bool:
         if any(isinstance(layer, nn.RNNBase) for layer in self.module.modules()):
             return False
-        probe, x = self.model.module().eval(), probe_inputs(self.model, 3)
+        probe = self.model.module().eval()
+        x, y = probe_inputs(self.model, 3 * count), self.targets.repeat_interleave(count, 1)
         try:
-            some = (probe, self.model, flatten_module(probe), x, self.targets)
+            some = (probe, self.model, flatten_module(probe), x.view(3, count, *x.shape[1:]), y)
             return rows_agree(self.side_by_side(*some), self.one_by_one(*some))
         except Exception:
             return False
@@ -191,7 +210,7 @@ class LossWorker(GradientWorker):
         except Exception:
             if self.rows == self.one_by_one:
                 raise
-            self.rows = self.one_by_one
+            self.rows = self.chosen[x.shape[1]] = self.one_by_one
             return self.one_by_one(self.module, self.model, self.weights, x, y)
 
 
@@ -205,17 +224,52 @@ class OwnModule:
     state: ModuleState
     """Of the module itself: a setting, buffer or frozen weight that is changed later is copied anew."""
     shape: tuple[Any, ...]
+    targets: Tensor
+    """No rows of what targets are."""
 
     def clipped_sum(
-        self, weights: Tensor, x: Tensor, y: Tensor, clip_norm: float, *, rng: np.random.Generator | None
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float,
+        *,
+        rng: np.random.Generator | None,
+        counts: Sequence[int] | None = None,
     ) -> Tensor:
-        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on."""
+        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on.
+
+        `counts` says how many rows of x and y each example has, one example after the other; one each unless given.
+
+        Guarantees: an example is clipped once, over all its rows; how it is computed depends on its own number of rows
+        only; an example without rows contributes zero.
+        """
         self._check_labels(y)
-        self.worker.weights.copy_(weights)
+        total = torch.zeros(self.model.parameters)
         masks = own_dropout(self.worker, rng) if rng is not None else nullcontext()
         with torch.enable_grad(), torch.autocast("cpu", enabled=False), masks:
-            self.worker.clipped_sum(self.worker.inputs(x.detach().numpy()), y.detach(), clip_norm)
-        return self.worker.gradient.clone()
+            for count, rows in rows_by_count(len(y) if counts is None else counts):
+                total += self._sum_of(weights, x.detach()[rows], y.detach()[rows], count, clip_norm)
+        return total
+
+    def _sum_of(self, weights: Tensor, x: Tensor, y: Tensor, count: int, clip_norm: float) -> Tensor:
+        """The clipped sum of examples of `count` rows each."""
+        worker = self.worker if count == 1 else self.many
+        worker.weights.copy_(weights)
+        inputs, total = worker.inputs(x.numpy()), torch.zeros(self.model.parameters)
+        if not isinstance(worker, LossWorker):
+            worker.clipped_sum(inputs, y, clip_norm)
+            return worker.gradient.clone()
+        inputs, y = (rows.view(len(y) // count, count, *rows.shape[1:]) for rows in (inputs, y))
+        for some in equal_chunks(len(y), max(1, MOST_ROWS // count)):
+            worker.clipped_sum(inputs[some], y[some], clip_norm)
+            total += worker.gradient
+        return total
+
+    @cached_property
+    def many(self) -> LossWorker:
+        """The worker of examples of several rows: the same module and loss, without a fast path."""
+        return self.worker if isinstance(self.worker, LossWorker) else LossWorker(self.model, self.loss, self.targets)
 
     def _check_labels(self, y: Tensor) -> None:
         if not isinstance(self.worker, LossWorker) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
@@ -226,6 +280,17 @@ class OwnModule:
     def classes(self) -> int:
         """How many outputs the model has."""
         return self.model.classes
+
+
+def rows_by_count(counts: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """(rows of an example, the rows of all examples that have as many), without examples that have none.
+
+    >>> [(count, rows.tolist()) for count, rows in rows_by_count([2, 1, 0, 2])]
+    [(1, [2]), (2, [0, 1, 3, 4])]
+    """
+    sizes = torch.tensor([1] * counts if isinstance(counts, int) else counts, dtype=torch.int64)
+    every = torch.repeat_interleave(sizes, sizes)
+    return ((int(count), torch.nonzero(every == count).view(-1)) for count in sorted(set(every.tolist())))
 
 
 OWN: WeakKeyDictionary[nn.Module, OwnModule] = WeakKeyDictionary()
@@ -252,11 +317,11 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
     one = OneLoss(loss)
     labels = y.dtype == torch.int64 and y.dim() == 1
     if one.plain and labels and outputs is not None and outputs.dim() == 2:
-        return OwnModule(model, one, worker_for(model), state, shape)
+        return OwnModule(model, one, worker_for(model), state, shape, y[:0])
     if loss is None:
         found = f"{y.dtype} {tuple(y.shape)}"
         invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {found}", "give the loss")
-    return OwnModule(model, one, LossWorker(model, one, y), state, shape)
+    return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0])
 
 
 def check_module(module: nn.Module, loss: Loss | None) -> None:
