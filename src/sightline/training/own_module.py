@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
 from sightline.models.flat import FlatModel, constants_of, flatten_module, layout_of, probe_inputs, trained_parameters
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
-from sightline.models.state import ModuleState, refuse_memory
+from sightline.models.reach import UNSEEN
+from sightline.models.state import ModuleState, refuse_copy, refuse_memory
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
 from sightline.training.gradients import (
@@ -96,6 +98,11 @@ class OneLoss:
     given: Loss | None
 
     @property
+    def name(self) -> str:
+        """The loss in words."""
+        return str(getattr(self.given, "__name__", type(self.given).__name__))
+
+    @property
     def plain(self) -> bool:
         """Whether it is cross entropy as the fast paths compute it."""
         loss = self.given
@@ -145,16 +152,31 @@ class LossWorker(GradientWorker):
         self.holder = nn.Module()
         self.holder.__dict__["loss"] = loss.given
 
+    def renew(self) -> nn.Module:
+        """A module and a loss that have seen no data."""
+        self.held = self.copy_loss()
+        self.loss = OneLoss(vars(self.held)["loss"])
+        return super().renew()
+
+    def copy_loss(self) -> nn.Module:
+        """The holder of a copy of the loss that has seen no data."""
+        try:
+            return copy.deepcopy(self.holder)
+        except Exception as error:
+            refuse_copy("loss", self.loss.name, error)
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse a loss that computing it has changed, beside a module that has."""
-        before = ModuleState(self.holder, ())
+        before = ModuleState(self.copy_loss(), ())
+        self.renew()
         with super().watched():
             yield
-        place = before.find_change()
+        place = before.find_change(self.held)
         if place is not None:
-            law = f"computing it changes {place}: what it keeps of one example would reach the next"
-            refuse("loss", getattr(self.loss.given, "__name__", type(self.loss.given).__name__), law, "keep nothing")
+            does = "may change" if UNSEEN in place else "changes"
+            law = f"computing it {does} {place}: what it keeps of one example would reach the next"
+            refuse("loss", self.loss.name, law, "keep nothing")
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """Write the clipped sum of examples that have the same number of rows to `gradient`."""
@@ -206,12 +228,18 @@ class LossWorker(GradientWorker):
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
         """(examples, d): every example's own gradient; one after the other where torch.func cannot follow."""
         try:
-            return self.own_rows()(self.module, self.model, self.weights, x, y)
+            return (self.run_apart if self.rows == self.one_by_one else self.run_rows)(self.own_rows(), x, y)
         except Exception:
             if self.rows == self.one_by_one:
                 raise
             self.rows = self.chosen[x.shape[1]] = self.one_by_one
-            return self.one_by_one(self.module, self.model, self.weights, x, y)
+            return self.run_apart(self.one_by_one, x, y)
+
+    def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """A pass for every example, each by a module and a loss that saw no other."""
+        if self.strange is not None or not len(y):
+            return super().run_apart(rows, x, y)
+        return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,9 +340,10 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
     check_module(module, loss)
     state = ModuleState(module, [name for name, _ in trained_parameters(module)])
     model, outputs = flat_copy(module, x)
-    if unknown_part(module) is not None and outputs is not None and outputs.dim() == 2:
-        refuse_memory(model)
     one = OneLoss(loss)
+    if unknown_part(module) is not None or not one.plain:
+        blame = ("loss", one.name) if unknown_part(module) is None else None
+        refuse_memory(model, probe_loss(one, y), blame)
     labels = y.dtype == torch.int64 and y.dim() == 1
     if one.plain and labels and outputs is not None and outputs.dim() == 2:
         return OwnModule(model, one, worker_for(model), state, shape, y[:0])
@@ -322,6 +351,19 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
         found = f"{y.dtype} {tuple(y.shape)}"
         invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {found}", "give the loss")
     return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0])
+
+
+def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
+    """The loss of a probe's outputs at targets of zeros; a sum of squares where it fails at these."""
+
+    def compute(outputs: Any, count: int) -> Tensor:
+        try:
+            return loss(outputs, y.new_zeros(count, *y.shape[1:]))
+        except Exception:
+            parts = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
+            return torch.stack([one.square().mean() for one in parts]).sum()
+
+    return compute
 
 
 def check_module(module: nn.Module, loss: Loss | None) -> None:
