@@ -1,7 +1,10 @@
 """Private steps in somebody's own training loop: their model, optimiser and loader, our clipping, noise and ledger."""
 
+import hashlib
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast
@@ -67,12 +70,14 @@ def make_private(
 
     Give `epsilon` with `epochs` for the least noise that lasts so many passes, or `noise_multiplier`; with `epsilon`
     the step that would exceed it raises `BudgetExhausted`. `ledger` is a file: every step is in it before it is taken,
-    and a loop that is begun again with the same file goes on where the counting stopped, with the same noise. Noise and
-    batches come from the operating system; with `seed` they can be reproduced, by whoever knows it.
+    and a loop that is begun again with the same file goes on where the counting stopped, with noise of the same size.
+    Noise and batches come from the operating system. `seed` is for simulations and raises a `UserWarning`: noise that
+    follows from a seed protects nobody from those who know or guess it.
 
     Guarantees: with the optimiser given there is no step on an unclipped gradient, on a batch of another origin, or
     twice on one batch, and a batch that was drawn is stepped on before the next is drawn; noise is drawn afresh for
-    every step; parameters are the model's own, so that `state_dict` has the names it had.
+    every step, and is never added to two different sums, also by loops that have one seed; parameters are the model's
+    own, so that `state_dict` has the names it had.
     """
     data = check_loader(loader)
     check_module(model, loss)
@@ -166,7 +171,9 @@ class PrivateTraining:
             refuse("optimizer", type(optimizer).__name__, "it is private already", "make a new one for another loop")
         self.model, self.optimizer, self.loss, self.clip_norm = model, optimizer, loss, clip_norm
         self.steps = steps
-        self.streams = Streams(OS_ROOT + secrets.token_bytes(32)) if seed is None else Streams.from_seed(seed)
+        self.streams = streams_of(seed, calls=3)
+        if seed is not None:
+            self.streams = self.streams.keyed_by(*self._names(loader))
         self.loader = PoissonLoader(loader, self)
         self._waiting: tuple[Tensor, Tensor, list[int]] | None = None
         self._given: tuple[tuple[Tensor, int], ...] = ()
@@ -224,6 +231,20 @@ class PrivateTraining:
             refuse("loader", f"step {self.steps.steps + 1}", "the batch that was drawn for it has not been stepped on",
                    "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
 
+    def _names(self, loader: DataLoader[Any]) -> Iterator[bytes]:
+        """All that names the loop: model and weights, optimiser, loss, data and what a step is."""
+        groups = [{k: v for k, v in one.items() if k != "params"} for one in self.optimizer.param_groups]
+        loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
+        settings = (self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, self.steps.steps)
+        yield repr((str(self.model), type(self.optimizer).__qualname__, groups, loss, settings)).encode()
+        data = loader.dataset
+        yield repr((type(data).__qualname__, len(cast("Sequence[Any]", data)), loader.batch_size)).encode()
+        known = data.tensors if type(data) is TensorDataset else ()
+        for name, tensor in chain(self.model.state_dict().items(), (("", one) for one in known)):
+            if isinstance(tensor, Tensor):
+                yield repr((name, tuple(tensor.shape), str(tensor.dtype))).encode()
+                yield digest_of(tensor)
+
     def _trained(self) -> dict[str, Tensor]:
         """The trained parameters by name, when the optimiser has all of them, and no others."""
         trained = dict(trained_parameters(self.model))
@@ -268,9 +289,28 @@ class PrivateTraining:
         r"""(sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); the sum itself for a loss that is summed."""
         masks = self.streams.rng(Purpose.BATCHES, round=time, use=1)
         total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks, counts=counts)
-        noise = draw_gaussian(len(total), rng=self.streams.rng(Purpose.NOISE, round=time))
+        own_noise = self.streams.keyed_by(repr((self.noise_multiplier, self.clip_norm)).encode(), digest_of(total))
+        noise = draw_gaussian(len(total), rng=own_noise.rng(Purpose.NOISE, round=time))
         total.add_(noise, alpha=self.noise_multiplier * self.clip_norm)
         return total if reduction_of(self.loss) == "sum" else total.div_(self.loader.expected_batch)
+
+
+def streams_of(seed: int | None, *, calls: int) -> Streams:
+    """Streams of a loop: from the operating system, or from a seed with a warning, `calls` calls up from here."""
+    if seed is None:
+        return Streams(OS_ROOT + secrets.token_bytes(32))
+    warnings.warn(
+        f"seed={seed}: noise from a seed is for simulations and protects nobody; leave seed out for real data",
+        UserWarning,
+        stacklevel=calls + 1,
+    )
+    return Streams.from_seed(seed)
+
+
+def digest_of(tensor: Tensor) -> bytes:
+    """A digest of the numbers of a tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().data).digest()
 
 
 PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()

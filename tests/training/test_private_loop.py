@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import itertools
 import sqlite3
 import sys
+import warnings
 from contextlib import closing
 
 import numpy as np
@@ -28,6 +30,8 @@ from sightline.errors import BudgetExhausted, InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import read_ledger
 from tests.training.test_own_module import naive
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed=")  # simulations, all of them
 
 N, DELTA = 40, 1e-3
 X, Y = torch.randn(N, 5, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 3
@@ -114,6 +118,54 @@ def test_the_same_seed_is_the_same_run():
             walk(loop, 5)
             ends.append(copy.deepcopy(loop.model.state_dict()))
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
+
+
+def twins(noises_of=(1.0, 1.0), starts=(0, 0), rates=(0.0, 0.0), data=(None, None), steps=1):
+    """The noise that each of two loops with one seed added in its steps, in units of its own scale."""
+    found = []
+    for noise, start, rate, some in zip(noises_of, starts, rates, data, strict=True):
+        torch.manual_seed(start)
+        with private(network(), noise_multiplier=noise, rate=rate, data=some, batch_size=N) as loop:
+            model, optimizer, loader = loop
+            for x, y in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps):
+                clipped = torch.cat([one.flatten() for one in naive(model, nn.CrossEntropyLoss(), x, y, 1.0).values()])
+                optimizer.step()
+                added = (gradient(model).double() * N - clipped) / noise
+            found.append(added.numpy())
+    return found
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"noises_of": (1.0, 4.0)},
+        {"starts": (0, 1)},
+        {"rates": (0.01, 0.5), "steps": 2},
+        {"data": (TensorDataset(X, Y), TensorDataset(torch.cat([X[1:], 2 * X[:1]]), Y))},
+    ],
+)
+def test_loops_with_one_seed_share_no_noise(other):
+    """Other noise, weights, learning rate or data: the same draws, scaled, gave the sum away to 2e-5."""
+    one, two = twins(**other)
+    assert abs(np.corrcoef(one, two)[0, 1]) < 0.85  # 39 coordinates: six standard deviations
+    assert not np.isclose(one, two, rtol=1e-2).any()
+
+
+def test_loops_that_differ_in_anything_draw_other_batches():
+    torch.manual_seed(0)
+    model = network()
+    with private(model) as one, private(model, clip_norm=2.0) as two, private(copy.deepcopy(model)) as same:
+        drawn = [[loop.loader.draw(time).tolist() for time in range(1, 9)] for loop in (one, two, same)]
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_a_seed_is_warned_of():
+    with pytest.warns(UserWarning, match="seed=7: noise from a seed is for simulations") as told, private(seed=7):
+        pass
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private(seed=None).close()
 
 
 def test_every_example_is_drawn_by_itself_at_the_claimed_rate():
@@ -548,12 +600,16 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("count", [2, 5, 20, uneven])
 @pytest.mark.parametrize("path", PATHS)
-def test_all_rows_of_an_example_are_clipped_together(path, count):
+def test_all_rows_of_an_example_are_clipped_together(path):
     """Rows that were clipped by themselves moved the sum by 1.86, 4.17 and 16.5 C for 2, 5 and 20 rows, claimed 1 C."""
-    (make, loss), clip_norm = PATHS[path], 0.02
-    model, data, collate = make(), Pairs(), views_of(count)
+    model = PATHS[path][0]()
+    for count in (2, 5, 20, uneven):
+        check_rows(model, PATHS[path][1], count)
+
+
+def check_rows(model, loss, count, clip_norm=0.02):
+    data, collate = Pairs(), views_of(count)
     plain = loss or nn.functional.cross_entropy
     loader = DataLoader(data, batch_size=20, collate_fn=collate)
     with private(model, loader=loader, clip_norm=clip_norm, noise_multiplier=1e-5, loss=loss) as loop:
