@@ -73,7 +73,7 @@ class Walk:
     """
 
     def __init__(self, trained: Iterable[nn.Parameter], *, outside: bool = True) -> None:
-        self.outside = outside  # whether names of installed modules are looked up
+        self.outside = outside  # whether what belongs to installed packages is looked at
         self.alive: list[Any] = list(trained)  # what was seen stays, so that no other object gets its number
         self.seen = {id(one): number for number, one in enumerate(self.alive)}
         self.trained, self.count = frozenset(self.seen), 0  # trained parameters change, and are no state
@@ -209,6 +209,8 @@ class Walk:
     def of_parts(self, place: str, value: Any) -> Iterator[Leaf]:
         """An object of any other type: its attributes, and where it holds more than these what a copy would take."""
         yield place, Itself(type(value))
+        if not self.outside and is_installed(type(value).__module__):
+            return
         yield from self.of_attributes(place, value)
         if isinstance(value, LOCKS) or not holds_more(cast(Any, type(value))):
             return
