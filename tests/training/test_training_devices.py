@@ -184,6 +184,7 @@ def test_nothing_leaves_a_device_after_a_module_has_changed(what, away):
             worker.weights.data[0] += 1.0
 
     worker.module.register_forward_hook(change)
+    worker.state = worker.saved = None  # the hook was there from the beginning
     with pytest.raises(Refused, match=r"forward changes|did not on a probe \(RuntimeError: During a grad .* mutate"):
         clipped_gradient_sum(model, vector, x, y, clip_norm=1.0)
     with pytest.raises(Refused, match="forward changes"):

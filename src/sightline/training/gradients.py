@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sightline.errors import refuse
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
-from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
+from sightline.models.state import ModuleState, SavedAttributes, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
 from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart, square_norms
 from sightline.training.passes import Passes, fill_up
@@ -64,10 +64,10 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
     return output
 
 
-def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
-    """The logits of every example alone, by torch.func where `rows` may use it."""
+def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
+    """The logits of every example alone, by torch.func where `rows` may use it; `fresh` gives the module of a pass."""
 
-    tensors = model.split(weights)
+    tensors, module = model.split(weights), fresh()
 
     def alone(one: Tensor) -> Tensor:
         return call_with(module, tensors, one.unsqueeze(0))[0]
@@ -76,7 +76,7 @@ def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
             found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
             return found
-    outputs = [module(x[index : index + 1].clone()) for index in range(len(x))]
+    outputs = [fresh()(x[index : index + 1].clone()) for index in range(len(x))]
     return torch.cat(outputs) if outputs else torch.empty(0, model.classes, device=x.device)
 
 
@@ -126,6 +126,7 @@ class GradientWorker:
 
     A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
     example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
+    Before every pass its attributes are put back to what they were, so that nothing kept there outlives the pass.
 
     On another device than the CPU nothing is asked back between the steps but, once for each size of a pass, whether
     its rows are alike: what comes is moved by `inputs` and `place_tensor`, what leaves goes through `hand_back`, which
@@ -151,9 +152,8 @@ class GradientWorker:
             self.dropout |= warm_up(self.module, model)
         if self.away:
             self.move_module()
-        if self.strange is not None:
-            self.state = ModuleState(self.module, [slot.name for slot in model.layout], model.task.own_loss)
         bind_parameters(self.module, model.layout, self.weights, self.gradient)
+        self.saved: SavedAttributes | None = None
         self.rows: Rows | None = None
         self.passes: dict[int, Passes] = {}
         """By number of views."""
@@ -197,13 +197,24 @@ class GradientWorker:
         if changed is not None:
             refuse_change(self.model, changed)
 
+    def renew(self) -> nn.Module:
+        """The module; one of the user's own with the attributes that it had before it saw any data."""
+        if self.saved is not None:
+            self.saved.restore()
+        return self.module
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse a module of the user's own when a pass changed anything but its result and the gradient."""
-        if self.state is None:
+        if self.strange is None:
             yield
             return
+        if self.state is None or self.saved is None:
+            names = [slot.name for slot in self.model.layout]
+            self.state = ModuleState(self.module, names, self.model.task.own_loss)
+            self.saved = SavedAttributes(self.module)
         before = self.weights.clone()
+        self.renew()
         yield
         if self.away:  # asked once, when something leaves
             same = (before == self.weights) | ((before != before) & (self.weights != self.weights))
@@ -216,7 +227,7 @@ class GradientWorker:
         self.module.eval()
         with torch.no_grad(), self.watched():
             if apart and self.strange is not None:
-                output = logits_apart(self.module, self.model, self.weights, x, self.own_rows())
+                output = logits_apart(self.renew, self.model, self.weights, x, self.own_rows())
             else:
                 output = self.module(x.clone())
         return self.hand_back(output)
@@ -289,8 +300,12 @@ class GradientWorker:
         """|g_j|^2 of every example of one pass, by layer and tensor."""
         return [{"": square_norms(self.gradients_apart(x, y.repeat_interleave(views, 0), views))}]
 
+    def trial_inputs(self, views: int, seed: int) -> Tensor:
+        """Return the views of one made-up example."""
+        return self.inputs(probe_inputs(self.model, views, seed=seed).numpy())
+
     def trial_targets(self) -> Tensor:
-        """The target of one example that is nobody's."""
+        """Return the target of one made-up example."""
         return probe_targets(self.model.task, self.model.classes, 1)
 
     def try_pass(self, size: int, views: int) -> Tensor:
@@ -304,7 +319,7 @@ class GradientWorker:
             try:
                 for seed in range(TRIALS):
                     self.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
-                    one = self.inputs(probe_inputs(self.model, views, seed=seed).numpy())
+                    one = self.trial_inputs(views, seed)
                     x = fill_up(
                         one.repeat(size, *[1] * (one.dim() - 1)), size * views, channels_last=self.channels_last
                     )
@@ -325,12 +340,33 @@ class GradientWorker:
         """(examples, d): every example's own gradient, the mean over its views."""
         rows = self.own_rows()
         try:
-            found = rows(self.module, self.model, self.weights, x, y)
+            found = self.run_apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
         except Exception as error:
             if rows is one_by_one:
                 raise
             refuse_data(self.model, error)
         return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
+
+    def run_rows(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """One pass over some examples, by a module that has seen none."""
+        return rows(self.renew(), self.model, self.weights, x, y)
+
+    def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """A pass for every example, each by a module, and from a state of torch's generator, that saw no other."""
+        if self.strange is None or not len(y):
+            return self.run_rows(rows, x, y)
+        found, host = [], torch.default_generator
+        # torch.manual_seed asks every kind of device, which takes a millisecond
+        set_seed = torch.manual_seed if self.away and self.dropout else host.manual_seed
+        with torch.random.fork_rng(devices=[]):
+            seeds = torch.randint(2**62, (len(y),)).tolist()
+            after = host.get_state()
+            for one, seed in enumerate(seeds):
+                set_seed(seed)
+                found.append(self.run_rows(rows, x[one : one + 1], y[one : one + 1]))
+        if self.dropout:
+            host.set_state(after)
+        return torch.cat(found)
 
 
 def refuse_data(model: FlatModel, error: Exception) -> NoReturn:
