@@ -215,7 +215,7 @@ def test_passes_cover_a_batch_in_sizes_that_are_alike(alike, most):
         sizes = {size for _, size in pieces}
         assert sizes == {1} or sizes <= set(alike)
     if alike == SIZES and most == 5000:
-        assert [size for _, size in passes.split(700)] == [512, 192]
+        assert [size for _, size in passes.split(700)] == [256, 256, 192]
 
 
 def test_sizes_with_other_bits_are_not_mixed():

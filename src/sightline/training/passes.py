@@ -19,8 +19,8 @@ from torch import Tensor
 
 FIRST, LEAST = 32, 4
 """The row count that others are compared with, and the smallest that is tried, where there is memory for them."""
-MOST = 512
-"""The largest pass."""
+MOST = 256
+"""The largest pass: a longer float32 sum over its rows would be rounded more."""
 SIZES = tuple(quarters << power for power in range(8) for quarters in (4, 5, 6, 7) if quarters << power <= MOST)
 """The row counts that are tried: at most a fifth of a pass are zeros."""
 
