@@ -19,7 +19,8 @@ Examples:
   sightline run examples/quickstart.toml --json | jq .epsilon
 
 A run that was interrupted goes on from its directory, which holds its settings. One that has ended does not.
-Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 interrupted, 1 anything else.
+Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 interrupted
+(by SIGTERM 143, by SIGHUP 129), 1 anything else.
 """
 
 
