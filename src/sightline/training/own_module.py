@@ -235,12 +235,6 @@ class LossWorker(GradientWorker):
             self.rows = self.chosen[x.shape[1]] = self.one_by_one
             return self.run_apart(self.one_by_one, x, y)
 
-    def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
-        """A pass for every example, each by a module and a loss that saw no other."""
-        if self.strange is not None or not len(y):
-            return super().run_apart(rows, x, y)
-        return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
-
 
 @dataclass(frozen=True, eq=False)
 class OwnModule:
