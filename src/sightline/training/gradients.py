@@ -338,9 +338,9 @@ class GradientWorker:
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
         """(examples, d): every example's own gradient, the mean over its views."""
-        rows = self.own_rows()
+        rows, apart = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
         try:
-            found = self.run_apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
+            found = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
         except Exception as error:
             if rows is one_by_one:
                 raise
@@ -353,11 +353,13 @@ class GradientWorker:
 
     def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
         """A pass for every example, each by a module, and from a state of torch's generator, that saw no other."""
-        if self.strange is None or not len(y):
+        if not len(y):
             return self.run_rows(rows, x, y)
+        if self.away and not self.dropout:
+            return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
         found, host = [], torch.default_generator
         # torch.manual_seed asks every kind of device, which takes a millisecond
-        set_seed = torch.manual_seed if self.away and self.dropout else host.manual_seed
+        set_seed = torch.manual_seed if self.away else host.manual_seed
         with torch.random.fork_rng(devices=[]):
             seeds = torch.randint(2**62, (len(y),)).tolist()
             after = host.get_state()

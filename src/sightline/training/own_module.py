@@ -257,12 +257,6 @@ class LossWorker(GradientWorker):
         """Return targets of zeros, as the probe has them."""
         return self.targets[:1].repeat_interleave(self.count, 1)
 
-    def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
-        """A pass for every example, each by a module and a loss that saw no other."""
-        if self.strange is not None or not len(y):
-            return super().run_apart(rows, x, y)
-        return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
-
 
 @dataclass(frozen=True, eq=False)
 class OwnModule:
