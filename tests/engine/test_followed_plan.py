@@ -255,6 +255,7 @@ def test_a_budget_stops_an_algorithm_of_another_package_where_it_stops_a_built_i
     assert 1 < rounds[0] < 6
 
 
+@pytest.mark.slow
 def test_a_run_that_is_held_to_its_plan_is_resumed_to_the_same_bits():
     check_algorithm(STOPS)
     check_algorithm(make(plain), tables=POISSON)
