@@ -15,7 +15,7 @@ from sightline.apps.cli.run import summary_lines
 from sightline.engine import RunRecord
 from sightline.engine.earlier_runs import EarlierRun, EarlierRuns
 from sightline.errors import InvalidInput, SightlineError
-from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
+from sightline.events import Adjacency, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, LedgerDamaged, Release, parties
 from sightline.topology import Line
 
@@ -194,7 +194,7 @@ BEFORE = [
     (["client-0"], Gaussian(2.0), ALL),
     (["client-1", "client-2"], Poisson(0.3, Gaussian(1.0)), ALL),
     (["client-1"], Gaussian(3.0), ["client-2"]),
-    (["client-2"], Clear(), ["server"]),
+    (["client-0"], Gaussian(5.0), ["server"]),
 ]
 NOW = [(["client-0", "client-2"], Gaussian(1.5), ALL), (["client-1"], Gaussian(2.5), ["client-2", "public"])]
 

@@ -361,3 +361,13 @@ def crash_after(number):
             raise Crash
 
     return watch
+def test_a_bridge_is_felt_from_the_interval_after_the_subject_reached_it():
+    """Worker 1 carries what worker 0 did in the first interval into the second group in the second one."""
+    groups, gain, push = ((0, 1), (1, 2)), [0.0, 1.5, 0.0], [1.0, 0.0, 0.0]
+    for epochs in (2, 3):
+        exact, _ = exact_divergence(groups, 1, epochs, gain, push, SIGMA, subject=0, seen=[1], order=2.0)
+        bounds = bounds_of(groups, 3, 1, epochs)
+        of = [int(kind) for kind in bounds.pairs.class_of]
+        claimed = divergence(bounds.cut_ingredients(of[0], of[2], frozenset({1})), 2.0)
+        assert (exact > 0) == (epochs == 3)
+        assert exact <= claimed

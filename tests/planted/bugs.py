@@ -18,6 +18,9 @@ STREAMS = "tests/audit/test_noise_of_runs.py"
 CORRELATED = "tests/engine/test_correlated_runs.py"
 GRAPH = "tests/training/test_graph_clipping.py"
 WALK = "tests/training/test_compiled_walk.py"
+CERTIFIED = "tests/accounting/test_certified.py"
+SCHEMES = "tests/accounting/test_scheme_claims.py"
+CHAINS = "tests/engine/test_earlier_runs.py"
 
 
 @dataclass(frozen=True)
@@ -819,5 +822,230 @@ Build = Callable[""",
         "grouped -= grouped.mean(axis=2, keepdims=True)",
         "grouped -= grouped.mean(axis=(0, 2), keepdims=True)",
         "tests/data/test_data_features.py::test_no_example_enters_the_features_of_another",
+    ),
+    # what an attack left standing
+    "certificate-at-five-percent": bug(
+        "a certificate is wrong with a chance of 5 % in every look, and beta is claimed",
+        "accounting/certified.py",
+        "log_odds = math.log(2 * ATTEMPTS / beta)",
+        "log_odds = math.log(20)",
+        f"{CERTIFIED}::test_a_certificate_is_wrong_with_a_chance_of_at_most_beta",
+    ),
+    "certificate-of-one-direction": bug(
+        "a certificate looks at one direction only",
+        "accounting/certified.py",
+        "return Backward(schedule, at).bound(draws, back, log_odds) <= delta",
+        "return True",
+        f"{CERTIFIED}::test_both_directions_are_certified",
+    ),
+    "unsplit-claimed-at-least-one": bug(
+        "unsplit tensors with less noise than the parts are claimed as with as much",
+        "mechanisms/submodels.py",
+        "Gaussian(noise_multiplier * self.unsplit_noise)",
+        "Gaussian(noise_multiplier * max(1.0, self.unsplit_noise))",
+        "tests/split/test_split_training.py::test_unsplit_tensors_are_claimed_and_noised_by_their_own_ratio",
+    ),
+    "silent-nodes-in-the-pool": bug(
+        "noises of nodes that may not answer are counted",
+        "mechanisms/gaussian_means.py",
+        " or not all_answer(updates)",
+        "",
+        "tests/accounting/test_pooled.py::test_noises_of_nodes_that_may_not_answer_do_not_add_up",
+    ),
+    # events and their composition
+    "gaussians-counted-once": bug(
+        "Gaussians of one noise are counted once, however many there are",
+        "accounting/canonical.py",
+        "precision = math.fsum(n / e.noise_multiplier**2",
+        "precision = math.fsum(1 / e.noise_multiplier**2",
+        f"{SCHEMES}::test_a_fixed_cohort_is_counted_against_a_client_that_was_not_drawn",
+    ),
+    "pool-without-its-root": bug(
+        "k noises that add up count as k times one noise, not as its root",
+        "accounting/canonical.py",
+        "inner.noise_multiplier * math.sqrt(event.noises)",
+        "inner.noise_multiplier * event.noises",
+        "tests/accounting/test_pooled.py::test_everyones_noise_hides_the_draws",
+    ),
+    "repeats-counted-once": bug(
+        "an event that is repeated counts once",
+        "accounting/canonical.py",
+        "return {part: times * event.times for part, times",
+        "return {part: times for part, times",
+        "tests/accounting/test_laws.py::test_repeating_costs_what_listing_costs",
+    ),
+    "adjacencies-mixed": bug(
+        "events of different adjacencies are added up",
+        "accounting/canonical.py",
+        "    if WithoutReplacement in kinds and hidden:\n",
+        "    if False:\n",
+        "tests/accounting/test_cohorts.py::test_cohorts_under_replace_one_do_not_add_up_with_sampling_under_add_remove",
+    ),
+    "one-step-of-a-segment": bug(
+        "the chance to be drawn in a segment is that of one of its steps",
+        "accounting/accountant.py",
+        "return event.steps * event.rate",
+        "return event.rate",
+        "tests/accounting/test_segments.py::test_a_segment_is_free_only_where_all_its_draws_are_within_delta",
+    ),
+    "ceiling-of-one-event": bug(
+        "a composition fits when one of its counts is below a ceiling",
+        "accounting/accountant.py",
+        "return all(times <= ceiling[event]",
+        "return any(times <= ceiling[event]",
+        "tests/accounting/test_headroom.py::test_whatever_fits_is_within_the_limit_in_any_order_of_asking",
+    ),
+    "sampling-scales-the-loss": bug(
+        "sampling multiplies the logarithm of the ratio, not its distance from one",
+        "accounting/likelihood_ratio.py",
+        "loss = np.log1p(rate * np.expm1(law.loss))",
+        "loss = rate * law.loss",
+        "tests/accounting/test_oracles.py",
+        "tests/accounting/test_golden.py",
+    ),
+    "delta-of-one-direction": bug(
+        "delta is that of the forward direction",
+        "accounting/pld.py",
+        "        compose_losses(Sum(fit.losses_by_law(backward_losses)), order).delta(epsilon),\n    )",
+        "        0.0,\n    )",
+        "tests/accounting/test_laws.py::test_delta_and_epsilon_are_inverse",
+    ),
+    "choices-at-half-their-cost": bug(
+        "a choice is eps^2/16-zCDP",
+        "accounting/renyi.py",
+        "(event.epsilon * event.epsilon / 8)",
+        "(event.epsilon * event.epsilon / 16)",
+        "tests/accounting/test_choices.py::test_no_adversary_that_adapts_gets_more",
+    ),
+    "conversion-twice-corrected": bug(
+        "the conversion of moments subtracts its correction twice",
+        "accounting/renyi.py",
+        "epsilon = (moments - np.log(a * delta)) / (a - 1) + np.log1p(-1 / a)",
+        "epsilon = (moments - np.log(a * delta)) / (a - 1) + 2 * np.log1p(-1 / a)",
+        "tests/accounting/test_golden.py::test_moments_reproduce_the_papers_style",
+    ),
+    "uses-rounded-down": bug(
+        "a last use that a subject has is not counted in the sensitivity of a stream",
+        "accounting/strategies.py",
+        "return min(int(uses), -(-steps // separation))",
+        "return min(int(uses), max(1, steps // separation))",
+        f"{STRATEGIES}::test_the_sensitivity_is_the_largest_over_every_participation",
+    ),
+    "known-schedule-used-once": bug(
+        "who knows a schedule is charged with one use of it",
+        "events/event.py",
+        "return Repeat(event.uses, with_known_coins(event.event))",
+        "return with_known_coins(event.event)",
+        "tests/events/test_events.py::test_who_knows_a_schedule_sees_every_use_of_it",
+    ),
+    "coalition-among-the-cohort": bug(
+        "clients who look together are counted among those whom a cohort came from",
+        "events/event.py",
+        "left = inner.population - members",
+        "left = inner.population",
+        "tests/ledger/test_coalitions.py::test_a_coalition_of_clients_knows_who_of_it_was_drawn",
+    ),
+    "calculator-counts-the-observer": bug(
+        "account fixed counts the client that looks among those whom the cohort came from",
+        "accounting/schemes.py",
+        "kind(cohort, clients - 1, inner) if hidden else inner",
+        "kind(cohort, clients, inner)",
+        f"{SCHEMES}::test_a_fixed_cohort_is_counted_against_a_client_that_was_not_drawn",
+    ),
+    # groups
+    "bridge-moves-once": bug(
+        "a worker that starts from another model moves a sum by one clip norm, not by two",
+        "accounting/accountant.py",
+        "shift_probabilities(release.bridges, release.rate, 2)",
+        "shift_probabilities(release.bridges, release.rate, 1)",
+        "tests/groups/test_groups_bottleneck.py::test_coins_only_help_and_moments_are_exact",
+    ),
+    "bridge-opens-late": bug(
+        "a subject is felt through others one interval later than it is",
+        "ledger/bottleneck.py",
+        "found[int(arrival[others].min()) + 2] += workers",
+        "found[int(arrival[others].min()) + 3] += workers",
+        "tests/groups/test_groups_bottleneck.py::test_a_bridge_is_felt_from_the_interval_after_the_subject_reached_it",
+    ),
+    # the ledger
+    "flow-of-one-step": bug(
+        "what a release was computed from does not reach those who see it",
+        "ledger/flow.py",
+        "waiting += [self._releases[earlier] for earlier in found.inputs]",
+        "waiting += []",
+        "tests/ledger/test_flow.py::test_flow_equals_brute_force",
+    ),
+    "coins-known-to-all-of-them": bug(
+        "a coalition knows the draws only when each of its members does",
+        "ledger/flow.py",
+        "known = bool(self.observers & release.coins_known_to)",
+        "known = self.observers <= release.coins_known_to",
+        "tests/ledger/test_flow.py::test_known_coins_count_the_inner_event",
+    ),
+    "joint-round-twice": bug(
+        "a round of a joint charge can be released twice",
+        "ledger/ledger.py",
+        "if before.time >= release.time:",
+        "if before.time > release.time:",
+        "tests/ledger/test_draws.py::test_a_round_is_under_a_joint_charge_once",
+    ),
+    "rows-not-chained": bug(
+        "the hash of a row knows nothing of the rows before it",
+        "ledger/store.py",
+        'hashlib.sha256((head + "\\n" + body).encode())',
+        "hashlib.sha256(body.encode())",
+        "tests/ledger/test_store.py::test_a_harmed_chain_is_noticed",
+    ),
+    "draw-of-another-round": bug(
+        "a release may rest on a draw of another round",
+        "ledger/ledger.py",
+        "if draw.round != release.time or draw.round < last",
+        "if draw.round < last",
+        "tests/ledger/test_draws.py::test_a_draw_belongs_to_its_round",
+    ),
+    "step-over-the-budget": bug(
+        "the step that exceeds a budget is taken",
+        "ledger/step_ledger.py",
+        "        following = self.steps + 1\n",
+        "        following = self.steps\n",
+        "tests/ledger/test_step_ledger.py",
+    ),
+    # runs that start from runs
+    "chain-of-one-run": bug(
+        "of the runs behind a model only the last is counted",
+        "engine/earlier_runs.py",
+        "parts = [run.compositions(line.observer) for run in self.runs]\n        parts.append(",
+        "parts = [run.compositions(line.observer) for run in self.runs[:1]]\n        parts.append(",
+        f"{CHAINS}::test_a_chain_counts_all_of_its_runs_also_when_the_first_are_gone",
+    ),
+    "start-unseen": bug(
+        "who did not see an earlier model is not charged with it, though the next is computed from it",
+        "engine/earlier_runs.py",
+        "view = self.ledger.view({observer, PUBLIC})",
+        "pass",
+        f"{CHAINS}::test_the_sum_is_the_largest_over_subjects_or_over_any_two_of_them",
+    ),
+    # samplers, clipping, topology
+    "schedule-used-once": bug(
+        "a schedule of k uses is claimed as one of a single use",
+        "mechanisms/schedule.py",
+        "whole = Allocation(self.steps, self.uses, event)",
+        "whole = Allocation(self.steps, 1, event)",
+        f"{SCHEMES}::test_a_calculator_says_what_the_ledger_of_a_run_claims_against_another_client",
+    ),
+    "clipped-from-twice-the-radius": bug(
+        "updates of up to twice the clip norm are left as they are",
+        "mechanisms/clip_and_noise.py",
+        "    if norm <= clip_norm:\n",
+        "    if norm <= 2 * clip_norm:\n",
+        "tests/mechanisms/test_clip.py",
+    ),
+    "untrusted-nodes-unasked": bug(
+        "nodes of a tree that nobody trusts are not among the observers",
+        "topology/tree.py",
+        "for node in self.nodes if node.name not in self.trusted)",
+        "for node in self.nodes[:0] if node.name not in self.trusted)",
+        "tests/hierarchy/test_tree_shape.py",
+        "tests/hierarchy/test_hierarchy_runs.py",
     ),
 }
