@@ -121,6 +121,7 @@ class Deployment:
     def give(self, name, path, content=None):
         """A file that only one process can read."""
         mine = self.home_of(name) / Path(path).name
+        mine.unlink(missing_ok=True)
         mine.write_bytes(Path(path).read_bytes() if content is None else content)
         mine.chmod(0o400)
         if name in self.users:
