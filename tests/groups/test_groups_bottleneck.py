@@ -361,6 +361,8 @@ def crash_after(number):
             raise Crash
 
     return watch
+
+
 def test_a_bridge_is_felt_from_the_interval_after_the_subject_reached_it():
     """Worker 1 carries what worker 0 did in the first interval into the second group in the second one."""
     groups, gain, push = ((0, 1), (1, 2)), [0.0, 1.5, 0.0], [1.0, 0.0, 0.0]
