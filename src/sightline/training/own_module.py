@@ -22,10 +22,10 @@ from sightline.models.flat import FlatModel, constants_of, flatten_module, layou
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.reach import UNSEEN
 from sightline.models.state import ModuleState, refuse_copy, refuse_memory
+from sightline.training.clipping import Clip
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
 from sightline.training.gradients import (
-    Clip,
     GradientWorker,
     Rows,
     call_with,
