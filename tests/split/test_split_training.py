@@ -11,9 +11,10 @@ from sightline.mechanisms.submodels import Splitter
 from sightline.models import build_model, split_model
 from sightline.models.registry import probe_inputs
 from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
+from sightline.training.clipping import Balls, clipped_rows_apart
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
-from sightline.training.gradients import Balls, GradientWorker, clipped_rows_apart, one_by_one
+from sightline.training.gradients import GradientWorker, one_by_one
 from sightline.training.submodels import dp_sgd_parts, parted_gradient_sum, train_parts
 
 from .conftest import split

@@ -22,7 +22,7 @@ from sightline.models.mixing import refuse_mixing_layers, unknown_part
 from sightline.models.state import ModuleState, refuse_memory
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
-from sightline.training.gradients import GradientWorker, Rows, call_with, own_dropout, rows_agree
+from sightline.training.gradients import GradientWorker, Rows, call_with, own_dropout, refuse_data, rows_agree
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) of a batch of one example -> its loss."""
@@ -177,22 +177,32 @@ class LossWorker(GradientWorker):
     def _agrees(self) -> bool:
         if any(isinstance(layer, nn.RNNBase) for layer in self.module.modules()):
             return False
-        probe, x = self.model.module().eval(), probe_inputs(self.model, 3)
+        probe, x = self.model.module(), probe_inputs(self.model, 3)
+        some = (probe, self.model, flatten_module(probe), x, self.targets)
         try:
-            some = (probe, self.model, flatten_module(probe), x, self.targets)
+            with torch.random.fork_rng(devices=[]):
+                self.side_by_side(*some)  # in training, where it may draw at random
+            probe.eval()
             return rows_agree(self.side_by_side(*some), self.one_by_one(*some))
         except Exception:
             return False
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
-        """(examples, d): every example's own gradient; one after the other where torch.func cannot follow."""
+        """(examples, d): every example's own gradient."""
         try:
             return self.own_rows()(self.module, self.model, self.weights, x, y)
-        except Exception:
-            if self.rows == self.one_by_one:
+        except Exception as error:
+            if self.works_alone():
                 raise
-            self.rows = self.one_by_one
-            return self.one_by_one(self.module, self.model, self.weights, x, y)
+            refuse_data(self.model, error)
+
+    def works_alone(self) -> bool:
+        """Whether every example has a pass of its own."""
+        return self.own_rows() == self.one_by_one
+
+    def trial_targets(self) -> Tensor:
+        """A target of zeros, as the probe has it."""
+        return self.targets[:1]
 
 
 @dataclass(frozen=True, eq=False)
