@@ -16,6 +16,7 @@ STRATEGIES = "tests/accounting/test_correlated.py"
 LOOP = "tests/training/test_private_loop.py"
 STREAMS = "tests/audit/test_noise_of_runs.py"
 CORRELATED = "tests/engine/test_correlated_runs.py"
+PLAN = "tests/engine/test_followed_plan.py"
 GRAPH = "tests/training/test_graph_clipping.py"
 WALK = "tests/training/test_compiled_walk.py"
 CERTIFIED = "tests/accounting/test_certified.py"
@@ -726,9 +727,58 @@ Build = Callable[""",
     "plugin-forgets-releases": bug(
         "somebody else's algorithm may forget what its values were made of",
         "engine/plan.py",
-        "    check_first_algorithm(setting)\n",
+        "    check_first_algorithm(setting, lambda: follow_plan(setting, rounds=ROUNDS))\n",
         "",
         "tests/plugins/test_plugin_laws.py::test_nothing_that_breaks_a_law_gets_as_far_as_a_run",
+    ),
+    "plan-left": bug(
+        "an algorithm of another package releases what its plan does not have",
+        "engine/release_gate.py",
+        "        if self._planned is not None:\n            self._planned.check_claims(",
+        "        if False:\n            self._planned.check_claims(",
+        f"{PLAN}::test_a_live_claim_beyond_the_plan_is_refused",
+    ),
+    "plan-not-charged": bug(
+        "what an algorithm of another package leaves out of its plan is free",
+        "engine/release_gate.py",
+        "        rows = self._planned.charge_missing(self._ledger) if self._planned is not None else []\n",
+        "        rows = list[Release]()\n",
+        f"{PLAN}::test_what_is_left_out_of_the_plan_is_charged",
+    ),
+    "early-end-not-charged": bug(
+        "a run that ends early states what it happened to release",
+        "engine/loop.py",
+        "        r.charge_plan(later=self._plan_after(after, number))\n",
+        "        r.charge_plan()\n",
+        f"{PLAN}::test_an_early_end_states_the_bound_of_the_plan",
+    ),
+    "chosen-cohort-pooled": bug(
+        "noises are counted of a cohort that the algorithm chose",
+        "mechanisms/gaussian_means.py",
+        "        alone = context.chosen or self",
+        "        alone = self",
+        f"{PLAN}::test_noises_of_a_chosen_cohort_are_not_counted",
+    ),
+    "undrawn-members-hidden": bug(
+        "a release that hides its cohort holds clients that were not drawn",
+        "engine/release_gate.py",
+        "    more = set(updates.cohort.members) - drawn.members\n",
+        "    more = set[int]()\n",
+        f"{PLAN}::test_a_hidden_cohort_holds_nobody_who_was_not_drawn",
+    ),
+    "owner-outside-its-audience": bug(
+        "a party that gathers need not be in its own audience",
+        "topology/shape.py",
+        "        if channel.name not in channel.audience:\n",
+        "        if channel.name in channel.members:\n",
+        "tests/plugins/test_plugin_laws.py::test_whoever_gathers_is_not_charged_nothing",
+    ),
+    "bottleneck-with-state": bug(
+        "the bottleneck bound is taken for workers that keep state inside an interval",
+        "ledger/bottleneck.py",
+        "                if other != group and not (begins and near[group, other]):\n",
+        "                if other != group and not near[group, other]:\n",
+        "tests/groups/test_groups_bottleneck.py::test_other_runs_are_refused",
     ),
     "plugin-imported-by-a-site": bug(
         "a site imports whatever plugin an experiment names",
