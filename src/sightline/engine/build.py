@@ -322,7 +322,7 @@ def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) ->
 def _find_earlier(experiment: Experiment, federation: Federation) -> EarlierRuns | None:
     """The runs behind `model.init`; where their cost shall be counted in the budget, it must be known."""
     init, privacy = experiment.model.init, experiment.privacy
-    digest = None if federation.elsewhere else federation.digest()
+    digest = None if init is None or federation.elsewhere else federation.digest()
     earlier = None if init is None else find_earlier(Path(init), digest)
     if privacy.continue_ledger:
         why = "no ledger lies beside the file that training starts from"
