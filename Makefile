@@ -22,6 +22,17 @@ make_venv = $(if $(wildcard $(1)/bin/python),$(call need_python,$(1)/bin/python,
   need_python,$(PYTHON),name one as in: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12))test -x $(1)/bin/python || \
   "$(PYTHON)" -m venv $(1)
 
+# the pinned files of $(2) and no other, by their hashes, into the environment $(1). Torch comes alone: the file that pip
+# takes is checked, then its own pins bring the CUDA libraries where it is the CUDA build, and nothing where it is not
+PIP_OPTIONS := --quiet --disable-pip-version-check
+HASHED := $(PIP_OPTIONS) --require-hashes --no-deps
+install_pinned = $(1)/bin/python -m pip install $(HASHED) $(patsubst %,-r %,$(2)) && \
+  $(1)/bin/python -m pip download $(PIP_OPTIONS) --no-deps --dest $(1)/torch "torch==2.13.0" && \
+  $(1)/bin/python -m pip install $(HASHED) --no-index --find-links $(1)/torch -r constraints-torch.txt && \
+  rm -r $(1)/torch && $(1)/bin/python -m pip install $(PIP_OPTIONS) "torch==2.13.0"
+# the clone itself, built by the pinned setuptools
+install_clone = $(1)/bin/python -m pip install $(PIP_OPTIONS) --no-deps --no-build-isolation -e .
+
 # small matrices on few cores: threads inside numpy only get in each other's way
 export OPENBLAS_NUM_THREADS ?= 1
 # two cores: one thread per test worker, two workers
@@ -37,11 +48,11 @@ test test-slow flower-test hf-test: export PYTHONDONTWRITEBYTECODE :=
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.ready: constraints.txt pyproject.toml
+$(VENV)/.ready: constraints.txt constraints-torch.txt pyproject.toml
 	@$(call make_venv,$(VENV))
 	@echo "Installing the pinned packages into $(VENV) (once; a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(call install_pinned,$(VENV),constraints.txt)
+	@$(call install_clone,$(VENV))
 	@touch $@
 
 demo: $(VENV)/.ready   ## run the quickstart and print the path of its report
@@ -53,11 +64,11 @@ test: $(VENV)/.ready   ## the fast tests
 test-slow: $(VENV)/.ready   ## the slow tests, and only those
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --dist loadgroup -m slow
 
-$(FLOWER)/.ready: constraints-flower.txt pyproject.toml
+$(FLOWER)/.ready: constraints-flower.txt constraints-torch.txt pyproject.toml
 	@$(call make_venv,$(FLOWER))
 	@echo "Installing Flower and Ray into $(FLOWER) (once; a few minutes) ..."
-	@$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "torch==2.13.0"
-	@$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
+	@$(call install_pinned,$(FLOWER),constraints-flower.txt)
+	@$(call install_clone,$(FLOWER))
 	@touch $@
 
 flower-test: $(FLOWER)/.ready ## the tests on Flower: its simulation engine, and real processes on loopback
@@ -66,7 +77,7 @@ flower-test: $(FLOWER)/.ready ## the tests on Flower: its simulation engine, and
 # only what the pinned packages lack, in a folder that is put before them: torch is not installed twice
 $(HF)/.ready: $(VENV)/.ready constraints-hf.txt
 	@echo "Installing transformers and peft into $(HF) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(HF)/site-packages \
+	@$(BIN)/python -m pip install $(HASHED) --upgrade --target $(HF)/site-packages \
 	  -r constraints-hf.txt
 	@touch $@
 
@@ -78,7 +89,8 @@ FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(notdir $(wildcard tests/fuzz/corpus/*))
 
 $(FUZZ)/.ready: $(VENV)/.ready tests/fuzz/requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(FUZZ) -r tests/fuzz/requirements.txt
+	@$(BIN)/python -m pip install $(HASHED) --upgrade --target $(FUZZ) \
+	  -r tests/fuzz/requirements.txt
 	@touch $@
 
 fuzz: $(FUZZ)/.ready ## fuzz every reader of foreign files with atheris, FUZZ_SECONDS each; what breaks lies in .fuzz/
@@ -132,12 +144,11 @@ combinations: $(VENV)/.ready ## ask every combination again and write docs/combi
 notebooks: $(VENV)/.ready  ## write docs/notebooks/ from docs/tutorials/
 	$(BIN)/python docs/site/notebooks.py
 
-$(NOTEBOOKS)/.ready: constraints.txt docs/site/requirements-notebooks.txt pyproject.toml
+$(NOTEBOOKS)/.ready: constraints.txt constraints-torch.txt docs/site/requirements-notebooks.txt pyproject.toml
 	@$(call make_venv,$(NOTEBOOKS))
 	@echo "Installing Sightline and a kernel into $(NOTEBOOKS) (once; a minute or two) ..."
-	@$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	@$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
-	  -r docs/site/requirements-notebooks.txt
+	@$(call install_pinned,$(NOTEBOOKS),constraints.txt docs/site/requirements-notebooks.txt)
+	@$(call install_clone,$(NOTEBOOKS))
 	@touch $@
 
 notebooks-test: $(NOTEBOOKS)/.ready ## execute every notebook in a real kernel
@@ -155,24 +166,26 @@ docs-serve: $(DOCS)/.ready ## the docs site, rebuilt while you write
 
 $(DOCS)/.ready: docs/requirements.txt
 	@$(call make_venv,$(DOCS))
-	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@$(DOCS)/bin/python -m pip install $(HASHED) -r docs/requirements.txt
 	@touch $@
 
 # a clone on the path would pass for the installed package, with pip too
 wheel-test: export PYTHONPATH :=
 wheel-test: $(VENV)/.ready ## build the wheel, install it into an empty environment, run the quickstart there
 	rm -rf build dist $(WHEEL)
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel $(PIP_OPTIONS) --no-deps --no-build-isolation --wheel-dir dist .
 	$(call make_venv,$(WHEEL))
-	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/sightline-*.whl
+	grep -oE '^[^# ]+==[^ ]+' constraints.txt > $(WHEEL)/versions.txt
+	$(WHEEL)/bin/python -m pip install $(PIP_OPTIONS) -c $(WHEEL)/versions.txt "torch==2.13.0"
+	$(WHEEL)/bin/python -m pip install $(PIP_OPTIONS) -c $(WHEEL)/versions.txt dist/sightline-*.whl
 	cd $(WHEEL) && bin/python ../tests/docs/wheel.py ../examples/quickstart.toml
 	cd $(WHEEL) && ../$(BIN)/mypy --strict --config-file= --python-executable bin/python ../tests/docs/typed.py
 
-constraints: $(VENV)/.ready ## write the installed versions back to constraints.txt
-	@{ echo "# Exact versions that make demo, make test and CI use. Rebuild with: make constraints"; \
-	   echo "torch==2.13.0"; $(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch=='; } > constraints.tmp
-	@mv constraints.tmp constraints.txt
+PINNED := constraints.txt constraints-torch.txt constraints-flower.txt constraints-hf.txt docs/requirements.txt \
+  docs/site/requirements-notebooks.txt tests/fuzz/requirements.txt
+
+constraints: $(VENV)/.ready ## write the hashes of the versions that the constraints files name
+	$(BIN)/python .ci/constraints.py $(PINNED)
 
 clean:           ## remove the virtual environments, what was built, and caches
 	rm -rf .venv .venv-* site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -285,7 +285,8 @@ def _way_to_go_on(directory: Path, data: Any, test: Any, model: Any) -> str:
 
 
 def _tell(note: str) -> None:
-    print(f"sightline: {printable(note)}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a note that cannot be written does not end the run
+        print(f"sightline: {printable(note)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Private steps in somebody's own training loop: their model, optimiser and loader, our clipping, noise and ledger."""
 
+import hashlib
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -62,16 +65,19 @@ def make_private(
     The loader that comes back draws every example independently with rate q = batch_size / N. Each `optimizer.step()`
     takes the batch that the loader gave last, computes g = (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2)) / (q N) by
     itself and steps with that: gradients of `loss.backward()` are neither needed nor used. `loss` is what the step
-    differentiates, by default cross entropy; one with reduction="sum" is not divided by q N.
+    differentiates, by default cross entropy; one with reduction="sum" is not divided by q N. When the loader's
+    `collate_fn` makes several rows of an example, g_j is the gradient of the loss of all of them.
 
     Give `epsilon` with `epochs` for the least noise that lasts so many passes, or `noise_multiplier`; with `epsilon`
     the step that would exceed it raises `BudgetExhausted`. `ledger` is a file: every step is in it before it is taken,
-    and a loop that is begun again with the same file goes on where the counting stopped, with the same noise. Noise and
-    batches come from the operating system; with `seed` they can be reproduced, by whoever knows it.
+    and a loop that is begun again with the same file goes on where the counting stopped, with noise of the same size.
+    Noise and batches come from the operating system. `seed` is for simulations and raises a `UserWarning`: noise that
+    follows from a seed protects nobody from those who know or guess it.
 
     Guarantees: with the optimiser given there is no step on an unclipped gradient, on a batch of another origin, or
     twice on one batch, and a batch that was drawn is stepped on before the next is drawn; noise is drawn afresh for
-    every step; parameters are the model's own, so that `state_dict` has the names it had.
+    every step, and is never added to two different sums, also by loops that have one seed; parameters are the model's
+    own, so that `state_dict` has the names it had.
     """
     data = check_loader(loader)
     check_module(model, loss)
@@ -165,9 +171,11 @@ class PrivateTraining:
             refuse("optimizer", type(optimizer).__name__, "it is private already", "make a new one for another loop")
         self.model, self.optimizer, self.loss, self.clip_norm = model, optimizer, loss, clip_norm
         self.steps = steps
-        self.streams = Streams(OS_ROOT + secrets.token_bytes(32)) if seed is None else Streams.from_seed(seed)
+        self.streams = streams_of(seed, calls=3)
+        if seed is not None:
+            self.streams = self.streams.keyed_by(*self._names(loader))
         self.loader = PoissonLoader(loader, self)
-        self._waiting: tuple[Tensor, Tensor] | None = None
+        self._waiting: tuple[Tensor, Tensor, list[int]] | None = None
         self._given: tuple[tuple[Tensor, int], ...] = ()
         self._trained()
         optimizer.register_step_pre_hook(self._prepare_step)
@@ -202,15 +210,18 @@ class PrivateTraining:
         """Close the ledger; no step can follow."""
         self.steps.close()
 
-    def hand_out(self, batch: Any, time: int) -> Any:
-        """Note the batch that was drawn for the step of this number, with a copy that nobody else holds."""
+    def hand_out(self, batch: Any, counts: list[int], time: int) -> Any:
+        """Note the batch that was drawn for the step of this number, with a copy that nobody else holds.
+
+        `counts` are the rows of its examples, one example after the other.
+        """
         if time != self.steps.steps + 1:
             refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
                    "its own", "go through one pass after the other, not two at once")  # fmt: skip
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors")
         check_batch(*batch)
-        self._waiting = (batch[0].clone(), batch[1].clone())
+        self._waiting = (batch[0].clone(), batch[1].clone(), counts)
         self._given = tuple((part, part._version) for part in batch)
         return batch
 
@@ -219,6 +230,20 @@ class PrivateTraining:
         if self._waiting is not None:
             refuse("loader", f"step {self.steps.steps + 1}", "the batch that was drawn for it has not been stepped on",
                    "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
+
+    def _names(self, loader: DataLoader[Any]) -> Iterator[bytes]:
+        """All that names the loop: model and weights, optimiser, loss, data and what a step is."""
+        groups = [{k: v for k, v in one.items() if k != "params"} for one in self.optimizer.param_groups]
+        loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
+        settings = (self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, self.steps.steps)
+        yield repr((str(self.model), type(self.optimizer).__qualname__, groups, loss, settings)).encode()
+        data = loader.dataset
+        yield repr((type(data).__qualname__, len(cast("Sequence[Any]", data)), loader.batch_size)).encode()
+        known = data.tensors if type(data) is TensorDataset else ()
+        for name, tensor in chain(self.model.state_dict().items(), (("", one) for one in known)):
+            if isinstance(tensor, Tensor):
+                yield repr((name, tuple(tensor.shape), str(tensor.dtype))).encode()
+                yield digest_of(tensor)
 
     def _trained(self) -> dict[str, Tensor]:
         """The trained parameters by name, when the optimiser has all of them, and no others."""
@@ -239,19 +264,19 @@ class PrivateTraining:
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             refuse("optimizer.step", "closure", "a closure would compute gradients that are not private",
                    "call optimizer.step() without arguments, of an optimiser that needs none")  # fmt: skip
-        x, y = self._take_batch()
+        x, y, counts = self._take_batch()
         trained = self._trained()
         own = own_module(self.model, self.loss, x, y)
         time = self.steps.charge()
         self._waiting, self._given = None, ()
-        gradient = self._noisy_gradient(own, x, y, time)
+        gradient = self._noisy_gradient(own, x, y, counts, time)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
         for name, part in own.model.split(gradient).items():
             trained[name].grad = part.clone()
 
-    def _take_batch(self) -> tuple[Tensor, Tensor]:
+    def _take_batch(self) -> tuple[Tensor, Tensor, list[int]]:
         if self._waiting is None:
             refuse("optimizer.step", self.steps.steps + 1, "no batch of the private loader waits for it: each is "
                    "stepped on once", "iterate over the loader that make_private returned")  # fmt: skip
@@ -260,13 +285,32 @@ class PrivateTraining:
                    "prepare examples in the data set, or in the model")  # fmt: skip
         return self._waiting
 
-    def _noisy_gradient(self, own: OwnModule, x: Tensor, y: Tensor, time: int) -> Tensor:
+    def _noisy_gradient(self, own: OwnModule, x: Tensor, y: Tensor, counts: list[int], time: int) -> Tensor:
         r"""(sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); the sum itself for a loss that is summed."""
         masks = self.streams.rng(Purpose.BATCHES, round=time, use=1)
-        total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks)
-        noise = draw_gaussian(len(total), rng=self.streams.rng(Purpose.NOISE, round=time))
+        total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks, counts=counts)
+        own_noise = self.streams.keyed_by(repr((self.noise_multiplier, self.clip_norm)).encode(), digest_of(total))
+        noise = draw_gaussian(len(total), rng=own_noise.rng(Purpose.NOISE, round=time))
         total.add_(noise, alpha=self.noise_multiplier * self.clip_norm)
         return total if reduction_of(self.loss) == "sum" else total.div_(self.loader.expected_batch)
+
+
+def streams_of(seed: int | None, *, calls: int) -> Streams:
+    """Streams of a loop: from the operating system, or from a seed with a warning, `calls` calls up from here."""
+    if seed is None:
+        return Streams(OS_ROOT + secrets.token_bytes(32))
+    warnings.warn(
+        f"seed={seed}: noise from a seed is for simulations and protects nobody; leave seed out for real data",
+        UserWarning,
+        stacklevel=calls + 1,
+    )
+    return Streams.from_seed(seed)
+
+
+def digest_of(tensor: Tensor) -> bytes:
+    """A digest of the numbers of a tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().data).digest()
 
 
 PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -309,9 +353,9 @@ class PoissonLoader:
         first = self._private.steps.steps + 1
         drawn = _Draws(self, first)
         batches = DataLoader(self._batches, sampler=drawn, batch_size=None, collate_fn=_leave, **self._workers)
-        for time, batch in enumerate(batches, first):
+        for time, (batch, counts) in enumerate(batches, first):
             self._private.check_used()
-            yield self._private.hand_out(batch, time)
+            yield self._private.hand_out(batch, counts, time)
 
 
 class _Draws:
@@ -328,24 +372,38 @@ class _Draws:
 
 
 class _Batches(Dataset[Any]):
-    """A data set whose items are batches, asked for by the numbers of their examples."""
+    """A data set whose items are (batch, rows of each example), asked for by the numbers of their examples.
+
+    Which rows are whose is known by construction: every example is collated alone, and all its rows are kept.
+    """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self.collate = dataset, collate
 
-    def __getitem__(self, numbers: NDArray[np.int64]) -> Any:
+    def __getitem__(self, numbers: NDArray[np.int64]) -> tuple[Any, list[int]]:
         if type(self.dataset) is TensorDataset and self.collate is default_collate:
             rows = torch.from_numpy(numbers)
-            return tuple(part[rows] for part in self.dataset.tensors)
+            return tuple(part[rows] for part in self.dataset.tensors), [1] * len(numbers)
         alone = [self.collate([self.dataset[int(number)]]) for number in numbers]
-        parts = zip(*(alone or [self.collate([self.dataset[0]])]), strict=True)
         try:
-            return tuple(torch.cat(part)[: len(numbers) if alone else 0] for part in parts)
-        except (TypeError, RuntimeError) as error:
-            raise InvalidInput(
-                f"loader.collate_fn={getattr(self.collate, '__name__', self.collate)}: examples, each collated alone, "
-                f"do not fit together ({error}); pad to one length in the data set"[:300]
-            ) from None
+            parts = list(zip(*(alone or [self.collate([self.dataset[0]])]), strict=True))
+            batch = tuple(torch.cat(part)[: None if alone else 0] for part in parts)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self._refuse(
+                f"examples, each collated alone, do not fit together ({error}); pad to one length in the data set"
+            )
+        if any(rows.dtype != part[0].dtype for part in parts for rows in part):
+            self._refuse("examples, each collated alone, have several types of numbers; give all the same")
+        counts = [[len(rows) for rows in part] for part in parts] if alone else [[]]
+        if any(other != counts[0] for other in counts):
+            self._refuse(
+                "an example, collated alone, has another number of rows in x than in y; give each row its target"
+            )
+        return batch, counts[0]
+
+    def _refuse(self, law: str) -> NoReturn:
+        name = getattr(self.collate, "__name__", self.collate)
+        raise InvalidInput(f"loader.collate_fn={name}: {law}"[:300]) from None
 
 
 def _leave(batch: Any) -> Any:

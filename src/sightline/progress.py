@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from html import escape
 from types import TracebackType
 from typing import Any
@@ -50,7 +51,7 @@ def open_console() -> Any:
 
 
 class RoundBar:
-    """Shows round, the task's main metric and epsilon so far."""
+    """Shows round, the task's main metric and epsilon so far; a log that cannot be written does not end the run."""
 
     def __init__(self, name: str, rounds: int) -> None:
         self._rounds = rounds
@@ -58,13 +59,15 @@ class RoundBar:
         self._face: Face = Notebook(name) if in_notebook() else Terminal(name, rounds) if on_terminal() else Log()
 
     def __enter__(self) -> "RoundBar":
-        self._face.start()
+        with suppress(OSError):
+            self._face.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._face.stop()
+        with suppress(OSError):
+            self._face.stop()
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """Take in a finished round."""
@@ -73,7 +76,8 @@ class RoundBar:
         spent = row.get("epsilon")
         known = self._epsilon.removesuffix(SINCE) + SINCE
         self._epsilon = known if spent is None else rounded_up(max(spent.values(), default=math.inf))
-        self._face.show(row["round"], self._rounds, f"{title} {self._reached}  epsilon {self._epsilon}")
+        with suppress(OSError):
+            self._face.show(row["round"], self._rounds, f"{title} {self._reached}  epsilon {self._epsilon}")
 
 
 class Log:

@@ -97,6 +97,22 @@ class Streams:
         """Other streams from the same root, for doing again what others have seen the first time of."""
         return Streams(self.root + b"again:" + str(int(number)).encode())
 
+    def keyed_by(self, *values: bytes) -> "Streams":
+        """Other streams from the same root, which no streams keyed by other values share.
+
+        Noise that is keyed by the value it is added to is never added to another value, whatever else two programs
+        with the same root have in common; equal values get equal noise, and releasing one twice tells nothing more.
+
+        >>> a, b = (Streams.from_seed(0).keyed_by(value).key(Purpose.NOISE) for value in (b"a", b"b"))
+        >>> a == b
+        False
+        """
+        digest = hashlib.blake2b(digest_size=32, person=b"keyed streams")
+        for value in values:
+            digest.update(len(value).to_bytes(8, "little"))
+            digest.update(value)
+        return Streams(self.root + b"keyed:" + digest.digest())
+
     @property
     def fingerprint(self) -> str:
         """A name of the root that tells nothing about it, as long as the root has the entropy of a secret."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sightline import accounting
+from sightline.accounting import certified
 from sightline.accounting.certified import (
     Backward,
     Certificate,
@@ -18,6 +19,7 @@ from sightline.accounting.certified import (
     choose_order,
     log_symmetric_mean,
     upper_mean,
+    verify_epsilon,
 )
 from sightline.accounting.likelihood_ratio import gaussian_delta, gaussian_epsilon
 from sightline.events import Allocation, Gaussian
@@ -183,3 +185,37 @@ def test_a_certificate_is_the_same_again_and_composes_as_blocks():
     assert one == certify_balanced(noise=2.0, steps=10, uses=5, delta=1e-6, draws=20_000, seed=3)
     scheme = accounting.balanced(noise=2.0, steps=10, uses=5, certified=True)
     assert scheme.composition == accounting.balanced(noise=2.0, steps=10, uses=5).composition
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Draws of the forward direction that all say zero: the luckiest that anybody can be."""
+    monkeypatch.setattr(Forward, "draw_ratios", lambda self, draws, rng, least: np.full(draws, -np.inf))
+
+
+@pytest.mark.parametrize("beta", [1e-9, 1e-4])
+def test_a_certificate_is_wrong_with_a_chance_of_at_most_beta(silent, beta, monkeypatch):
+    """`log_odds = log(20)` survived: 5 % in the place of beta, in each of 4 attempts and 2 directions.
+
+    n draws that all say zero leave a mean q with chance (1 - q)^n: for a delta that is just too large, and over all
+    looks that are taken, that chance is at most beta.
+    """
+    monkeypatch.setattr(certified, "pld_backward_delta", lambda counts, at: 0.0)
+    noise, steps, uses, delta, draws = 0.7, 30, 4, 1e-3, 2000
+    found = certify_balanced(noise=noise, steps=steps, uses=uses, delta=delta, beta=beta, draws=draws)
+    assert found.certified
+    schedule = Schedule(steps, uses, 1, 1 / noise)
+    block = accounting.balanced(noise=noise, steps=steps, uses=uses).epsilon(delta=delta)
+    most = math.exp(choose_order(schedule, block).log_range(found.epsilon))
+    looks = 2 * 4
+    assert looks * (1 - min(1.0, delta / most)) ** draws <= beta
+
+
+def test_both_directions_are_certified(silent):
+    """`verify_epsilon` without the backward direction survived: 70 of 100 steps, where it is as large as the other."""
+    schedule, event = Schedule(100, 70, 1, 1 / 3), Allocation(100, 70, Gaussian(3.0))
+    forward = choose_order(schedule, 13.0)
+    assert not verify_epsilon(forward, event, 11.0, 1e-5, math.log(1e3), 20_000, np.random.default_rng(0))
+    found = certify_balanced(noise=3.0, steps=100, uses=70, delta=1e-5, draws=20_000)
+    assert not found.certified
+    assert found.epsilon == pytest.approx(13.0847, abs=2e-4)

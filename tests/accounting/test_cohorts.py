@@ -9,6 +9,7 @@ from scipy.stats import norm
 from sightline import accounting
 from sightline.accounting import Accountant
 from sightline.accounting.cohort_laws import cohort_law, cohort_log_moments, halves_of
+from sightline.errors import Refused
 from sightline.events import FixedCohort, Gaussian, Poisson, Product, Repeat, Split, WithoutReplacement
 from tests.oracle.accounting_cohorts import cohort_delta, worst_delta
 
@@ -154,3 +155,15 @@ def test_extremes_stay_bounds():
     assert loud == pytest.approx(accounting.epsilon({Gaussian(0.01): 3}, 1e-5), rel=1e-6)
     lower, upper = accounting.interval({FixedCohort(5, 50, Gaussian(1.0)): 20}, 1e-6)
     assert 0.999 * upper <= lower <= upper
+
+
+@pytest.mark.parametrize(
+    "other", [Poisson(0.1, Gaussian(1.0)), FixedCohort(2, 9, Gaussian(1.0)), Split(2, Gaussian(1.0))]
+)
+def test_cohorts_under_replace_one_do_not_add_up_with_sampling_under_add_remove(other):
+    cohort = WithoutReplacement(2, 9, Gaussian(1.0))
+    for accountant in Accountant:
+        with pytest.raises(Refused, match="replace-one"):
+            accounting.epsilon({cohort: 1, other: 1}, 1e-5, accountant=accountant)
+        with pytest.raises(Refused, match="replace-one"):
+            accounting.epsilon({cohort: 1, Poisson(0.5, Product((other, other))): 1}, 1e-5, accountant=accountant)

@@ -123,3 +123,13 @@ def test_impossible_numbers_are_refused(numbers):
 
     with pytest.raises(InvalidInput):
         accounting.pooled(**({"noise": 1.0, "clients": 9, "rate": 0.5, "steps": 2} | numbers))
+
+
+def test_noises_of_nodes_that_may_not_answer_do_not_add_up():
+    """`all_answer` dropped in `PooledMean` survived: whoever does not answer adds no noise, and the pool is smaller."""
+    from sightline.engine.plan import plan_releases
+    from tests.laws.combinations import Combination, built
+
+    setting = built(Combination(where="client"))
+    assert plan_releases(setting).composition("client-0", "client-1") == {Pooled(5, Gaussian(1.0)): 4}
+    assert plan_releases(setting, real_nodes=True).composition("client-0", "client-1") == {Gaussian(1.0): 4}

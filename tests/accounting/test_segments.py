@@ -307,3 +307,19 @@ def test_what_is_no_segment_is_refused():
         ConvexSegment(3, 0.1, Poisson(0.1, Gaussian(1.0)))
     with pytest.raises(Refused, match="replace-one"):
         accounting.epsilon({ReplacedSegment(3, 0.1, 0.5, Gaussian(1.0)): 1, Poisson(0.1, Gaussian(1.0)): 1}, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ConvexSegment,
+        lambda m, q, noise: Segment(m, q, 1.0, noise),
+        lambda m, q, noise: ReplacedSegment(m, q, 1.0, noise),
+    ],
+)
+def test_a_segment_is_free_only_where_all_its_draws_are_within_delta(kind):
+    """With next to no noise delta is the chance to be drawn at all, in any of the steps."""
+    event = kind(100, 1e-6, Gaussian(0.02))
+    assert accounting.epsilon({event: 1}, 1.01e-4) == 0.0
+    assert accounting.epsilon({event: 1}, 2e-6) > 10
+    assert accounting.epsilon({event: 3}, 1.5e-4) > 10

@@ -37,9 +37,9 @@ def unclipped(monkeypatch):
     monkeypatch.setattr(CLIP, "clip_update", lambda update, *, clip_norm: Bounded(update, clip_norm))
     grid = import_module("sightline.mechanisms.clip_and_noise")
     monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
-    for name in ("gradients", "fast.dense_stack"):
+    for name in ("clipping", "fast.dense_stack"):
         training = import_module(f"sightline.training.{name}")
-        monkeypatch.setattr(training, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+        monkeypatch.setattr(training, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms).float())
 
 
 def _on_grid(update, clip_norm):

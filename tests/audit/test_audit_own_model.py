@@ -53,7 +53,7 @@ def test_a_module_that_is_given_one_example_at_a_time_is_not_accused(name, words
 
 
 @pytest.mark.usefixtures("unguarded")
-@pytest.mark.parametrize(("name", "heard"), [("DrownedInTraining", True), ("CentredAboveFour", False)])
+@pytest.mark.parametrize(("name", "heard"), [("DrownedInTraining", True), ("CentredInTraining", False)])
 def test_a_module_that_mixes_examples_in_a_batch_is_caught(name, heard):
     found, moved = attacked(name, trials=60 if heard else 20)
     assert isinstance(dispatch.worker_for(engine.build_experiment(experiment(name)).model), dispatch.AutogradWorker)

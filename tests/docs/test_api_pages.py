@@ -72,6 +72,7 @@ def shown_output(page: Path) -> str:
     )
 
 
+@pytest.mark.filterwarnings("ignore:seed=")  # on the page as a comment
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_an_example_prints_what_its_page_shows(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)

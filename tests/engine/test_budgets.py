@@ -14,12 +14,19 @@ from sightline.engine import loop
 from sightline.events import from_json
 from sightline.ledger import export_ledger
 from sightline.testing.reaccount import count_charges, find_reached, read_names
+from tests.engine import many_kinds
 from tests.engine.leftovers import left_behind
-from tests.engine.many_kinds import KINDS, experiment
+from tests.engine.many_kinds import KINDS
 from tests.interrupts import stopped_after
 
 ROUNDS = 8
 LONG = {"rounds": ROUNDS, "privacy.noise_multiplier": 3.0}
+IFCA = {"algorithm": {"name": "ifca", "selection_rounds": 2, "selection_epsilon": 1.5}}
+
+
+def experiment(kind, **changes):
+    """An experiment of that kind; of the clustered ones one that a budget may stop (rdpcfl is refused)."""
+    return many_kinds.experiment(kind, **(IFCA if kind == "clusters" else {}), **changes)
 
 
 def lines_of(run):

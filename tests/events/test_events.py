@@ -118,3 +118,8 @@ def test_impossible_events_are_refused(make):
 def test_events_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Gaussian(1.0).noise_multiplier = 2.0
+
+
+def test_who_knows_a_schedule_sees_every_use_of_it():
+    assert with_known_coins(Allocation(10, 3, Gaussian(2.0))) == Repeat(3, Gaussian(2.0))
+    assert with_known_coins(Poisson(0.5, Allocation(10, 3, Split(2, Gaussian(2.0))))) == Repeat(3, Gaussian(2.0))

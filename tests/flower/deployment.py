@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,10 +71,11 @@ def node_key(path):
 
 
 class Deployment:
-    """Processes of ours, ended when the deployment is closed."""
+    """Processes of ours, ended when the deployment is closed; `users` has the user id of some of them, by name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, programs: Path = BIN, users: Mapping[str, int] | None = None) -> None:
         self.folder, self.port = folder, free_port()
+        self.programs, self.users = programs, users or {}
         self.keys = folder / "keys"
         certificates(self.keys)
         home = folder / "flwr"
@@ -86,29 +88,58 @@ class Deployment:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name, *words):
-        program = [sys.executable, "-m", "sightline"] if words[0] == "sightline" else [str(BIN / words[0])]
+        program = [sys.executable, "-m", "sightline"] if words[0] == "sightline" else [str(self.programs / words[0])]
+        other = {"user": self.users[name], "group": self.users[name], "extra_groups": []} if name in self.users else {}
+        home = self.home_of(name)
         with open(self.folder / f"{name}.log", "wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*program, *map(str, words[1:])],
-                cwd=self.folder,
-                env=self.environment,
+                cwd=home if other else self.folder,
+                env=self.environment | ({"HOME": str(home), "FLWR_HOME": str(home)} if other else {}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                **other,
             )
 
+    def home_of(self, name):
+        """The folder of a process; where it has a user of its own, nobody else can look into it."""
+        home = self.folder / "homes" / name
+        if not home.exists():
+            home.mkdir(parents=True)
+            if name in self.users:
+                home.chmod(0o700)
+                os.chown(home, self.users[name], self.users[name])
+        return home
+
+    def give(self, name, path, content=None):
+        """A file that only one process can read."""
+        mine = self.home_of(name) / Path(path).name
+        mine.unlink(missing_ok=True)
+        mine.write_bytes(Path(path).read_bytes() if content is None else content)
+        mine.chmod(0o400)
+        if name in self.users:
+            os.chown(mine, self.users[name], self.users[name])
+        return mine
+
     def superlink(self):
-        keys = self.keys
+        """The SuperLink, and the SuperExec that starts apps beside it, as docs/deployment.md has them."""
+        keys, secret = self.keys, os.urandom(32)
         self.start(
             "superlink", "flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem",
-            "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1", "--port", self.port,
-            "--disable-runtime-dependency-installation",
+            "--ssl-keyfile", self.give("superlink", keys / "server.key"), "--database", self.home_of("superlink") / "superlink.db",
+            "--enable-supernode-auth", "--host", "127.0.0.1", "--port", self.port, "--isolation", "process",
+            "--superexec-auth-secret-file", self.give("superlink", "superexec.secret", secret),
+        )  # fmt: skip
+        self.start(
+            "apps", "flower-superexec", "--root-certificates", keys / "ca.crt", "--runtime-api-address", f"127.0.0.1:{self.port}",
+            "--superexec-auth-secret-file", self.give("apps", "superexec.secret", secret),
         )  # fmt: skip
         self.wait(lambda: self.flwr("supernode", "list").returncode == 0, "the SuperLink")
 
@@ -119,11 +150,22 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return path
 
-    def supernode(self, name, key, config):
+    def supernode(self, name, key, config, *, apps=None):
+        """A SuperNode; with `apps` its apps are started by a SuperExec of that name."""
+        port, secret, isolation = free_port(), os.urandom(32), []
+        if apps:
+            isolation = ["--isolation", "process", "--superexec-auth-secret-file"]
+            isolation.append(self.give(name, "superexec.secret", secret))
         self.start(
             name, "flower-supernode", "--root-certificates", self.keys / "ca.crt", "--superlink", f"127.0.0.1:{self.port}",
-            "--auth-supernode-private-key", key, "--host", "127.0.0.1", "--port", free_port(), "--node-config", config,
+            "--auth-supernode-private-key", self.give(name, key), "--host", "127.0.0.1", "--port", port, "--node-config", config,
+            *isolation,
         )  # fmt: skip
+        if apps:
+            self.start(
+                apps, "flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}",
+                "--superexec-auth-secret-file", self.give(apps, "superexec.secret", secret),
+            )  # fmt: skip
 
     def write_register(self, keys, sizes):
         """The operator's file: whose key is whose, and how many examples each has."""
@@ -142,7 +184,7 @@ class Deployment:
         return done.stdout
 
     def flwr(self, *words):
-        line = [str(BIN / "flwr"), *map(str, words)]
+        line = [str(self.programs / "flwr"), *map(str, words)]
         return subprocess.run(line, cwd=self.folder, env=self.environment, capture_output=True, text=True)
 
     def wait(self, condition, what, seconds=PATIENCE):

@@ -15,6 +15,8 @@ from sightline.events import Clear, Gaussian, Poisson
 from sightline.ledger import read_ledger
 from sightline.runtimes.flower.strategy import PrivateStrategy
 
+pytestmark = pytest.mark.filterwarnings("ignore:seed=")  # simulations, all of them
+
 NODES = list(range(100, 120))
 MODEL = {
     "weight": np.arange(40, dtype=np.float32).reshape(8, 5) / 40,
@@ -230,3 +232,32 @@ def test_a_round_is_aggregated_once():
     assert strategy.aggregate_train(1, replies)[0] is not None
     assert strategy.aggregate_train(1, replies) == (None, None)
     assert len(strategy.ledger) == 2
+
+
+@pytest.mark.parametrize("other", [{"noise_multiplier": 4.0}, {"clip_norm": 1.0}])
+def test_servers_with_one_seed_share_no_noise(other):
+    """The same draws, scaled, gave the un-noised sum away to 2e-5."""
+    added = []
+    for settings in ({}, other):
+        settings = {"noise_multiplier": 1.0, "clip_norm": 0.5} | settings
+        strategy = private(**settings)
+        _, found, _ = play(strategy, replies=lambda messages: [])
+        scale = settings["noise_multiplier"] * settings["clip_norm"] / len(NODES)
+        added.append(np.concatenate([(found[name] - MODEL[name]).ravel() for name in ("weight", "bias")]) / scale)
+    assert not np.isclose(*added, rtol=1e-2).any()
+    assert abs(np.corrcoef(*added)[0, 1]) < 0.8
+
+
+def test_servers_with_one_seed_and_other_replies_share_no_noise():
+    """Neighbouring clients: the difference of the two models would be the client itself."""
+    ends = []
+    for count in (20, 19):
+        strategy = private(clip_norm=1e-9, noise_multiplier=1e9)
+        _, found, _ = play(strategy, replies=lambda messages, count=count: [answer(one) for one in messages[:count]])
+        ends.append(found["weight"] - MODEL["weight"])
+    assert not np.isclose(*ends, rtol=1e-2).any()
+
+
+def test_a_seed_is_warned_of():
+    with pytest.warns(UserWarning, match="seed=7: noise from a seed is for simulations"):
+        private(seed=7).close()

@@ -1,6 +1,8 @@
 """The bottleneck bound against exact divergences of tiny systems."""
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,15 +11,22 @@ from hypothesis import strategies as st
 from scipy import integrate
 from scipy.stats import norm
 
+from sightline import engine
 from sightline.accounting import Accountant, epsilon
 from sightline.accounting.accountant import Bridged, bridged_epsilon, bridged_moments
 from sightline.accounting.moments import ORDERS
+from sightline.algorithms.groups import dp_ogl
+from sightline.engine.plan import plan_releases
+from sightline.engine.run_directory import MODEL
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
 from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
+from sightline.mechanisms import StateRule
+from sightline.runtimes import Simulator
 from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
+from tests.engine.test_resume import Crash
 from tests.oracle.groups_gaussian import exact_divergence, largest_shift
 
 SIGMA = 3.0
@@ -171,3 +180,145 @@ def test_direct_and_bridged_compose_into_one_epsilon():
     more = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.RDP)
     by_law = bridged_epsilon(direct, {Bridged(2.0, 0.5, 1): 3}, 1e-5, accountant=Accountant.PLD)
     assert alone < by_law <= more
+
+
+PERIOD = 55
+
+
+def remembered(epsilon, epochs):
+    """Exact delta of an observer when a bridging worker pushes by the side of zero that its hidden model was on.
+
+    The hidden group's model has 55 epochs of the subject in it, or none; the seen group sums the pushes of `epochs`.
+    """
+    noise = 2.0
+    right = norm.cdf(math.sqrt(PERIOD) / (2 * noise))
+    x, shift = np.linspace(-40, 40, 20001), math.sqrt(epochs) / noise
+    up, down = norm.pdf(x, shift), norm.pdf(x, -shift)
+    gain = right * up + (1 - right) * down - math.exp(epsilon) * ((1 - right) * up + right * down)
+    return float(integrate.simpson(np.maximum(gain, 0), x=x))
+
+
+def test_state_that_outlives_an_epoch_breaks_the_bound():
+    """The attack: kept through an interval it claims .0015 where .316 is true, at epsilon 3."""
+    plan = GroupPlan(constant_schedule(3, ((0, 1), (1, 2))), PERIOD, 2 * PERIOD + 1, (Gaussian(2.0),) * 2)
+    bounds = Bottleneck(planned_pairs(plan))
+    direct, bridged = bounds.cut_ingredients(0, 2, frozenset({1}))
+    assert (dict(direct), dict(bridged)) == ({}, {Bridged(2.0, 1.0, 1): 1})
+    claimed = norm.cdf(0.5 - 3) - math.exp(3) * norm.cdf(-0.5 - 3)  # one Gaussian of noise 2 / 2
+    assert claimed == pytest.approx(0.0015, rel=0.05)
+    assert remembered(3.0, epochs=1) <= claimed
+    assert remembered(3.0, epochs=PERIOD) == pytest.approx(0.316, rel=0.1)
+
+
+def planned(grouped, own=None, **changes):
+    """(the plan of a run of groups, its bounds); `own` is a round in place of DP-OGL's."""
+    setting = engine.build_experiment(grouped(**changes))
+    if own is not None:
+        setting = replace(setting, algorithm=replace(setting.algorithm, round=own))
+    ledger = plan_releases(setting.with_noise(dict.fromkeys(setting.clients, 0.8)))
+    schedule = setting.topology.schedule
+    events = (Poisson(0.6, Gaussian(0.8)),) * schedule.count
+    return ledger, Bottleneck(planned_pairs(GroupPlan(schedule, 2, 5, events)))
+
+
+@pytest.mark.parametrize(
+    "local", [{}, {"momentum": 0.9}, {"optimizer": "adam"}, {"schedule": "cosine"}], ids=["sgd", "momentum", "adam", "cosine"]
+)  # fmt: skip
+def test_runs_of_dp_ogl_are_what_the_bound_is_for(grouped, local):
+    ledger, bounds = planned(grouped, **{f"local.{name}": value for name, value in local.items()})
+    bounds.check_run(ledger)
+
+
+def keeps_state(state, r, settings):
+    """DP-OGL whose workers keep momentum from epoch to epoch."""
+    kept = StateRule("momentum", update=lambda moved: moved.end - moved.start, linear=lambda old: -old)
+    merging, many = (r.time - 1) % r.period == 0, []
+    for channel in r.channels:
+        own = dp_ogl.model_of(state, channel.name)
+        starts = dp_ogl.merge_models(state, r.channels, channel) if merging else own
+        many.append((r.train(r.sample(channel), starts, memory=kept), channel))
+    return dp_ogl.move_models(state, r.channels, r.release_means(many))
+
+
+def merges_always(state, r, settings):
+    many = [
+        (r.train(r.sample(c), dp_ogl.merge_models(state, r.channels, c)), c) for c in r.channels
+    ]  # fmt: skip
+    return dp_ogl.move_models(state, r.channels, r.release_means(many))
+
+
+def releases_twice(state, r, settings):
+    return dp_ogl.run_round(dp_ogl.run_round(state, r, settings), r, settings)
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "law"),
+    [
+        (keeps_state, {}, "in the middle of an interval: state is kept"),
+        (merges_always, {}, "in the middle of an interval: state is kept"),
+        (releases_twice, {}, "one planned release of an epoch"),
+        (None, {"privacy.unit": "sample", "privacy.where": "client"}, "clipped updates of clients"),
+        (None, {"privacy.where": "client"}, "one planned release of an epoch"),
+        (None, {"sampling.clients": {"scheme": "full"}}, "one planned release of an epoch"),
+        (
+            None,
+            {"sampling.clients": {"scheme": "turns", "groups": 2}, "privacy.noise": "correlated"},
+            "one planned release",
+        ),
+    ],
+)
+def test_other_runs_are_refused(grouped, own, changes, law):
+    ledger, bounds = planned(grouped, own, **changes)
+    with pytest.raises(Refused, match=law):
+        bounds.check_run(ledger)
+
+
+class Remembering(Simulator):
+    """Clients whose next update begins with the last one: state that nothing but this process holds."""
+
+    kept: dict = {}  # noqa: RUF012
+
+    def train(self, cohort, starts, **how):
+        for members, ends in super().train(cohort, starts, **how):
+            for row, n in enumerate(members):
+                start = starts if starts.dim() == 1 else starts[list(cohort).index(n)]
+                before = self.kept.get((id(self), n), torch.zeros_like(start))
+                self.kept[id(self), n] = ends[row] - start
+                ends[row] += 0.9 * before
+            yield members, ends
+
+
+@pytest.mark.parametrize("optimizer", [{"local.momentum": 0.9}, {"local.optimizer": "adam"}], ids=["momentum", "adam"])
+@pytest.mark.parametrize("worker", [Simulator, Remembering])
+def test_no_optimiser_outlives_an_epoch(grouped, tmp_path, optimizer, worker):
+    """A run that goes on in the middle of an interval has its checkpoint only; with planted state it ends elsewhere."""
+    setting = engine.calibrate_noise(engine.build_experiment(grouped(**optimizer)))
+    ends = []
+    for name in ("whole", "broken"):
+        engine.new_directory(setting.experiment, tmp_path / name)
+        if name == "broken":
+            with suppress(Crash):
+                engine.run_loop(setting, tmp_path / name, worker, resume=False, on_round=crash_after(3))
+        engine.run_loop(setting, tmp_path / name, worker, resume=name == "broken")
+        ends.append((tmp_path / name / MODEL).read_bytes())
+    assert (ends[0] == ends[1]) == (worker is Simulator)
+
+
+def crash_after(number):
+    def watch(row):
+        if row["round"] == number:
+            raise Crash
+
+    return watch
+
+
+def test_a_bridge_is_felt_from_the_interval_after_the_subject_reached_it():
+    """Worker 1 carries what worker 0 did in the first interval into the second group in the second one."""
+    groups, gain, push = ((0, 1), (1, 2)), [0.0, 1.5, 0.0], [1.0, 0.0, 0.0]
+    for epochs in (2, 3):
+        exact, _ = exact_divergence(groups, 1, epochs, gain, push, SIGMA, subject=0, seen=[1], order=2.0)
+        bounds = bounds_of(groups, 3, 1, epochs)
+        of = [int(kind) for kind in bounds.pairs.class_of]
+        claimed = divergence(bounds.cut_ingredients(of[0], of[2], frozenset({1})), 2.0)
+        assert (exact > 0) == (epochs == 3)
+        assert exact <= claimed

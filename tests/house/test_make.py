@@ -1,12 +1,18 @@
-"""The make commands: an interpreter that is too old is told in one line, one that is named has its own environment."""
+"""The make commands: an interpreter that is too old is told in one line, one that is named has its own environment; what
+is installed is pinned by hash."""
 
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -17,7 +23,7 @@ def clone(tmp_path):
     """The files that make looks at, in a path with a space."""
     folder = tmp_path / "a clone"
     folder.mkdir()
-    for name in ("Makefile", "constraints.txt", "constraints-flower.txt", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", *(path.name for path in ROOT.glob("constraints*.txt"))):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -70,3 +76,69 @@ def test_an_interpreter_that_is_named_has_environments_of_its_own(clone):
         assert folder in done.stdout
         assert ".venv/" not in done.stdout
     assert ".venv/bin/python -m pytest" in call_make(clone, "-n", "test", path=f"{Path(sys.executable).parent}:").stdout
+
+
+PINNED = (*sorted(path.name for path in ROOT.glob("constraints*.txt")), "docs/requirements.txt",
+          "docs/site/requirements-notebooks.txt", "tests/fuzz/requirements.txt")  # fmt: skip
+CUDA = ("nvidia-", "cuda-", "triton")
+"""What torch's CUDA build asks for beyond the pinned packages, of versions that torch itself pins."""
+
+
+def pinned_versions(*names):
+    """Package -> version and hashes, of files with nothing in them but pinned packages, their hashes and comments."""
+    found = {}
+    for name in names:
+        for line in (ROOT / name).read_text().replace("\\\n", " ").splitlines():
+            if not line.startswith("#"):
+                match = re.fullmatch(r"([\w.-]+)==([\w.]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", line)
+                assert match, f"{name}: {line[:80]}"
+                found[canonicalize_name(match[1])] = match[2], match[3].split()
+    return found
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_every_package_is_pinned_by_version_and_hash(name):
+    """The constraints files had versions only: an index could serve other files for them. None names a host or a path."""
+    assert pinned_versions(name)
+
+
+def test_make_installs_by_hash():
+    """All that `make` installs but the peers of the benchmarks and the wheel's own dependencies, which that test is about."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    assert "--require-hashes --no-deps" in re.search(r"^HASHED := (.*)$", text, re.MULTILINE)[1]
+    for line in re.findall(r"pip install ([^&\n]*)", text):
+        by_hash = "$(HASHED)" in line
+        ours = "--no-deps --no-build-isolation -e ." in line
+        assert by_hash or ours or "peer" in line or "$(WHEEL)" in line or line.strip().endswith('"torch==2.13.0"'), line
+    for name in PINNED:
+        assert name in text
+
+
+def missing_of(requirements, versions):
+    """The requirements, with theirs, that the versions do not meet."""
+    open_, seen, missing = [(Requirement(one), "") for one in requirements], set(), []
+    while open_:
+        one, extra = open_.pop()
+        name = canonicalize_name(one.name)
+        if (one.marker and not one.marker.evaluate({"extra": extra})) or (name, str(one)) in seen:
+            continue
+        seen.add((name, str(one)))
+        if name.startswith(CUDA):
+            continue
+        if name not in versions or not one.specifier.contains(versions[name][0]):
+            missing.append(str(one))
+            continue
+        theirs = [Requirement(line) for line in importlib.metadata.requires(name) or ()]
+        open_ += [(needed, extra) for needed in theirs for extra in ("", *one.extras)]
+    return missing
+
+
+def test_the_pinned_packages_are_all_that_is_needed():
+    """`--no-deps` installs what the files name and nothing else."""
+    plain = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*plain["build-system"]["requires"], *plain["project"]["dependencies"]]
+    versions = pinned_versions("constraints.txt", "constraints-torch.txt")
+    assert missing_of([*needed, *plain["project"]["optional-dependencies"]["dev"]], versions) == []
+    flower = pinned_versions("constraints-flower.txt")
+    for one in map(Requirement, plain["project"]["optional-dependencies"]["flower"]):
+        assert one.specifier.contains(flower[one.name][0])

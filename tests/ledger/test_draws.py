@@ -58,3 +58,15 @@ def test_one_draw_for_all_groups_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingRound, "_draw_members", draw_members)
     with pytest.raises(Refused, match="draw=cohort in round 1, use 0"):
         sightline.run(experiment("groups", rounds=2), out=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("times", [(3, 3), (4, 3)], ids=["twice", "backwards"])
+def test_a_round_is_under_a_joint_charge_once(times):
+    """The event of a schedule knows of one release a round: a second one would be free."""
+    first, second = (replace(RELEASE, time=time, draw=None, joint="schedule 1") for time in times)
+    ledger = Ledger([first])
+    with pytest.raises(Refused, match="released twice under one charge"):
+        ledger.append([second])
+    with pytest.raises(Refused, match="released twice under one charge"):
+        Ledger().append([first, second])
+    assert len(ledger.append([replace(first, time=5)])) == 1

@@ -16,7 +16,8 @@ from tests.interrupts import heeds_interrupts
 from tests.report.report_runs import quickstart
 
 
-def test_it_prints_its_address_answers_there_and_stops_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_it_prints_its_address_answers_there_and_stops_quietly(tmp_path: Path, ending: signal.Signals) -> None:
     quickstart(tmp_path / "runs" / "quick", rounds=1)
     words = [sys.executable, "-m", "sightline", "serve", "--port", "0", "--json"]
     busy = subprocess.Popen(
@@ -38,7 +39,7 @@ def test_it_prints_its_address_answers_there_and_stops_quietly(tmp_path: Path) -
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(address, timeout=600)
     finally:
-        busy.send_signal(signal.SIGINT)
+        busy.send_signal(ending)
         out, err = busy.communicate(timeout=600)
     assert busy.returncode == 0
     assert out == ""

@@ -7,13 +7,16 @@ from split_masked import clipped, gradient
 from training_oracle import load
 
 from sightline.data.federation import Kind, Shard
+from sightline.events import Adjacency, Gaussian, Product, Split
+from sightline.mechanisms.clip_and_noise import FLOATS
 from sightline.mechanisms.submodels import Splitter
 from sightline.models import build_model, split_model
 from sightline.models.registry import probe_inputs
 from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
+from sightline.training.clipping import Balls, clipped_rows_apart
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
-from sightline.training.gradients import Balls, GradientWorker, clipped_rows_apart, one_by_one
+from sightline.training.gradients import GradientWorker, one_by_one
 from sightline.training.submodels import dp_sgd_parts, parted_gradient_sum, train_parts
 
 from .conftest import split
@@ -208,3 +211,17 @@ def test_every_worker_clips_in_balls_as_the_definition_does(name, settings, kind
         worker.clipped_sum(worker.inputs(x.numpy()), y, balls)
         torch.testing.assert_close(worker.gradient, expected, rtol=1e-3, atol=1e-5)
         worker.probing = False
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0])
+def test_unsplit_tensors_are_claimed_and_noised_by_their_own_ratio(mlp, ratio):
+    """`unsplit_noise` claimed as max(1, r) survived: with r < 1 the noise is smaller than that claim."""
+    splitting = split_model(mlp, split(parts=2, unsplit=["last"]), rng=rng(0))
+    splitter = Splitter(splitting, unsplit_clip=0.5, unsplit_noise=ratio)
+    assert splitter.event(2.0) == Product((Gaussian(2.0 * ratio), Split(2, Gaussian(2.0))))
+    noisy, _ = splitter.noisy_sum(FLOATS)(
+        [], dimension=mlp.parameters, clip_norm=0.3, noise_multiplier=2.0, adjacency=Adjacency.ADD_REMOVE, rng=rng(1)
+    )
+    for inside, std in ((splitter.unsplit, 2.0 * ratio * 0.15), (~splitter.unsplit, 0.6)):
+        held = noisy[inside] / std
+        assert abs(held.square().mean().item() - 1) < 6 / np.sqrt(held.numel())

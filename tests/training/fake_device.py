@@ -21,13 +21,15 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
-from sightline.training import Adam, LocalTerms, LocalWork, gradients
+from sightline.training import Adam, LocalTerms, LocalWork, clipping, gradients
 from sightline.training.augmentation import ViewKind, Views
+from sightline.training.clipping import Balls
 from sightline.training.dp_sgd import descend_privately
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.gradients import Balls, GradientWorker, one_by_one, vectorised_gradients
+from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 from sightline.training.local_sgd import descend_client
 from sightline.training.local_work import Descent
+from sightline.training.passes import OneSize
 
 EXAMPLES = 4
 MISTAKES = ("inputs", "labels", "noise", "factors", "terms", "gradient", "number")
@@ -41,7 +43,7 @@ MODELS = {
 def plant(mistake):
     """Forget one move, or ask for one number, as long as the result is open."""
     place, factors, begin, clip, make = (
-        GradientWorker.place_tensor, gradients.clip_factors, Descent.begin, gradients.clipped_rows,
+        GradientWorker.place_tensor, clipping.clip_factors, Descent.begin, gradients.clipped_rows,
         GradientWorker.__init__,
     )  # fmt: skip
 
@@ -64,7 +66,7 @@ def plant(mistake):
         "inputs": forget(lambda worker, t: tuple(t.shape[1:]) == worker.model.input_shape),
         "labels": forget(lambda worker, t: t.dtype == torch.int64 and t.shape == (EXAMPLES,)),
         "noise": forget(lambda worker, t: t.shape == (worker.model.parameters,)),
-        "factors": patch.object(gradients, "clip_factors", lambda norms, clip_norm: factors(norms, clip_norm).cpu()),
+        "factors": patch.object(clipping, "clip_factors", lambda norms, clip_norm: factors(norms, clip_norm).cpu()),
         "terms": patch.object(Descent, "begin", begin_here),
         "gradient": patch.object(GradientWorker, "__init__", drop_gradient),
         "number": patch.object(gradients, "clipped_rows", ask),
@@ -76,6 +78,7 @@ def take_steps(model, rows, rng):
     """All kinds of steps of one client, as far as the vector that they end at."""
     worker = GradientWorker(model)
     worker.rows = rows
+    worker.passes = {views: OneSize(8) for views in (1, 2)}  # whether rows are alike is asked once, not between steps
     text = model.kind is Kind.TEXT
     x = rng.integers(5, size=(EXAMPLES, *model.input_shape)) if text else rng.random((EXAMPLES, *model.input_shape))
     shard = Shard(x.astype(np.int64 if text else np.float32), rng.integers(3, size=EXAMPLES))

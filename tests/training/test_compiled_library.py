@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.data.features import cache_folder
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, train_local
@@ -133,6 +135,52 @@ def test_a_folder_that_others_may_write_is_not_used(fresh_search, copying_compil
     assert library.kept_folder() is None
     assert isinstance(find_library(), ctypes.CDLL)  # compiled for this process only
     assert not any(fresh_search.iterdir())
+
+
+def test_a_user_without_a_home_keeps_nothing(fresh_search, copying_compiler, monkeypatch):
+    """No HOME and a uid without a name: Path.home() raises RuntimeError, which was a traceback."""
+
+    def unnamed(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unnamed)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert library.kept_folder() is None
+    assert isinstance(find_library(), ctypes.CDLL)  # compiled for this process only
+    with pytest.raises(NotADirectoryError):
+        cache_folder().mkdir(parents=True)
+
+
+def test_a_compiler_variable_with_an_open_quote_is_passed_over(monkeypatch):
+    """`CC='gcc "'` was a traceback."""
+    monkeypatch.delenv("CC", raising=False)
+    usual = compile_kernels.find_compiler()
+    monkeypatch.setenv("CC", 'gcc "')
+    assert compile_kernels.find_compiler() == usual
+
+
+def test_a_compiler_that_cannot_be_started_is_one_reason(fresh_search, tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\0 no program")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CC", str(broken))
+    found = find_library()
+    assert isinstance(found, Missing)
+    assert "could not compile it" in found.reason
+
+
+def test_without_a_folder_to_compile_in_there_is_a_reason(fresh_search, monkeypatch):
+    def full(*_, **__):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(library, "kept_folder", lambda: None)
+    monkeypatch.setattr(library.tempfile, "TemporaryDirectory", full)
+    found = find_library()
+    assert isinstance(found, Missing)
+    assert "No usable temporary directory found" in found.reason
 
 
 def test_a_file_that_others_may_write_is_not_loaded(fresh_search, copying_compiler):

@@ -261,7 +261,7 @@ def remembering():
         (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), None, "mixes examples"),
         (Counting(), None, "forward changes"),
         (nn.Linear(5, 3), keeping, "computing it changes"),
-        (nn.Linear(5, 3), remembering(), "computing it changes"),
+        (nn.Linear(5, 3), remembering(), "loss=loss: gives another gradient"),
         (nn.Linear(5, 3), nn.Sequential(nn.Linear(3, 3)), "parameters of its own"),
     ],
 )

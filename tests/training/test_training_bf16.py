@@ -16,11 +16,12 @@ from sightline.engine import loop
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd, precision, train_local
+from sightline.training.clipping import clipped_rows
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast import bf16_chain
 from sightline.training.fast.bf16_chain import ROWS, HalfChainWorker, HalfDense, rows_alike
-from sightline.training.gradients import clipped_rows, one_by_one
+from sightline.training.gradients import one_by_one
 from sightline.training.paths import Paths
 from tests.engine.conftest import TINY, changed
 

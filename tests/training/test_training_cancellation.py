@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from sightline.training.clipping import clip_factors
 from sightline.training.fast.per_example_norms import AffineNorms
-from sightline.training.gradients import clip_factors
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e3, 1e4, 1e5])

@@ -23,8 +23,8 @@ from sightline.training import (
     local_sgd,
     train_local,
 )
+from sightline.training.clipping import clipped_rows, row_norms
 from sightline.training.dp_sgd_settings import SMALLEST_CLIP_NORM, DPSGDSettings, draw_gaussian, gaussian_steps
-from sightline.training.gradients import clipped_rows, row_norms
 
 RNG = np.random.default_rng
 

@@ -13,12 +13,13 @@ from torch import nn
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train_local
+from sightline.training.clipping import Balls, clipped_rows, clipped_rows_apart
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast import dense_stack
 from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.layers import GroupedConvolution, ProductConvolution
-from sightline.training.gradients import Balls, clipped_rows, clipped_rows_apart, one_by_one
+from sightline.training.gradients import one_by_one
 from sightline.training.local_work import Adam
 from sightline.training.paths import Paths
 

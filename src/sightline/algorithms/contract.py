@@ -98,8 +98,8 @@ class Round(Protocol):
         """Ask other local steps, step sizes or participation of this round, decided from public values only.
 
         Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
-        more than `most_steps`; a plan takes those limits in place of what is wanted. Rates below servers that are not
-        trusted depend on public facts alone, see `LocalSchedule.rates`.
+        more than `most_steps`; a plan takes those limits in place of what is wanted. Below servers that are not
+        trusted, releases at rates of one's own claim `Gaussian(z)`, see `LocalSchedule.rates`.
         """
 
     @property
@@ -123,7 +123,10 @@ class Round(Protocol):
 
     @property
     def rehearsal(self) -> bool:
-        """Whether nothing is computed: where its path depends on released values, walk the one that costs most."""
+        """Whether nothing is computed: where the order of releases follows released values, any order will do.
+
+        What is released may not follow them: an algorithm of another package is held to the plan, round by round.
+        """
 
     def server_rng(self) -> np.random.Generator:
         """The server's own generator of this round, for draws from public probabilities."""
@@ -291,7 +294,9 @@ class Algorithm:
 
     What strategies of correlated noise are optimised for."""
     finished: Callable[[State], bool] = never_ends
-    """Whether there is nothing left to do before the rounds are over."""
+    """Whether there is nothing left to do before the rounds are over.
+
+    The rounds that are left are charged all the same: released values may have decided this (decision 0192)."""
     ending: str = ""
     """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""
     remembers: bool = False

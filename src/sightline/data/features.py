@@ -154,8 +154,11 @@ def _read_features(path: Path) -> NDArray[np.float16] | None:
 
 
 def cache_folder() -> Path:
-    """Where features are kept: `sightline/` in the user's folder of caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
+    """Where features are kept: `sightline/` in the user's folder of caches; of a user without a home, nowhere."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
+    except RuntimeError:  # no HOME, and a uid without a name
+        return Path(os.devnull, "sightline")  # no file can be made there
 
 
 def feature_shape(pixels: NDArray[np.generic], wanted: Features) -> tuple[int, int, int, int]:

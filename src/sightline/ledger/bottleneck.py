@@ -3,9 +3,14 @@
 Choose any set of groups that contains the observer's and call what they publish seen. Given what was seen before, a
 seen model is a Gaussian whose mean depends on hidden models only through the clipped updates of members that start from
 them. The proof is in docs/groups.md. Every choice gives a valid bound, so the least of several is one.
+
+It holds for unit `client`, where a whole update is clipped, and only when workers keep nothing from one epoch to the
+next: a member that remembers what it started an interval from brings it into every epoch. `check_run` holds a ledger to
+both.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +19,10 @@ from numpy.typing import NDArray
 
 from sightline.accounting.accountant import Bridged, bridged_epsilon
 from sightline.errors import refuse
-from sightline.events import Event, FixedCohort, Gaussian, Poisson
+from sightline.events import Clear, Event, FixedCohort, Gaussian, Poisson, Unit
 from sightline.ledger.group_pairs import Costing, Floats, Pairs, Rhythm
+from sightline.ledger.release import Release
+from sightline.topology import group_name
 
 FAR = 10**6
 """The distance between groups that are not connected."""
@@ -25,12 +32,14 @@ RADII = 4
 FREE = 16
 """With more groups than these that the observer does not see, cuts are not improved one by one."""
 
+LEAVE_OUT = "use the flow count: leave out --bottleneck"
+
 Ingredients = tuple[frozenset[tuple[Event, int]], frozenset[tuple[Bridged, int]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Bottleneck:
-    """Bounds for a planned run of DP-OGL whose memberships do not change."""
+    """Bounds for a planned run of DP-OGL, unit `client`, whose memberships do not change."""
 
     pairs: Pairs
 
@@ -42,6 +51,33 @@ class Bottleneck:
         if len(plan.schedule.eras) > 1:
             law = "the bottleneck bound is proved for memberships that do not change"
             refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", law, "leave out --bottleneck")
+
+    def check_run(self, releases: Sequence[Release]) -> None:
+        """Refuse the releases of a run, or of its plan, to which the bound does not apply.
+
+        Guarantees: unit `client`; every group releases the planned event at most once an epoch, with noise of its own;
+        what a release was computed from is the group's own earlier models and, when an interval begins, those of groups
+        that share a worker with it. What workers keep in `Round.train(memory=...)` is among the inputs of a release.
+        """
+        plan = self.pairs.plan
+        groups = {group_name(number): number for number in range(plan.schedule.count)}
+        near = self.distance <= 1
+        made: set[tuple[int, int]] = set()
+        for release in releases:
+            if not release.subjects or isinstance(release.event, Clear):
+                continue
+            if release.unit is not Unit.CLIENT:
+                refuse("bottleneck", f"unit {release.unit}", "the bound is for clipped updates of clients", LEAVE_OUT)
+            group = groups.get(release.source)
+            if group is None or release.joint or release.event != plan.events[group] or (release.time, group) in made:
+                law = f"{release.event} of {release.source} is not a group's one planned release of an epoch"
+                refuse("bottleneck", f"round {release.time}", law, LEAVE_OUT)
+            made.add((release.time, group))
+            begins = (release.time - 1) % plan.period == 0
+            for other in sorted(_groups_behind(release, releases, groups)):
+                if other != group and not (begins and near[group, other]):
+                    law = f"{release.source} works from {group_name(other)} in the middle of an interval: state is kept"
+                    refuse("bottleneck", f"round {release.time}", law, LEAVE_OUT)
 
     @property
     def member(self) -> NDArray[np.bool_]:
@@ -168,6 +204,21 @@ class Bottleneck:
                 bridged[Bridged(noise, rate, bridges, own)] += intervals
             if own and (left := epochs - (intervals if bridges else 0)):
                 direct[event] += left
+
+
+def _groups_behind(release: Release, releases: Sequence[Release], groups: dict[str, int]) -> set[int]:
+    """The groups whose releases a release was computed from, directly or through values that were only shown."""
+    found, waiting, seen = set[int](), list(release.inputs), set[int]()
+    while waiting:
+        earlier = releases[waiting.pop()]
+        if earlier.id in seen:
+            continue
+        seen.add(earlier.id)
+        if earlier.subjects and earlier.source in groups:
+            found.add(groups[earlier.source])
+        elif not earlier.subjects:
+            waiting += earlier.inputs
+    return found
 
 
 def gaussian_of(event: Event) -> tuple[float, float]:

@@ -44,7 +44,8 @@ SMALLEST_RADIUS = 1e-30
 def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     r"""Scale onto the ball of radius C: u * C / max(|u|, C).
 
-    Guarantees: norm <= C up to float32 rounding, which is covered by shrinking the ball by one part in a million;
+    Guarantees: norm <= C (1 + d 2^-53) for d numbers, 1e-9 at ten million: the norm is summed in double precision, and
+    what float32 rounds when a longer update is scaled is covered by shrinking its ball by one part in a million;
     inside the ball the value comes back bit-identical; a non-finite update becomes zero, so that one broken client can
     neither pass nor stop a round.
 

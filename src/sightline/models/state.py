@@ -5,34 +5,25 @@ into another's update and one example into later steps, where no clip bounds it.
 compared with what it was; a probe sees memories that lie where the walk does not reach.
 """
 
+import copy
 import hashlib
-import random
-import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+import marshal
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import partial
 from itertools import chain, zip_longest
-from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import CodeType
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sightline.errors import invalid, refuse
 from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
-from sightline.models.mixing import OURS, mixing_layer
+from sightline.models.mixing import mixing_layer
+from sightline.models.reach import PLAIN, UNSEEN, Itself, Leaf, Walk
 from sightline.models.task import probe_targets
-
-PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
-WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
-"""Of a module's own attributes: what is looked at by other means, or set by whoever trains it."""
-MOST = 200_000
-"""How many values are looked at; a module that holds more has its data sets in itself."""
-
-Leaf = tuple[str, Any]
-"""Where a value stands, and the value."""
 
 
 class ModuleState:
@@ -40,198 +31,62 @@ class ModuleState:
 
     So of a loss of the user's own that is trained with it.
 
-    Guarantees: `changed` names a value that differs from what it was, wherever it hangs in attributes, containers,
-    closures, classes and global names of the module's own code. It does not look into installed packages.
+    Guarantees: `find_change` names a value that differs from what it was, wherever it hangs in attributes, containers,
+    objects of any type, closures, classes and global names of the module's own code; an object that cannot be looked
+    into counts as changed. The code of installed packages is not looked into.
     """
 
     def __init__(self, module: nn.Module, trained: Iterable[str], loss: Any = None) -> None:
         self.module, self.trained, self.loss = module, frozenset(trained), loss
-        self.before = [(place, _copy_value(value)) for place, value in self._state_leaves()]
+        self.before = [(place, _copy_value(value)) for place, value in self._state_leaves(module)]
 
-    def find_change(self) -> str | None:
-        """The first place whose value is not what it was, in words, or None."""
-        for before, now in zip_longest(self.before, self._state_leaves()):
+    def find_change(self, module: nn.Module | None = None) -> str | None:
+        """The first place whose value is not what it was, in words, or None; also of a copy of the module."""
+        for before, now in zip_longest(self.before, self._state_leaves(module or self.module)):
             if before is None or now is None or before[0] != now[0] or not _is_same(before[1], now[1]):
                 return str((now or before)[0])
         return None
 
-    def _state_leaves(self) -> Iterator[Leaf]:
-        own = {id(parameter) for name, parameter in self.module.named_parameters() if name in self.trained}
-        walk = _Walk(own)
-        for name, layer in self.module.named_modules():
-            yield from walk.of_layer(name, layer)
+    def _state_leaves(self, module: nn.Module) -> Iterator[Leaf]:
+        walk = Walk(parameter for name, parameter in module.named_parameters() if name in self.trained)
+        yield from walk.of_layer("", module)
         if self.loss is not None:
             yield from walk.of_value("the loss", self.loss)
 
 
-class _Walk:
-    """One walk through everything that a module's code can reach and change."""
+class SavedAttributes:
+    """All attributes of a module and its parts as they were when this was made, at any depth.
 
-    def __init__(self, trained: set[int]) -> None:
-        self.seen, self.count = trained, 0  # trained parameters change, and are no state
-        self.alive: list[Any] = []  # whatever was seen stays, so that no other object gets its number
-        self.functions: list[FunctionType] = []  # of the user's own
+    Parameters, buffers and parts are kept as they are, not copied: `ModuleState` sees when one changes.
 
-    def of_layer(self, name: str, layer: nn.Module) -> Iterator[Leaf]:
-        """Buffers, frozen parameters and attributes of one layer, and what its class's code uses."""
-        if id(layer) in self.seen or type(layer) in OURS:
-            return
-        self.seen.add(id(layer))
-        prefix = f"{name}." if name else ""
-        for word, tensor in layer._buffers.items():
-            yield f"buffer '{prefix}{word}'", tensor
-        for word, tensor in layer._parameters.items():
-            if tensor is not None and id(tensor) not in self.seen:
-                yield f"parameter '{prefix}{word}'", tensor
-        for word, value in vars(layer).items():
-            if word not in WITHOUT:
-                yield from self.of_value(f"attribute '{prefix}{word}'", value)
-        yield from self.of_class(type(layer))
+    Guarantees: after `restore` the module has the attributes that it had, each a copy that no pass has seen; raises
+    `Refused` when made of a module whose attributes cannot be copied.
+    """
 
-    def of_value(self, place: str, value: Any) -> Iterator[Leaf]:
-        """A value, or what is in it."""
-        kind = type(value)
-        self.count += 1
-        if self.count > MOST:
-            yield f"one of more than {MOST} values, {place}", _Itself(object())  # the same as nothing else
-            return
-        if kind in PLAIN:
-            yield place, value
-            return
-        if id(value) in self.seen:
-            return
-        if isinstance(value, Tensor | np.ndarray | np.generic):
-            yield place, value
-            return
-        if isinstance(value, nn.Module):
-            for name, layer in value.named_modules(prefix=place):
-                yield from self.of_layer(name, layer)
-            return
-        if isinstance(value, type):
-            yield from self.of_class(value)
-            return
-        self.seen.add(id(value))
-        self.alive.append(value)
-        if isinstance(value, FunctionType | MethodType | staticmethod | classmethod | property | partial):
-            yield from self.of_function(place, value)
-        elif isinstance(value, Mapping | list | tuple | deque | Set | bytearray):
-            yield from self.of_container(place, value)
-        else:
-            yield from self.of_object(place, value)
+    def __init__(self, module: nn.Module) -> None:
+        self.layers = list(module.modules())
+        self.shared = {id(one): one for one in chain(self.layers, module.parameters(), module.buffers())}
+        self.kept = self._copy([dict(vars(layer)) for layer in self.layers])
 
-    def of_container(self, place: str, value: Any) -> Iterator[Leaf]:
-        """All of a container at once when it holds plain values only, else one after the other."""
-        inside = list(value.values()) if isinstance(value, Mapping) else list(value)
-        keys = list(value) if isinstance(value, Mapping) else []
-        if all(type(one) in PLAIN for one in chain(inside, keys)):
-            yield place, (type(value), keys, inside if not isinstance(value, Set) else set(value))
-            return
-        yield place, (type(value), len(inside))
-        for number, one in enumerate(inside):
-            yield from self.of_value(f"{place}[{keys[number]!r}]" if keys else f"{place}[{number}]", one)
+    def _copy(self, attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            return copy.deepcopy(attributes, dict(self.shared))
+        except Exception as error:
+            refuse_copy("model", type(self.layers[0]).__name__, error)
 
-    def of_object(self, place: str, value: Any) -> Iterator[Leaf]:
-        """The state of a generator, the attributes of an object of the user's own, or the object itself."""
-        state = _generator_state(value)
-        if state is not None:
-            yield place, state
-        elif hasattr(value, "cache_info"):  # functools.cache
-            yield place, value.cache_info().currsize
-        elif _is_installed(type(value).__module__):
-            yield place, _Itself(value)
-        else:
-            slots = [word for kind in type(value).__mro__ for word in getattr(kind, "__slots__", ())]
-            own = {word: getattr(value, word) for word in slots if hasattr(value, word)}
-            for word, one in {**own, **getattr(value, "__dict__", {})}.items():
-                yield from self.of_value(f"{place}.{word}", one)
-            yield from self.of_class(type(value))
-
-    def of_class(self, kind: type) -> Iterator[Leaf]:
-        """Attributes and functions of a class of the user's own, and of those that it derives from."""
-        for one in kind.__mro__:
-            if id(one) in self.seen or _is_installed(one.__module__):
-                continue
-            self.seen.add(id(one))
-            for word, value in vars(one).items():
-                if not (word.startswith("__") and word.endswith("__") and not callable(value)):
-                    yield from self.of_value(f"class attribute '{one.__name__}.{word}'", value)
-
-    def of_function(self, place: str, value: Any) -> Iterator[Leaf]:
-        """What a function of the user's own closes over, its defaults, and the global names that it uses."""
-        if isinstance(value, partial):
-            yield from self.of_value(place, value.func)
-            yield from self.of_value(place, value.args)
-            yield from self.of_value(place, value.keywords)
-            return
-        if isinstance(value, property):
-            for one in (value.fget, value.fset):
-                yield from self.of_value(place, one)
-            return
-        function = getattr(value, "__func__", value)
-        if not isinstance(function, FunctionType) or _is_installed(function.__module__):
-            return
-        self.functions.append(function)
-        for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            try:
-                yield from self.of_value(f"'{word}' in the closure of {function.__name__}", cell.cell_contents)
-            except ValueError:  # not filled yet
-                continue
-        yield from self.of_value(f"default of {function.__name__}", (function.__defaults__, function.__kwdefaults__))
-        yield from self.of_value(f"attribute of {function.__name__}", vars(function))
-        yield from self.of_globals(function)
-
-    def of_globals(self, function: FunctionType) -> Iterator[Leaf]:
-        """The global names that a function's code uses, also inside modules of the user's own."""
-        names = _looked_up_names(function.__code__)
-        for word in sorted(names & set(function.__globals__)):
-            value = function.__globals__[word]
-            if not isinstance(value, ModuleType):
-                yield from self.of_value(f"global '{word}'", value)
-            elif not _is_installed(value.__name__):
-                for inner in sorted(names & set(vars(value))):
-                    yield from self.of_value(f"global '{word}.{inner}'", vars(value)[inner])
+    def restore(self) -> None:
+        """Put the attributes back, in the mode (training or not) that the module is in."""
+        for layer, attributes in zip(self.layers, self._copy(self.kept), strict=True):
+            training, own = layer.training, vars(layer)
+            own.clear()
+            own.update(attributes, training=training)
 
 
-class _Itself:
-    """An object that is compared by being the same one."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.value is self.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _looked_up_names(code: CodeType) -> set[str]:
-    """The names that a piece of code and the functions in it look up."""
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*map(_looked_up_names, inner)) if inner else set(code.co_names)
-
-
-def _generator_state(value: Any) -> Any:
-    """The state of a random generator, which is carried from call to call like any other; None for other objects."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState | random.Random):
-        return repr(value.get_state() if isinstance(value, np.random.RandomState) else value.getstate())
-    return None
-
-
-def _is_installed(name: str | None) -> bool:
-    """Whether a module comes with Python or from an installed package: not the user's own code."""
-    top = (name or "builtins").partition(".")[0]
-    if top in INSTALLED:
-        return INSTALLED[top]
-    file = getattr(sys.modules.get(top), "__file__", None) or ""
-    INSTALLED[top] = top in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
-    return INSTALLED[top]
-
-
-INSTALLED: dict[str, bool] = {"builtins": True, "torch": True, "numpy": True, "sightline": True, "__main__": False}
+def refuse_copy(name: str, value: str, error: Exception) -> NoReturn:
+    """Raise the one line for what cannot be copied."""
+    cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    law = f"cannot be copied ({cause}), and every pass is given attributes that have seen nothing"
+    refuse(name, value, law, "let its tensors be parameters or buffers, and keep files and locks out of it")
 
 
 def _copy_value(value: Any) -> Any:
@@ -248,12 +103,25 @@ def _is_same(before: Any, now: Any) -> bool:
         return False
     try:
         if isinstance(before, Tensor):
-            return isinstance(now, Tensor) and same_numbers(before, now.detach())
+            return isinstance(now, Tensor) and same_numbers(before, now.detach()) and _same_signs(before, now)
         if isinstance(before, np.ndarray):
-            return before.dtype == now.dtype and bool(np.array_equal(before, now, equal_nan=before.dtype.kind in "fc"))
-        return bool(before == now)
+            return bool(before.dtype == now.dtype and before.shape == now.shape and before.tobytes() == now.tobytes())
+        return bool(before == now and _exact(before) == _exact(now))
     except Exception:
         return False
+
+
+def _same_signs(before: Tensor, now: Tensor) -> bool:
+    """Whether zeros have the sign that they had."""
+    return not before.is_floating_point() or torch.equal(torch.signbit(before), torch.signbit(now.detach()))
+
+
+def _exact(value: Any) -> Any:
+    """Plain values with their types and signs: 1, 1.0 and True are equal, and can be told apart."""
+    try:
+        return marshal.dumps(value[1:] if isinstance(value, tuple) else value, 2)
+    except ValueError:  # a set, a type
+        return None
 
 
 def same_numbers(before: Tensor, now: Tensor) -> bool:
@@ -271,9 +139,9 @@ def code_digest(model: FlatModel) -> str:
     in it. It does not look into installed packages.
     """
     module, words = model.module(), hashlib.sha256()
-    walk = _Walk({id(parameter) for parameter in module.parameters()})
+    walk = Walk(module.parameters(), outside=False)
     words.update(repr(module).encode())
-    leaves = [leaf for name, layer in module.named_modules() for leaf in walk.of_layer(name, layer)]
+    leaves = list(walk.of_layer("", module))
     made_by = model.factory.func if isinstance(model.factory, partial) else model.factory
     leaves += walk.of_value("factory", made_by)
     for place, value in leaves:
@@ -297,7 +165,8 @@ def _value_words(value: Any) -> str:
 
 
 def _type_words(value: Any) -> str:
-    kind = value if isinstance(value, type) else type(value.value) if isinstance(value, _Itself) else type(value)
+    value = value.value if isinstance(value, Itself) else value
+    kind = value if isinstance(value, type) else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -311,10 +180,12 @@ REMEMBERS = "what it keeps of one example or client would reach the next, where 
 WAY_OUT = "let forward change nothing but its result (statistics: torch.nn.GroupNorm)"
 
 
-def refuse_change(model: FlatModel, place: str) -> None:
+def refuse_change(model: FlatModel, place: str, blame: tuple[str, str] | None = None) -> None:
     """Raise the one line for a module, or a loss, that changed something besides its result."""
     name, value = ("model.name", model.name) if model.task.own_loss is None else ("model.loss", model.task.loss_name)
-    refuse(name, value, f"forward changes {place}: {REMEMBERS}", WAY_OUT)
+    name, value = blame or (name, str(value))
+    does = "may change" if UNSEEN in place else "changes"
+    refuse(name, value, f"forward {does} {place}: {REMEMBERS}", WAY_OUT)
 
 
 def warm_up(module: nn.Module, model: FlatModel) -> bool:
@@ -330,49 +201,64 @@ def warm_up(module: nn.Module, model: FlatModel) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
-def refuse_memory(model: FlatModel) -> None:
+ProbeLoss = Callable[[Any, int], Tensor]
+"""(outputs, examples) of a probe -> one number."""
+
+
+def refuse_memory(model: FlatModel, loss: ProbeLoss | None = None, blame: tuple[str, str] | None = None) -> None:
     """Raise `Refused` when a module remembers anything of an example that it has seen.
 
-    A probe beside `ModuleState`: the gradient of an example is the same before and after others have passed, forward
-    and backward, in training and in evaluation, alone and together, at other weights too.
+    `loss` is what is differentiated, by default that of the model's task; `blame` names what is refused. A probe
+    beside `ModuleState`: the gradient of an example is the same before and after others have passed, forward and
+    backward, in training and in evaluation, alone and together, at other weights too.
     """
     module = model.module()
     count = 2 if mixing_layer(module) is not None else 1
     first, start = probe_inputs(model, count), flatten_module(module)
-    _pass_outcome(module, model, first)
+    loss = loss or _task_loss(model)
+    for unseen, _ in ModuleState(module, [slot.name for slot in model.layout], model.task.own_loss).before:
+        if UNSEEN in unseen:
+            refuse_change(model, unseen, blame)
+    _pass_outcome(module, model, first, loss)
     warm_up(module, model)
     state = ModuleState(module, [slot.name for slot in model.layout], model.task.own_loss)
-    before = _pass_outcome(module, model, first)
+    before = _pass_outcome(module, model, first, loss)
     for seed, many in enumerate((count, count + 2), start=1):
         for parameter in module.parameters():
             parameter.data.mul_(1.5 if parameter.requires_grad else 1.0)
         moved = flatten_module(module)
         other = probe_inputs(model, many, seed=seed)
-        _pass_outcome(module, model, other)
+        _pass_outcome(module, model, other, loss)
         with torch.no_grad():
             module.eval()(other)
         place = state.find_change() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
         if place is not None:
-            refuse_change(model, place)
+            refuse_change(model, place, blame)
     for slot in model.layout:
         module.get_parameter(slot.name).data.copy_(start[slot.start : slot.stop].view(slot.shape))
-    if not torch.allclose(before, _pass_outcome(module, model, first), rtol=1e-4, atol=1e-6, equal_nan=True):
+    if not torch.allclose(before, _pass_outcome(module, model, first, loss), rtol=1e-4, atol=1e-6, equal_nan=True):
         law = "gives another gradient for the same example, weights and seed after other examples have passed"
-        refuse("model.name", model.name, f"{law}: {REMEMBERS}", f"{WAY_OUT}; draw at random from torch only")
+        refuse(
+            *(blame or ("model.name", model.name)), f"{law}: {REMEMBERS}", f"{WAY_OUT}; draw at random from torch only"
+        )
 
 
-def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor) -> Tensor:
-    """Logits and gradient of a batch in training, as one vector, drawn from the same seed every time."""
-    y = probe_targets(model.task, model.classes, len(x))
+def _task_loss(model: FlatModel) -> ProbeLoss:
+    return lambda outputs, many: model.task.losses(outputs, probe_targets(model.task, model.classes, many), "mean")
+
+
+def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor, loss: ProbeLoss) -> Tensor:
+    """Outputs and gradient of a batch in training, as one vector, drawn from the same seed every time."""
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            logits = module.train()(x.clone())
-            loss = model.task.losses(logits, y, "mean")
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            outputs = module.train()(x.clone())
+            found = torch.autograd.grad(loss(outputs, len(x)), parameters, allow_unused=True)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         law = f"cannot be differentiated in training on {len(x)} examples ({cause})"
         invalid("model.name", model.name, law, "fix its forward")
-    return torch.cat([logits.detach().flatten(), *(part.to_dense().flatten() for part in found if part is not None)])
+    parts = [one.detach() for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    parts += [part.to_dense() for part in found if part is not None]
+    return torch.cat([part.flatten().float() for part in parts])

@@ -14,7 +14,7 @@ from sightline.algorithms import Algorithm
 from sightline.config import ClientSampler, parse
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.build import BuiltExperiment
-from sightline.engine.plan import plan_releases
+from sightline.engine.plan import follow_plan, plan_releases
 from sightline.engine.run_directory import MODEL
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
@@ -49,8 +49,9 @@ def check_algorithm(
     """Raise `BrokenLaw` unless an algorithm, or "package.module:ALGORITHM", keeps the laws of algorithms.
 
     With whatever its own `check` lets it protect, on the first of its topologies that is built in: what it computes
-    from releases remembers them; the run costs no more than its plan; calibrated noise meets its target; run again, and
-    interrupted and resumed, it ends with the same bits; its ledger is confirmed by other code. `settings` are its own;
+    from releases remembers them; its claims do not follow released values and are those of its plan; the run costs no
+    more than its plan; calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same
+    bits; its ledger is confirmed by other code. `settings` are its own;
     `tables` change the tiny experiment where the algorithm needs another: `{"local": {"steps": 10}}`.
     """
     found = _find_object(ALGORITHM, algorithm, Algorithm)
@@ -64,7 +65,7 @@ def check_algorithm(
             setting = _build_or_none(file)
             if setting is not None:
                 protected.append(name)
-                check_sources(setting)
+                check_sources(setting, follow_plan(setting))
                 _check_runs(file)
     if not protected:
         raise BrokenLaw("an algorithm runs with something", f"it refuses {', '.join(PRIVACY)}")

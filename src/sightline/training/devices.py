@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.models.flat import CPU
-from sightline.training.gradients import PLAIN_LENGTH, clipped_rows
+from sightline.training.clipping import clipped_rows
 
 KINDS = ("cuda", "mps")
 """The devices beside the CPU, in the order in which "auto" asks for them."""
@@ -61,7 +61,7 @@ def find_clipping_problem(device: torch.device) -> str | None:
     True
     """
     draw = torch.Generator().manual_seed(0)
-    for length in (64, PLAIN_LENGTH + 64):
+    for length in (64, (1 << 16) + 64):
         rows = torch.randn(6, length, generator=draw) * torch.tensor([1e-8, 1e-3, 1.0, 1.0, 1.0, 1e8])[:, None]
         rows[3, 5], rows[4, 7] = float("nan"), float("inf")
         for number, row in enumerate(rows):

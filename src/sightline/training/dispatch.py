@@ -12,6 +12,7 @@ from sightline.models.certificate import Objection, certificate_of
 from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer, unknown_part
 from sightline.models.task import probe_targets
+from sightline.training.clipping import clipped_rows
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
 from sightline.training.fast.bf16_chain import HalfChainWorker, rows_of
 from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
@@ -25,7 +26,7 @@ from sightline.training.fast.dense_stack import (
 )
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples, close_by_tensor
 from sightline.training.fast.stacked import Builder
-from sightline.training.gradients import GradientWorker, clipped_rows, one_by_one, vectorised_gradients
+from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 from sightline.training.paths import BY_RULE
 from sightline.training.precision import BF16, FLOAT32, check_bf16
 

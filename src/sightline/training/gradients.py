@@ -1,10 +1,10 @@
 """Per-example gradients and their clipped sums: one at a time (always right), or by torch.func where that agrees."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -12,108 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sightline.models.flat import CPU, FlatModel, Slot, bind_parameters, flatten_module, probe_inputs
+from sightline.errors import refuse
+from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
-from sightline.models.state import ModuleState, refuse_change, same_numbers, warm_up
+from sightline.models.state import ModuleState, SavedAttributes, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
-
-SLACK = 1.0 - 2.0**-18
-"""Rows are scaled onto SLACK * C: float32 rounding of a norm must not let a row through that is longer than C."""
-
-PLAIN_LENGTH = 1 << 16
-"""Up to this length torch's own norm is right to 1e-6."""
-
-
-@dataclass(frozen=True)
-class Balls:
-    """Tensors that are clipped apart from each other: every tensor belongs to one ball, each ball has its radius."""
-
-    clip_norms: tuple[float, ...]
-    ball_of: Mapping[str, int]
-    """Tensor name -> number of its ball."""
-
-    def columns(self, slots: Sequence[Slot], device: torch.device = CPU) -> list[Tensor]:
-        """The positions of each ball's tensors in the flat vector."""
-        found: list[list[Tensor]] = [[] for _ in self.clip_norms]
-        for slot in slots:
-            found[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop, device=device))
-        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long, device=device) for some in found]
-
-
-Clip = float | Balls
-"""One radius for the whole gradient, or balls."""
-
-
-def factors_of(squares: Sequence[Mapping[str, Tensor]], clip: Clip) -> tuple[Tensor, Callable[[str], Tensor]]:
-    """(which examples are finite, tensor name -> clip factors) from the layers' squared norms by tensor."""
-    radii = clip.clip_norms if isinstance(clip, Balls) else (clip,)
-    ball_of: Callable[[str], int] = clip.ball_of.__getitem__ if isinstance(clip, Balls) else lambda name: 0
-    norms: dict[int, Tensor] = {}
-    for ball in range(len(radii)):
-        own = [[square for name, square in layer.items() if ball_of(name) == ball] for layer in squares]
-        totals = [some[0] if len(some) == 1 else torch.stack(some).sum(0) for some in own if some]
-        if totals:
-            norms[ball] = torch.stack(totals).sum(0).sqrt_()
-    finite = torch.stack([torch.isfinite(some) for some in norms.values()]).all(0)
-    factors = {ball: clip_factors(some, radii[ball]) for ball, some in norms.items()}
-    return finite, lambda name: factors[ball_of(name)]
-
-
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """min(1, C / norm), and zero where the norm is not finite.
-
-    >>> clip_factors(torch.tensor([0.5, float("nan")]), 1.0)
-    tensor([1., 0.])
-    """
-    factors = torch.clamp(SLACK * clip_norm / norms.clamp_min(1e-30), max=1.0)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    """|row| of every row, right to float32 rounding at any length.
-
-    torch's norm adds the squares of float32 one after the other: at 42 million numbers it is .3 % too small, which
-    would let more than C through. Its sum goes by halves; long rows use that.
-    """
-    if rows.shape[1] > PLAIN_LENGTH:
-        return (rows * rows).sum(1).sqrt_()
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms
-
-
-def clipped_rows(gradients: Tensor, clip_norm: float) -> Tensor:
-    """sum_j g_j min(1, C / |g_j|) over the rows; a non-finite row contributes zero.
-
-    >>> clipped_rows(torch.tensor([[0.5, 0.0], [float("inf"), 1.0]]), 1.0)
-    tensor([0.5000, 0.0000])
-    """
-    factors = clip_factors(row_norms(gradients), clip_norm)
-    if gradients.device.type != "cpu":
-        return scaled_sum(gradients, factors)
-    if not bool((factors > 0).all()):
-        gradients = torch.where(factors[:, None] > 0, gradients, torch.zeros_like(gradients))
-    return factors @ gradients
-
-
-def scaled_sum(rows: Tensor, factors: Tensor) -> Tensor:
-    """sum_j factor_j row_j, and nothing of a row whose factor is zero, whatever is in it.
-
-    Guarantees: nobody asks the device for a number; no product is rounded to fewer bits than float32 has, as those of
-    matrices may be.
-    """
-    return torch.where(factors[:, None] > 0, rows, torch.zeros_like(rows)).mul_(factors[:, None]).sum(0)
-
-
-def clipped_rows_apart(gradients: Tensor, clip: Balls, slots: Sequence[Slot]) -> Tensor:
-    """As `clipped_rows`, every ball clipped to its own radius; a row that is not finite anywhere contributes zero."""
-    finite = torch.isfinite(row_norms(gradients))
-    if gradients.device.type != "cpu" or not bool(finite.all()):
-        gradients = torch.where(finite[:, None], gradients, torch.zeros_like(gradients))
-    total = gradients.new_zeros(gradients.shape[1])
-    for columns, clip_norm in zip(clip.columns(slots, gradients.device), clip.clip_norms, strict=True):
-        total[columns] = clipped_rows(gradients[:, columns], clip_norm)
-    return total
-
+from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart, square_norms
+from sightline.training.passes import Passes, fill_up
 
 Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
 """(module bound to the weights, model, weights, x, y) -> (batch, d)."""
@@ -159,10 +64,10 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
     return output
 
 
-def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
-    """The logits of every example alone, by torch.func where `rows` may use it."""
+def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
+    """The logits of every example alone, by torch.func where `rows` may use it; `fresh` gives the module of a pass."""
 
-    tensors = model.split(weights)
+    tensors, module = model.split(weights), fresh()
 
     def alone(one: Tensor) -> Tensor:
         return call_with(module, tensors, one.unsqueeze(0))[0]
@@ -171,7 +76,7 @@ def logits_apart(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
             found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
             return found
-    outputs = [module(x[index : index + 1].clone()) for index in range(len(x))]
+    outputs = [fresh()(x[index : index + 1].clone()) for index in range(len(x))]
     return torch.cat(outputs) if outputs else torch.empty(0, model.classes, device=x.device)
 
 
@@ -221,11 +126,15 @@ class GradientWorker:
 
     A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
     example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
+    Before every pass its attributes are put back to what they were, so that nothing kept there outlives the pass.
 
-    On another device than the CPU nothing is asked back between the steps: what comes is moved by `inputs` and
-    `place_tensor`, what leaves goes through `hand_back`, which refuses the module then if it has changed.
+    On another device than the CPU nothing is asked back between the steps but, once for each size of a pass, whether
+    its rows are alike: what comes is moved by `inputs` and `place_tensor`, what leaves goes through `hand_back`, which
+    refuses the module then if it has changed.
     """
 
+    channels_last = False
+    """Whether images of private passes are stored pixel by pixel."""
     precision = "float32"
     """`bf16`: plain steps differentiate the module under torch's autocast; outputs and losses are float32."""
 
@@ -243,10 +152,11 @@ class GradientWorker:
             self.dropout |= warm_up(self.module, model)
         if self.away:
             self.move_module()
-        if self.strange is not None:
-            self.state = ModuleState(self.module, [slot.name for slot in model.layout], model.task.own_loss)
         bind_parameters(self.module, model.layout, self.weights, self.gradient)
+        self.saved: SavedAttributes | None = None
         self.rows: Rows | None = None
+        self.passes: dict[int, Passes] = {}
+        """By number of views."""
         self.probing = False  # a probe wants no dropout and no way round a failure
 
     def move_module(self) -> None:
@@ -287,13 +197,24 @@ class GradientWorker:
         if changed is not None:
             refuse_change(self.model, changed)
 
+    def renew(self) -> nn.Module:
+        """The module; one of the user's own with the attributes that it had before it saw any data."""
+        if self.saved is not None:
+            self.saved.restore()
+        return self.module
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse a module of the user's own when a pass changed anything but its result and the gradient."""
-        if self.state is None:
+        if self.strange is None:
             yield
             return
+        if self.state is None or self.saved is None:
+            names = [slot.name for slot in self.model.layout]
+            self.state = ModuleState(self.module, names, self.model.task.own_loss)
+            self.saved = SavedAttributes(self.module)
         before = self.weights.clone()
+        self.renew()
         yield
         if self.away:  # asked once, when something leaves
             same = (before == self.weights) | ((before != before) & (self.weights != self.weights))
@@ -306,7 +227,7 @@ class GradientWorker:
         self.module.eval()
         with torch.no_grad(), self.watched():
             if apart and self.strange is not None:
-                output = logits_apart(self.module, self.model, self.weights, x, self.own_rows())
+                output = logits_apart(self.renew, self.model, self.weights, x, self.own_rows())
             else:
                 output = self.module(x.clone())
         return self.hand_back(output)
@@ -340,33 +261,129 @@ class GradientWorker:
         With `Balls` the tensors of every ball are clipped by themselves to its radius.
 
         Guarantees: the module is given one example at a time, so that whatever it does no example reaches another's
-        g_j; a non-finite g_j contributes zero; memory is bounded whatever the batch.
+        g_j, which also has the same bits whoever else is there (see `passes`); a non-finite g_j contributes zero;
+        memory is bounded whatever the batch.
         """
         refuse_mixing_layers(self.module)
-        self.own_rows()
+        alone = self.works_alone()
         self.module.train(not self.probing)
         self.gradient.zero_()
         with self.watched():
-            for some in equal_chunks(len(y), max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)):
-                labels = y[some].repeat_interleave(views, 0)
-                gradients = self.gradients_apart(x[stretch_views(some, views)], labels, views)
-                if isinstance(clip, Balls):
-                    self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
-                else:
-                    self.gradient += clipped_rows(gradients, clip)
+            if alone:
+                for some in equal_chunks(len(y), self.most_examples(views)):
+                    self.add_clipped(x[stretch_views(some, views)], y[some], len(y[some]), clip, views)
+            else:
+                self.add_passes(x, y, clip, views)
+
+    def most_examples(self, views: int) -> int:
+        """How many examples are worked on at once: a matter of the model only."""
+        return max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)
+
+    def add_passes(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
+        """Add the clipped sum of a batch, pass by pass."""
+        if views not in self.passes:
+            self.passes[views] = Passes(lambda size: self.try_pass(size, views), self.most_examples(views))
+        for some, size in self.passes[views].split(len(y)):
+            rows = fill_up(x[stretch_views(some, views)], size * views, channels_last=self.channels_last)
+            self.add_clipped(rows, fill_up(y[some], size), some.stop - some.start, clip, views)
+
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass."""
+        gradients = self.gradients_apart(x, y.repeat_interleave(views, 0), views)
+        gradients[examples:] = 0.0
+        if isinstance(clip, Balls):
+            self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
+        else:
+            self.gradient += clipped_rows(gradients, clip)
+
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """|g_j|^2 of every example of one pass, by layer and tensor."""
+        return [{"": square_norms(self.gradients_apart(x, y.repeat_interleave(views, 0), views))}]
+
+    def trial_inputs(self, views: int, seed: int) -> Tensor:
+        """Return the views of one made-up example."""
+        return self.inputs(probe_inputs(self.model, views, seed=seed).numpy())
+
+    def trial_targets(self) -> Tensor:
+        """Return the target of one made-up example."""
+        return probe_targets(self.model.task, self.model.classes, 1)
+
+    def try_pass(self, size: int, views: int) -> Tensor:
+        """(numbers, size): the squared norms of equal examples, tensor by tensor, at a few inputs and weights."""
+        kept, probing, found = self.weights.clone(), self.probing, list[Tensor]()
+        was = self.module.training
+        with torch.random.fork_rng(devices=[]):
+            start, generator = flatten_module(self.model.module()), torch.Generator().manual_seed(1)
+            self.probing = True
+            self.module.eval()
+            try:
+                for seed in range(TRIALS):
+                    self.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
+                    one = self.trial_inputs(views, seed)
+                    x = fill_up(
+                        one.repeat(size, *[1] * (one.dim() - 1)), size * views, channels_last=self.channels_last
+                    )
+                    y = self.place_tensor(self.trial_targets())
+                    squares = self.pass_squares(x, fill_up(y.expand(size, *y.shape[1:]), size), views)
+                    found += [square.detach() for layer in squares for square in layer.values()]
+            finally:
+                self.probing = probing
+                self.module.train(was)
+                self.weights.copy_(kept)
+        return torch.stack(found)
+
+    def works_alone(self) -> bool:
+        """Whether every example has a pass of its own."""
+        return self.own_rows() is one_by_one
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
         """(examples, d): every example's own gradient, the mean over its views."""
-        rows = self.own_rows()
+        rows, apart = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
         try:
-            found = rows(self.module, self.model, self.weights, x, y)
-        except Exception:
+            found = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
+        except Exception as error:
             if rows is one_by_one:
                 raise
-            self.rows = one_by_one  # on these data the module does what torch.func cannot follow
-            found = one_by_one(self.module, self.model, self.weights, x, y)
+            refuse_data(self.model, error)
         return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
 
+    def run_rows(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """One pass over some examples, by a module that has seen none."""
+        return rows(self.renew(), self.model, self.weights, x, y)
+
+    def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """A pass for every example, each by a module, and from a state of torch's generator, that saw no other."""
+        if not len(y):
+            return self.run_rows(rows, x, y)
+        if self.away and not self.dropout:
+            return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
+        found, host = [], torch.default_generator
+        # torch.manual_seed asks every kind of device, which takes a millisecond
+        set_seed = torch.manual_seed if self.away else host.manual_seed
+        with torch.random.fork_rng(devices=[]):
+            seeds = torch.randint(2**62, (len(y),)).tolist()
+            after = host.get_state()
+            for one, seed in enumerate(seeds):
+                set_seed(seed)
+                found.append(self.run_rows(rows, x[one : one + 1], y[one : one + 1]))
+        if self.dropout:
+            host.set_state(after)
+        return torch.cat(found)
+
+
+def refuse_data(model: FlatModel, error: Exception) -> NoReturn:
+    """Refuse a batch on which examples side by side fail, though they did not on a probe.
+
+    Examples one by one would do, but rounded otherwise: one example would decide how all others are rounded.
+    """
+    cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    refuse(
+        "model", model.name, f"it fails on a batch, and did not on a probe ({cause})", "let forward not look at data"
+    )
+
+
+TRIALS = 2
+"""How many inputs and weights are tried."""
 
 ROW_BYTES = 1 << 26
 """How much memory instantiated per-example gradients may take."""

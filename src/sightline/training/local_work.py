@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import invalid
+from sightline.training.clipping import row_norms
 from sightline.training.paths import BY_RULE, Paths
 from sightline.training.precision import FLOAT32, PRECISIONS
 
@@ -316,8 +317,8 @@ class Descent:
         """Move `weights` in place; `gradient` is used up."""
         self.add_terms(weights, gradient)
         if self.work.step_norm is not None:
-            norms = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-            gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0))
+            norms = row_norms(gradient.view(-1, gradient.shape[-1])).view(*gradient.shape[:-1], 1)
+            gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0).float())
         if self.work.adam is not None and self.velocity is not None and self.square is not None:
             self.step_adam(self.work.adam, weights, gradient, self.velocity, self.square)
             return

@@ -1,7 +1,7 @@
 """Clipped gradients of a torch module and a loss that somebody has in hand: for loops that are not ours."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,18 +14,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
 from sightline.models.flat import FlatModel, constants_of, flatten_module, layout_of, probe_inputs, trained_parameters
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
-from sightline.models.state import ModuleState, refuse_memory
+from sightline.models.reach import UNSEEN
+from sightline.models.state import ModuleState, refuse_copy, refuse_memory
+from sightline.training.clipping import Clip
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
-from sightline.training.gradients import GradientWorker, Rows, call_with, own_dropout, rows_agree
+from sightline.training.gradients import (
+    GradientWorker,
+    Rows,
+    call_with,
+    own_dropout,
+    refuse_data,
+    rows_agree,
+)
+from sightline.training.passes import Passes
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) of a batch of one example -> its loss."""
+"""(outputs, targets) of the rows of one example, usually one -> its loss."""
 
 
 def clipped_gradient(
@@ -87,6 +98,11 @@ class OneLoss:
     given: Loss | None
 
     @property
+    def name(self) -> str:
+        """The loss in words."""
+        return str(getattr(self.given, "__name__", type(self.given).__name__))
+
+    @property
     def plain(self) -> bool:
         """Whether it is cross entropy as the fast paths compute it."""
         loss = self.given
@@ -121,78 +137,125 @@ class OneLoss:
 
 
 class LossWorker(GradientWorker):
-    """Any module with any loss: module and loss are given one example at a time, side by side where torch.func can.
+    """Any module with any loss, given the rows of one example at a time, side by side where torch.func can.
+
+    x is (examples, rows, ...) and y is (examples, rows, ...): the gradient of an example is that of
+    loss(module(its rows), its targets), the mean or the sum over its rows as the loss has it.
 
     Guarantees: those of `GradientWorker.clipped_sum`; a loss that keeps anything of what it has seen is refused.
     """
 
     def __init__(self, model: FlatModel, loss: OneLoss, targets: Tensor) -> None:
         super().__init__(model)
-        self.loss, self.targets = loss, targets.new_zeros(3, *targets.shape[1:])
+        self.loss, self.targets = loss, targets.new_zeros(3, 1, *targets.shape[1:])
+        self.count = 1
+        """The rows of every example of the batch in hand."""
+        self.chosen: dict[int, tuple[Rows, dict[int, Passes]]] = {}
+        """By number of rows: how gradients are computed, and in which passes."""
         self.holder = nn.Module()
         self.holder.__dict__["loss"] = loss.given
+
+    def renew(self) -> nn.Module:
+        """A module and a loss that have seen no data."""
+        self.held = self.copy_loss()
+        self.loss = OneLoss(vars(self.held)["loss"])
+        return super().renew()
+
+    def copy_loss(self) -> nn.Module:
+        """The holder of a copy of the loss that has seen no data."""
+        try:
+            return copy.deepcopy(self.holder)
+        except Exception as error:
+            refuse_copy("loss", self.loss.name, error)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse a loss that computing it has changed, beside a module that has."""
-        before = ModuleState(self.holder, ())
+        before = ModuleState(self.copy_loss(), ())
+        self.renew()
         with super().watched():
             yield
-        place = before.find_change()
+        place = before.find_change(self.held)
         if place is not None:
-            law = f"computing it changes {place}: what it keeps of one example would reach the next"
-            refuse("loss", getattr(self.loss.given, "__name__", type(self.loss.given).__name__), law, "keep nothing")
+            does = "may change" if UNSEEN in place else "changes"
+            law = f"computing it {does} {place}: what it keeps of one example would reach the next"
+            refuse("loss", self.loss.name, law, "keep nothing")
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """Write the clipped sum of examples that have the same number of rows to `gradient`."""
+        self.count = x.shape[1]
+        if self.count not in self.chosen:
+            self.chosen[self.count] = (self.choose_rows(self.count), {})
+        self.rows, self.passes = self.chosen[self.count]
+        super().clipped_sum(x, y, clip, views=views)
 
     def one_by_one(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The definition: forward and backward of every example on its own."""
         rows = torch.zeros(len(y), model.parameters)
         parameters = [module.get_parameter(slot.name) for slot in model.layout]
         for one in range(len(y)):
-            loss = self.loss(module(x[one : one + 1].clone()), y[one : one + 1].clone())
+            loss = self.loss(module(x[one].clone()), y[one].clone())
             for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
                 if part is not None:
                     rows[one, slot.start : slot.stop] = part.to_dense().reshape(-1)
         return rows
 
     def side_by_side(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The same by vmap(grad): module and loss still see a batch of one."""
+        """The same by vmap(grad): module and loss still see the rows of one example."""
         if not len(y):
             return torch.zeros(0, model.parameters)
 
         def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-            return self.loss(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0))
+            return self.loss(call_with(module, tensors, one_x), one_y)
 
         per_example = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
         with sdpa_kernel(SDPBackend.MATH):
             parts = per_example(model.split(weights), x.clone(), y.clone())
         return torch.cat([parts[slot.name].reshape(len(y), slot.size) for slot in model.layout], 1)
 
-    def own_rows(self) -> Rows:
-        """Side by side when that runs and agrees with the definition on inputs that are nobody's, chosen once."""
-        if self.rows is None:
-            with self.watched():
-                self.rows = self.side_by_side if self._agrees() else self.one_by_one
-        return self.rows
+    def choose_rows(self, count: int) -> Rows:
+        """Side by side when that runs and agrees with the definition on inputs that are nobody's."""
+        with self.watched():
+            return self.side_by_side if self._agrees(count) else self.one_by_one
 
-    def _agrees(self) -> bool:
+    def _agrees(self, count: int) -> bool:
         if any(isinstance(layer, nn.RNNBase) for layer in self.module.modules()):
             return False
-        probe, x = self.model.module().eval(), probe_inputs(self.model, 3)
+        probe = self.model.module()
+        x, y = probe_inputs(self.model, 3 * count), self.targets.repeat_interleave(count, 1)
+        some = (probe, self.model, flatten_module(probe), x.view(3, count, *x.shape[1:]), y)
         try:
-            some = (probe, self.model, flatten_module(probe), x, self.targets)
+            with torch.random.fork_rng(devices=[]):
+                self.side_by_side(*some)  # in training, where it may draw at random
+            probe.eval()
             return rows_agree(self.side_by_side(*some), self.one_by_one(*some))
         except Exception:
             return False
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
-        """(examples, d): every example's own gradient; one after the other where torch.func cannot follow."""
+        """(examples, d): every example's own gradient."""
         try:
-            return self.own_rows()(self.module, self.model, self.weights, x, y)
-        except Exception:
-            if self.rows == self.one_by_one:
+            return (self.run_apart if self.works_alone() else self.run_rows)(self.own_rows(), x, y)
+        except Exception as error:
+            if self.works_alone():
                 raise
-            self.rows = self.one_by_one
-            return self.one_by_one(self.module, self.model, self.weights, x, y)
+            refuse_data(self.model, error)
+
+    def works_alone(self) -> bool:
+        """Whether every example has a pass of its own."""
+        return self.own_rows() == self.one_by_one
+
+    def most_examples(self, views: int) -> int:
+        """Return how many examples are worked on at once: a matter of the model and of the rows of an example."""
+        return max(1, super().most_examples(views) // self.count)
+
+    def trial_inputs(self, views: int, seed: int) -> Tensor:
+        """Return the rows of one made-up example."""
+        return self.inputs(probe_inputs(self.model, self.count, seed=seed).numpy())[None]
+
+    def trial_targets(self) -> Tensor:
+        """Return targets of zeros, as the probe has them."""
+        return self.targets[:1].repeat_interleave(self.count, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,17 +268,50 @@ class OwnModule:
     state: ModuleState
     """Of the module itself: a setting, buffer or frozen weight that is changed later is copied anew."""
     shape: tuple[Any, ...]
+    targets: Tensor
+    """No rows of what targets are."""
 
     def clipped_sum(
-        self, weights: Tensor, x: Tensor, y: Tensor, clip_norm: float, *, rng: np.random.Generator | None
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float,
+        *,
+        rng: np.random.Generator | None,
+        counts: Sequence[int] | None = None,
     ) -> Tensor:
-        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on."""
+        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on.
+
+        `counts` says how many rows of x and y each example has, one example after the other; one each unless given.
+
+        Guarantees: an example is clipped once, over all its rows; how it is computed depends on its own number of rows
+        only; an example without rows contributes zero.
+        """
         self._check_labels(y)
-        self.worker.weights.copy_(weights)
+        total = torch.zeros(self.model.parameters)
         masks = own_dropout(self.worker, rng) if rng is not None else nullcontext()
         with torch.enable_grad(), torch.autocast("cpu", enabled=False), masks:
-            self.worker.clipped_sum(self.worker.inputs(x.detach().numpy()), y.detach(), clip_norm)
-        return self.worker.gradient.clone()
+            for count, rows in rows_by_count(len(y) if counts is None else counts):
+                total += self._sum_of(weights, x.detach()[rows], y.detach()[rows], count, clip_norm)
+        return total
+
+    def _sum_of(self, weights: Tensor, x: Tensor, y: Tensor, count: int, clip_norm: float) -> Tensor:
+        """The clipped sum of examples of `count` rows each."""
+        worker = self.worker if count == 1 else self.many
+        worker.weights.copy_(weights)
+        inputs = worker.inputs(x.numpy())
+        if not isinstance(worker, LossWorker):
+            worker.clipped_sum(inputs, y, clip_norm)
+            return worker.gradient.clone()
+        inputs, y = (rows.view(len(y) // count, count, *rows.shape[1:]) for rows in (inputs, y))
+        worker.clipped_sum(inputs, y, clip_norm)
+        return worker.gradient.clone()
+
+    @cached_property
+    def many(self) -> LossWorker:
+        """The worker of examples of several rows: the same module and loss, without a fast path."""
+        return self.worker if isinstance(self.worker, LossWorker) else LossWorker(self.model, self.loss, self.targets)
 
     def _check_labels(self, y: Tensor) -> None:
         if not isinstance(self.worker, LossWorker) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
@@ -226,6 +322,17 @@ class OwnModule:
     def classes(self) -> int:
         """How many outputs the model has."""
         return self.model.classes
+
+
+def rows_by_count(counts: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """(rows of an example, the rows of all examples that have as many), without examples that have none.
+
+    >>> [(count, rows.tolist()) for count, rows in rows_by_count([2, 1, 0, 2])]
+    [(1, [2]), (2, [0, 1, 3, 4])]
+    """
+    sizes = torch.tensor([1] * counts if isinstance(counts, int) else counts, dtype=torch.int64)
+    every = torch.repeat_interleave(sizes, sizes)
+    return ((int(count), torch.nonzero(every == count).view(-1)) for count in sorted(set(every.tolist())))
 
 
 OWN: WeakKeyDictionary[nn.Module, OwnModule] = WeakKeyDictionary()
@@ -247,16 +354,30 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
     check_module(module, loss)
     state = ModuleState(module, [name for name, _ in trained_parameters(module)])
     model, outputs = flat_copy(module, x)
-    if unknown_part(module) is not None and outputs is not None and outputs.dim() == 2:
-        refuse_memory(model)
     one = OneLoss(loss)
+    if unknown_part(module) is not None or not one.plain:
+        blame = ("loss", one.name) if unknown_part(module) is None else None
+        refuse_memory(model, probe_loss(one, y), blame)
     labels = y.dtype == torch.int64 and y.dim() == 1
     if one.plain and labels and outputs is not None and outputs.dim() == 2:
-        return OwnModule(model, one, worker_for(model), state, shape)
+        return OwnModule(model, one, worker_for(model), state, shape, y[:0])
     if loss is None:
         found = f"{y.dtype} {tuple(y.shape)}"
         invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {found}", "give the loss")
-    return OwnModule(model, one, LossWorker(model, one, y), state, shape)
+    return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0])
+
+
+def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
+    """The loss of a probe's outputs at targets of zeros; a sum of squares where it fails at these."""
+
+    def compute(outputs: Any, count: int) -> Tensor:
+        try:
+            return loss(outputs, y.new_zeros(count, *y.shape[1:]))
+        except Exception:
+            parts = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
+            return torch.stack([one.square().mean() for one in parts]).sum()
+
+    return compute
 
 
 def check_module(module: nn.Module, loss: Loss | None) -> None:

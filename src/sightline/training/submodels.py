@@ -15,10 +15,11 @@ from torch import Tensor
 from sightline.data.federation import Shard, Targets
 from sightline.errors import invalid
 from sightline.models.submodel import Splitting, Submodel
+from sightline.training.clipping import Balls, Clip
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.stacked import Block
-from sightline.training.gradients import Balls, Clip, own_dropout
+from sightline.training.gradients import own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks, train_local
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
 from sightline.training.precision import FLOAT32

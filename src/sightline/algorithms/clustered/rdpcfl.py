@@ -213,6 +213,9 @@ def check_experiment(experiment: Experiment) -> None:
     """Refuse what has no full batch, or no release of each client's own."""
     refuse_trusted_server("rdpcfl", experiment)
     refuse_no_answers("rdpcfl", experiment)
+    if experiment.privacy.stop_at_epsilon is not None:
+        law = "when rdpcfl's choices begin follows from released values, and so would the round that this stops before"
+        refuse("privacy.stop_at_epsilon", experiment.privacy.stop_at_epsilon, law, "use privacy.epsilon, or ifca")
     if experiment.local.steps is not None:
         law = "rdpcfl's first round is made of whole epochs, one step each"
         invalid("local.steps", experiment.local.steps, law, "give local.epochs")

@@ -36,7 +36,11 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--plus", is_flag=True, help="DP-OGL+: one release an interval, each worker alone through it.")
 @click.option("--threat", type=click.Choice(["everyone", "out-of-group"]), default="everyone", show_default=True)
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), default="pld", show_default=True)
-@click.option("--bottleneck", is_flag=True, help="Take the least of the flow count and the bottleneck bound (DP-OGL).")
+@click.option(
+    "--bottleneck",
+    is_flag=True,
+    help="Take the least of the flow count and the bottleneck bound: DP-OGL, unit client, nothing kept between epochs.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write epsilon and releases of all pairs to this .npz.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the heatmap and the curves to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
@@ -82,6 +86,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
         "rate": question.rate,
         "releases_max": answer.releases_max,
         "bottleneck": question.bottleneck,
+        **answer.claim.facts(),
     }
     if question.bottleneck:
         found["pairs_tightened"] = answer.tightened
@@ -100,10 +105,10 @@ def print_answer(answer: "Answer", found: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    against = "every other worker" if found["threat"] == "everyone" else "workers outside one's groups"
     console.print(
         f"{found['workers']} workers in {found['groups']} groups, {found['classes']} different memberships; "
-        f"against {against} at delta = {found['delta']:g} ({found['accountant'].upper()})"
+        f"against {found['observer']} at delta = {found['delta']:g} ({found['accountant'].upper()}), "
+        f"adjacency {found['adjacency']}, noise relative to {found['noise_relative_to']}"
     )
     if found["epsilon_max"] is None:
         console.print(
@@ -114,6 +119,7 @@ def print_answer(answer: "Answer", found: dict[str, Any]) -> None:
     console.print(f"epsilon, worst observer: mean over workers {mean}, largest {largest}")
     if found["bottleneck"]:
         console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
+        console.print("it holds for unit client, and for workers that keep nothing from one epoch to the next")
     for note in found.get("notes", []):
         console.print(f"note: {note}")
     for name in ("out", "plot"):

@@ -1,10 +1,13 @@
 """The command line: `sightline` and its commands, loaded when they are asked for; errors in one line."""
 
 import os
+import signal
 import sqlite3
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from types import FrameType
+from typing import NoReturn, TextIO
 
 import click
 
@@ -41,6 +44,12 @@ COMMANDS = {
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells know it."""
+
+END_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a command as Ctrl-C does, with the exit code 128 + signal."""
+
+_received: list[int] = []
+"""The signal that ended this process, if one did."""
 
 EXAMPLES = """
 \b
@@ -88,18 +97,68 @@ def sightline() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; every mistake of the user's is one line on stderr."""
-    sys.path.insert(0, os.getcwd())
-    sys.exit(run_arguments(sys.argv[1:]))
+    """Run the command line; every mistake of the user's is one line on stderr.
+
+    Guarantees: no file or folder that a command makes can be written to by everybody, whatever the umask.
+    """
+    os.umask(os.umask(0o077) | 0o002)
+    with suppress(OSError):  # the folder may have been removed
+        sys.path.insert(0, os.getcwd())
+    heed_signals()
+    escape_unprintable(sys.stdout)
+    sys.exit(flush_output(run_arguments(sys.argv[1:])))
+
+
+def heed_signals() -> None:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, unless they are ignored, as below nohup."""
+    for number in END_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Interrupt the command once; a second signal does not disturb its end."""
+    if not _received:
+        _received.append(number)
+        raise KeyboardInterrupt
+
+
+def end_words() -> str:
+    """How an interrupted command came to its end."""
+    return f"ended by {signal.Signals(_received[0]).name}" if _received else "interrupted"
+
+
+def escape_unprintable(stream: TextIO | None) -> None:
+    """Spell out the characters that the encoding of a stream lacks, where they would raise an error."""
+    if stream is not None and getattr(stream, "errors", "") == "strict":
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined,unused-ignore]
+
+
+def flush_output(code: int) -> int:
+    """Write what is left of the output; the exit code, which is 1 where that fails and the command did not."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python tries again when it exits
+            if stream is sys.stdout:
+                code = code or _end_by_failed_writing(error)
+    return code
 
 
 def run_arguments(arguments: list[str], group: click.Group | None = None) -> int:
     """Call the command line, or another group of commands, and return its exit code.
 
-    0 done, 2 bad input, 3 budget spent, 130 Ctrl-C, 1 anything else.
+    0 done, 2 bad input, 3 budget, 130 Ctrl-C, 128 + the number of another signal, 1 anything else.
     """
+    code = _call_command(arguments, group or sightline)
+    return 128 + _received[0] if code == INTERRUPTED and _received else code
+
+
+def _call_command(arguments: list[str], group: click.Group) -> int:
     try:
-        result = (group or sightline).main(arguments, prog_name="sightline", standalone_mode=False)
+        result = group.main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SightlineError as error:
         return _say_line(str(error), error.exit_code)
@@ -113,12 +172,22 @@ def run_arguments(arguments: list[str], group: click.Group | None = None) -> int
         return stop.exit_code
     except click.exceptions.Abort as stop:
         said = stop.__cause__.args if isinstance(stop.__cause__, KeyboardInterrupt) else ()
-        return _say_line("; ".join(["interrupted", *map(str, said)]), INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
+        return _say_line("; ".join([end_words(), *map(str, said)]), INTERRUPTED)
     except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return _say_line(one_line("file", error.filename, f"cannot be used ({error.strerror})"), 2)
+    except OSError as error:
+        return _end_by_failed_writing(error)
+
+
+def _end_by_failed_writing(error: OSError) -> int:
+    """The exit code after the system refused to read or write; one line says what, unless a reader went away."""
+    if _received:  # the terminal is gone, and with it what was to be said there
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return 1
+    if error.filename is not None:
+        return _say_line(one_line("file", error.filename, f"cannot be used ({error.strerror})"), 1)
+    return _say_line(f"the output or a file: reading or writing failed ({error.strerror or error})", 1)
 
 
 def _usage_hint(error: click.UsageError) -> str:
@@ -127,7 +196,8 @@ def _usage_hint(error: click.UsageError) -> str:
 
 
 def _say_line(line: str, code: int) -> int:
-    click.echo(f"sightline: {printable(line)}", err=True)
+    with suppress(OSError):  # a full device, or a terminal that is gone: the exit code still tells
+        click.echo(f"sightline: {printable(line)}", err=True)
     return code
 
 

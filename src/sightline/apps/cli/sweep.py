@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.apps.cli.main import end_words
 from sightline.errors import printable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ Examples:
   sightline sweep examples/quickstart.toml --over 'model.hidden=[64],[64,32]' --set rounds=10 --figure sweep.png
 
 The same command goes on with a sweep that was interrupted; more values or more seeds add to it.
-Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted.
+Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 143, by SIGHUP 129).
 """
 
 
@@ -65,7 +66,7 @@ def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, figure:
         _print_sweep(planned, swept, done, out, figure, as_json)
     if swept.interrupted:
         left = len(planned) - len(done) - len(swept.failed)
-        click.echo(f"sightline: interrupted; {left} of {len(planned)} runs left, the same command goes on", err=True)
+        click.echo(f"sightline: {end_words()}; {left} of {len(planned)} runs left, the same command goes on", err=True)
     return 130 if swept.interrupted else 1 if swept.failed else 0
 
 

@@ -120,11 +120,11 @@ class NodeRegistry:
         for node in [node for node, client in here.items() if client is None and node not in self._tries]:
             self._tries[node] = TRIES
             self._tell(f"node {node}: turned away, its key is not in the register")
-        new = {
-            node: (node, WireMessage({"call": HELLO}))
-            for node, client in here.items()
-            if client is not None and self._tries.get(node, 0) < TRIES
-        }
+        new = {}
+        for node, client in here.items():
+            if client is not None and self._tries.get(node, 0) < TRIES:
+                new[node] = (node, WireMessage({"call": HELLO}))
+                self._tell(f"node {node}: connected with the key of {client_name(client)}, asked for its hello")
         answers = exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS, largest=HELLO_BYTES)
         for node, answer in answers.items():
             self._tries[node] = self._tries.get(node, 0) + 1

@@ -22,7 +22,7 @@ from sightline.engine.run_directory import NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.randomness import write_secret
 from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
-from sightline.runtimes.flower.transport import GridTransport, wait_for_nodes
+from sightline.runtimes.flower.transport import GridTransport, NodeOf, wait_for_nodes
 from sightline.runtimes.remote.clients import RemoteClients, refuse_a_known_seed, simulated_clients
 from sightline.runtimes.site.policy import blank_shard
 from sightline.shown import metric_words
@@ -33,6 +33,10 @@ SIMULATED_TIMEOUT = 3600.0
 
 ANSWER_BYTES = 1 << 16
 """An answer is one vector, and so many bytes of words at most."""
+
+WAITING_SECONDS = 5.0
+"""The output names the sites that are missing at least this often."""
+MOST_NAMES = 5
 
 Say = Callable[[str], None]
 
@@ -66,6 +70,7 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
         refuse_a_known_seed(experiment)
         register = read_register(str(config.get("register") or ""), experiment.data.clients)
         roll = NodeRegistry(grid, register, say)
+        wait_for_sites(roll, experiment.data.clients, seconds=float(config.get("wait", 300.0)), say=say)
         federation = gathered_sites(experiment, roll, register, config)
     setting = engine.calibrate_noise(
         engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None
@@ -97,20 +102,32 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
     """A worker whose clients are played by the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
     node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
-    return simulated_clients(setting, directory, GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT))
+    post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT, simulated=True)
+    return simulated_clients(setting, directory, post)
+
+
+def wait_for_sites(roll: NodeOf, clients: int, *, seconds: float, say: Say) -> None:
+    """Return when every site has joined; say which are missing, and raise when `seconds` are over."""
+    begun, told, told_at = time.monotonic(), "", -math.inf
+    while missing := sorted(set(range(clients)) - set(roll())):
+        waited = time.monotonic() - begun
+        names = ", ".join(client_name(client) for client in missing[:MOST_NAMES])
+        names += f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
+        if waited > seconds:
+            raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not join in {seconds:g} s")
+        if names != told or waited - told_at >= WAITING_SECONDS:
+            joined = f"{clients - len(missing)} of {clients} sites joined"
+            say(f"waiting for {names}: {joined} ({waited:.0f} of {seconds:g} s)")
+            told, told_at = names, waited
+        time.sleep(1.0)
+    say(f"all {clients} sites joined")
 
 
 def gathered_sites(
     experiment: Experiment, roll: NodeRegistry, register: Register, config: Mapping[str, Any]
 ) -> Federation:
-    """Wait for all sites, and build the federation that the server may know: their sizes and shapes, no example."""
-    wait, clients = float(config.get("wait", 300.0)), experiment.data.clients
-    end = time.monotonic() + wait
-    while missing := [client for client in range(clients) if client not in roll()]:
-        if time.monotonic() > end:
-            names = ", ".join(client_name(client) for client in missing[:5])
-            raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not connect in {wait:g} s")
-        time.sleep(1.0)
+    """Build the federation that the server may know, when all sites have joined: sizes and shapes, no example."""
+    clients = experiment.data.clients
     first = roll.facts[0]
     like = Shard(
         np.empty((0, *first["shape"]), np.int64 if first["kind"] == Kind.TEXT else np.float32), np.empty(0, int)

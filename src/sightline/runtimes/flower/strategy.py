@@ -1,6 +1,5 @@
 """Privacy of whole clients inside a Flower app that somebody has: their strategy, our clipping, noise and ledger."""
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
@@ -20,9 +19,9 @@ from sightline.accounting import refuse_large_delta
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.ledger import Ledger, StepKind, StepLedger
-from sightline.mechanisms.clip_and_noise import FLOATS
-from sightline.private_loop import check_count, choose_event, noise_of
-from sightline.randomness import OS_ROOT, Purpose, Streams
+from sightline.mechanisms.clip_and_noise import FloatSum
+from sightline.private_loop import check_count, choose_event, digest_of, noise_of, streams_of
+from sightline.randomness import Purpose
 from sightline.training.dp_sgd_settings import check_clip_norm
 
 ROUNDS = StepKind("clients", Unit.CLIENT, "server", "noisy mean of clipped updates", handed_over=True)
@@ -37,9 +36,12 @@ class OpenRound:
     expected: float
 
     def updates(self, replies: Iterable[Message]) -> Iterator[Tensor]:
-        """What every node that was asked changed, as one vector; the first reply of each, and only well-formed ones."""
+        """What every node that was asked changed, as one vector; the first reply of each, and only well-formed ones.
+
+        They come in the order of the nodes, so that their sum does not depend on who answered first.
+        """
         waiting = set(self.nodes)
-        for reply in replies:
+        for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node in waiting and not reply.has_error():
                 waiting.remove(node)
@@ -84,7 +86,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
 
     With `rate` every client that the strategy asks is kept with that probability, by a draw of ours, and amplification
     is claimed. Without it the strategy's own cohort is used, and none is claimed. Give `epsilon` with `rounds`, or
-    `noise_multiplier`. When the budget is used up the remaining rounds change nothing.
+    `noise_multiplier`. When the budget is used up the remaining rounds change nothing. Noise and cohorts come from the
+    operating system; `seed` is for simulations and raises a `UserWarning`: noise from a seed protects nobody.
 
     Guarantees: what the app learns from `start` is (epsilon, delta)-private for each client, a client being a node;
     a round is in the ledger before its noise is drawn; replies of others, second replies and broken ones count as zero;
@@ -112,6 +115,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
             law = "what clients find when they evaluate would be published without noise"
             refuse("fraction_evaluate", strategy.fraction_evaluate, law, "set it to 0.0; evaluate_fn has public data")
         self.strategy, self.clip_norm, self.rate = strategy, clip_norm, rate
+        self.streams = streams_of(seed, calls=2)
         self.steps = StepLedger(ledger, ROUNDS, delta=delta, budget=epsilon)
         try:
             planned = 0 if rounds is None else check_count("rounds", rounds)
@@ -120,7 +124,6 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         except BaseException:
             self.steps.close()
             raise
-        self.streams = Streams(OS_ROOT + secrets.token_bytes(32)) if seed is None else Streams.from_seed(seed)
         self._open: OpenRound | None = None
 
     @property
@@ -156,17 +159,20 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
                    "the sum twice", "ask every client once")  # fmt: skip
         everybody = len(set(grid.get_node_ids()) | set(nodes))
         refuse_large_delta("delta", self.steps.delta, everybody, "clients", otherwise="")
-        kept = self._draw_cohort(nodes)
         before = {name: array.numpy() for name, array in arrays.items()}
+        kept = self._draw_cohort(nodes, before)
         self._open = OpenRound(before, frozenset(kept), len(nodes) * (1.0 if self.rate is None else self.rate))
         return [message for message in asked if message.metadata.dst_node_id in kept]
 
-    def _draw_cohort(self, nodes: list[int]) -> set[int]:
+    def _draw_cohort(self, nodes: list[int], model: Mapping[str, NDArray[Any]]) -> set[int]:
         """Every node that was asked, by itself with the probability `rate`; all of them without one.
 
-        How the strategy chose whom to ask is not claimed to hide anybody, and knows public values only.
+        How the strategy chose whom to ask is not claimed to hide anybody, and knows public values only. The draw is
+        keyed by model, settings and number of nodes, so that servers with one seed share none.
         """
-        rng = self.streams.rng(Purpose.COHORT, round=self.steps.steps + 1)
+        named = repr((self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, len(nodes))).encode()
+        weights = (digest_of(torch.from_numpy(np.array(array))) for array in model.values())
+        rng = self.streams.keyed_by(named, *weights).rng(Purpose.COHORT, round=self.steps.steps + 1)
         rate = 1.0 if self.rate is None else self.rate
         return {node for node, draw in zip(sorted(nodes), rng.random(len(nodes)), strict=True) if draw < rate}
 
@@ -178,13 +184,16 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         if round is None:
             return None, None
         time = self.steps.charge()
-        noisy, _ = FLOATS(
-            round.updates(replies),
-            dimension=round.dimension,
+        total = FloatSum(round.dimension)
+        for update in round.updates(replies):
+            total.add(update, clip_norm=self.clip_norm)
+        scale = repr((self.noise_multiplier, self.clip_norm)).encode()
+        own_noise = self.streams.keyed_by(scale, digest_of(total.total))  # never added to another sum
+        noisy = total.noisy_sum(
             clip_norm=self.clip_norm,
             noise_multiplier=self.noise_multiplier,
             adjacency=Adjacency.ADD_REMOVE,
-            rng=self.streams.rng(Purpose.NOISE, round=time),
+            rng=own_noise.rng(Purpose.NOISE, round=time),
         )
         mean = round.moved_by(noisy / round.expected)
         arrays, metrics = self.strategy.aggregate_train(server_round, [self._as_reply(mean)])

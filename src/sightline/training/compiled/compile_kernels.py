@@ -31,8 +31,11 @@ X86_LEVELS = {
 
 
 def find_compiler() -> list[str] | None:
-    """$CC, or the first C compiler on the path."""
-    asked = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    """$CC, or the first C compiler on the path; a $CC that cannot be read is passed over like one that is not there."""
+    try:
+        asked = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError:  # an open quote
+        asked = ["cc"]
     return next((words for words in (asked, ["gcc"], ["clang"]) if shutil.which(words[0])), None)
 
 

@@ -103,7 +103,9 @@ def kept_library(compiler: list[str], folder: Path) -> ctypes.CDLL | Missing:
 def name_build(compiler: list[str]) -> str:
     """A digest of everything that decides what the compiler writes."""
     digest = hashlib.blake2b(digest_size=16)
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    version = b""
+    with suppress(OSError):
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
     for part in (*(source.read_bytes() for source in SOURCES), repr((FLAGS, NATIVE, compiler)).encode(), version):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(name_processor().encode())
@@ -139,7 +141,11 @@ def compile_native(compiler: list[str], target: Path) -> str:
 
 def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
     """Compile for this process in a folder of its own that is then removed: where nothing can be kept."""
-    with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
+    try:
+        place = tempfile.TemporaryDirectory(prefix="sightline-")
+    except OSError as refusal:
+        return Missing(f"there is no folder to compile it in ({refusal.strerror})", "set TMPDIR, or leave it out")
+    with place as folder:
         path = Path(folder) / "kernels.so"
         error = compile_native(compiler, path)
         if error:
@@ -154,13 +160,17 @@ def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
 
 
 def kept_folder() -> Path | None:
-    """`sightline/compiled/` in the user's folder of caches; None when it cannot be made or others may write there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "sightline" / "compiled"
+    """`sightline/compiled/` in the user's folder of caches.
+
+    None when the user has no home, the folder cannot be made, or others may write there.
+    """
     try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        folder = caches / "sightline" / "compiled"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         real = folder.resolve(strict=True)
         safe = is_own(real, leaf=True) and all(is_own(parent, leaf=False) for parent in real.parents)
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # Path.home() raises RuntimeError; a NUL in a path, ValueError
         return None
     return real if safe and os.access(real, os.W_OK) else None
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.models.flat import FlatModel, bind_parameters
+from sightline.models.flat import FlatModel, bind_parameters, probe_inputs
+from sightline.training.clipping import Balls, Clip, factors_of, square_norms
 from sightline.training.fast.layers import size_pair
-from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, square_norms, unfold_patches
-from sightline.training.gradients import Balls, Clip, GradientWorker, equal_chunks, factors_of
+from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, unfold_patches
+from sightline.training.gradients import GradientWorker
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +121,10 @@ class ClippingRule(ABC):
         """Take input and output gradient; give |gradient|^2 of every example for each of this layer's parameters."""
 
     @abstractmethod
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+
+    @abstractmethod
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add sum_j s_j g_j to the gradient of each parameter."""
 
@@ -138,6 +143,10 @@ class AffineRule(ClippingRule):
         """Norms from the record."""
         self.page = self.norms_of(x, g)
         return self.page.norms()
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have."""
+        self.page.blank(broken)
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add the weight's and the bias' clipped sums."""
@@ -191,6 +200,12 @@ class NormRule(ClippingRule):
             return values.flatten(2).sum(2) if values.dim() > 2 else values
         return values.reshape(len(values), -1, *self.layer.normalized_shape).sum(1)
 
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have."""
+        self.rows = {
+            name: rows.flatten(1).masked_fill(broken[:, None], 0.0).view_as(rows) for name, rows in self.rows.items()
+        }
+
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Add s @ rows."""
         for name, rows in self.rows.items():
@@ -205,9 +220,13 @@ class EmbeddingRule(ClippingRule):
         """Norms from the Gram matrix of the gradients, masked by equality of tokens."""
         self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
         same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
-        inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2)).clamp_min(0)
+        inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2), dtype=torch.float64).clamp_min(0)
         slack = gram_rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
         return {"weight": inner + slack}
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have."""
+        self.g = self.g.masked_fill(broken[:, None, None], 0.0)
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
         """Scatter the scaled gradients to their tokens' rows."""
@@ -230,6 +249,11 @@ class RecurrentRule:
         }
         both = [torch.stack(list(page.norms().values())).sum(0) for page in self.pages.values()]
         return both[0] + both[1]
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have."""
+        for page in self.pages.values():
+            page.blank(broken)
 
     def add_clipped(self, factors: Tensor) -> None:
         """Add the clipped sums of both maps."""
@@ -279,8 +303,8 @@ class AutogradWorker(GradientWorker):
         self.rules: dict[str, ClippingRule] = {}
         self.recurrent: dict[tuple[str, str], RecurrentRule] = {}
         self.attach_rules(model.split(self.gradient))
-        self.per_chunk = 1
-        self.measured = False
+        self.per_chunk = 0
+        self.definition: GradientWorker | None = None
 
     def attach_rules(self, gradient: dict[str, Tensor]) -> None:
         """Give every layer with parameters its clipping rule; raise `NoClippingRule` when one has none."""
@@ -327,23 +351,34 @@ class AutogradWorker(GradientWorker):
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """Ghost clipping where this pass allows it, else the definition; always the definition with several views."""
         if views > 1:
-            super().clipped_sum(x, y, clip, views=views)
+            self.sum_by_definition(x, y, clip, views)
             return
-        self.twin.train(not self.probing)
-        if not self.measured and len(y):
-            self.per_chunk, self.measured = max(1, RECORD_BYTES // self.record_bytes(x[:1], y[:1])), True
         self.gradient.zero_()
         try:
-            for some in equal_chunks(len(y), self.per_chunk):
-                self.add_clipped(x[some], y[some], clip)
+            self.add_passes(x, y, clip, views)
         except NoClippingRule:
             if self.probing:
                 raise
-            super().clipped_sum(x, y, clip)
+            self.sum_by_definition(x, y, clip, views)
 
-    def record_bytes(self, x: Tensor, y: Tensor) -> int:
+    def sum_by_definition(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
+        """Write the clipped sum of examples that are differentiated alone."""
+        if self.definition is None:
+            self.definition = GradientWorker(self.model)
+        self.definition.weights.copy_(self.weights)
+        self.definition.clipped_sum(x, y, clip, views=views)
+        self.gradient.copy_(self.definition.gradient)
+
+    def most_examples(self, views: int) -> int:
+        """As many as their records take RECORD_BYTES, measured on an example that is nobody's."""
+        if not self.per_chunk:
+            with torch.random.fork_rng(devices=[]):
+                self.per_chunk = max(1, RECORD_BYTES // self.record_bytes())
+        return self.per_chunk
+
+    def record_bytes(self) -> int:
         """What the records of one example take."""
-        self.output_gradients(x, y)
+        self.output_gradients(probe_inputs(self.model, 1), self.trial_targets())
         ends = [(a, z) for a, z, _ in self.seen.values()]
         kernels = sum(9 * a.numel() if z.dim() == 4 else a.numel() for a, z in ends)
         return 4 * (kernels + 3 * sum(z.numel() for _, z in ends) + min(self.model.parameters, 1 << 22))
@@ -363,10 +398,9 @@ class AutogradWorker(GradientWorker):
         ends = [output for _, output, _ in self.seen.values()] + [run.gates for run in self.runs.values()]
         return list(torch.autograd.grad(loss, ends)), len(self.seen)
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip) -> None:
-        """Add the clipped sum of one chunk."""
-        if self.recurrent and isinstance(clip, Balls):
-            raise NoClippingRule("the weights of an LSTM are not booked apart")
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """One pass; the squared norms of its examples from the rules' records."""
+        self.twin.train(not self.probing)
         gradients, plain = self.output_gradients(x, y)
         norms = [
             named_norms(n, self.rules[n].read(seen[0], g))
@@ -376,11 +410,18 @@ class AutogradWorker(GradientWorker):
             {"": self.recurrent[key].read(run, g)}
             for (key, run), g in zip(self.runs.items(), gradients[plain:], strict=True)
         ]
-        finite, factors = factors_of(norms, clip)
-        if not bool(finite.all()):
-            if bool(finite.any()):
-                self.add_clipped(x[finite], y[finite], clip)
-            return
+        return norms
+
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass."""
+        if self.recurrent and isinstance(clip, Balls):
+            raise NoClippingRule("the weights of an LSTM are not booked apart")
+        broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
+        if broken is not None:
+            for name in self.seen:
+                self.rules[name].blank(broken)
+            for key in self.runs:
+                self.recurrent[key].blank(broken)
         for name in self.seen:
             own = {word: factors(tensor_name(name, word)) for word in self.rules[name].gradient}
             self.rules[name].add_clipped(own)

@@ -9,6 +9,7 @@ zeros, and before the first one it is asked whether the place in a batch changes
 """
 
 from collections.abc import Callable
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.fast.dense_stack import ChainWorker, as_channels_last
+from sightline.training.clipping import Clip
+from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.layers import (
     Affine,
     Convolution,
@@ -29,7 +31,7 @@ from sightline.training.fast.layers import (
     Tanh,
 )
 from sightline.training.fast.per_example_norms import patches_by_pixel
-from sightline.training.gradients import Clip, stretch_views
+from sightline.training.passes import OneSize
 from sightline.training.precision import BF16
 
 ROWS = 32
@@ -37,13 +39,11 @@ ROWS = 32
 
 
 class HalfAffine(Affine):
-    """What all layers with bfloat16 products share; `examples` is how many rows of a private pass are examples."""
-
-    examples: int | None = None
+    """What all layers with bfloat16 products share."""
 
     def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The recorded numbers of the examples, as float32."""
-        return self.x[: self.examples].float(), g[: self.examples].float()
+        """The recorded numbers, as float32."""
+        return self.x.float(), g.float()
 
     def half_bias(self) -> Tensor | None:
         """The bias in bfloat16."""
@@ -164,20 +164,9 @@ class HalfChainWorker(ChainWorker):
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """As `ChainWorker.clipped_sum`; every pass has the same number of rows."""
-        rows = rows_of(views)
-        self.require_alike(rows)
-        self.gradient.zero_()
-        for first in range(0, len(y), rows // views):
-            some = slice(first, min(first + rows // views, len(y)))
-            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
-
-    def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
-        """One pass over the examples and rows of zeros after them, of which nothing is recorded."""
-        missing = rows_of(views) - len(x)
-        for layer in self.layers:
-            if isinstance(layer, HalfAffine):
-                layer.examples = len(x)
-        super().record_pass(with_zeros(x, missing), with_zeros(labels, missing), views)
+        self.require_alike(rows_of(views))
+        self.passes[views] = OneSize(rows_of(views) // views)
+        super().clipped_sum(x, y, clip, views=views)
 
     def require_alike(self, rows: int) -> None:
         """Raise unless the place of an example among so many rows does not change what it contributes."""
@@ -189,14 +178,8 @@ class HalfChainWorker(ChainWorker):
 
 
 def rows_of(views: int) -> int:
-    """Rows of a private pass, whatever the batch: those of one example or more."""
-    return ROWS * -(-views // ROWS)
-
-
-def with_zeros(rows: Tensor, missing: int) -> Tensor:
-    """The rows and so many of zeros after them, in one order of memory, filled up or not: kernels are chosen by it."""
-    whole = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-    return as_channels_last(whole) if whole.dim() == 4 else whole
+    """Rows of a private pass, whatever the batch: whole lanes and whole examples."""
+    return lcm(ROWS, views)
 
 
 DRAWS = 4
@@ -231,7 +214,6 @@ def rows_alike(worker: HalfChainWorker, rows: int) -> bool:
 
 def layer_alike(layer: HalfAffine, like: Tensor, generator: torch.Generator) -> bool:
     """Whether equal rows have equal outputs and input gradients in one layer."""
-    layer.examples = 1
     y = layer.forward(equal_rows(like, layer.weight[0].numel(), generator))
     before = layer.record(equal_rows(y, layer.weight[:, 0].numel(), generator))
     layer.affine_norms = None

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
 from sightline.models.task import CLASSIFICATION, Task
+from sightline.training.clipping import LARGEST, Clip, clip_factors, factors_of
 from sightline.training.fast.layers import Affine, Convolution, Flatten, Layer, MaxPool, ReLU, Tanh, layer_for
-from sightline.training.fast.per_example_norms import SMALLEST
-from sightline.training.gradients import Clip, GradientWorker, clip_factors, equal_chunks, factors_of, stretch_views
+from sightline.training.fast.per_example_norms import outer_squares
+from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 25
 """How much the records of one chunk of examples may take: they are read again soon and should stay in the cache."""
@@ -26,6 +27,7 @@ class ChainWorker(GradientWorker):
     def __init__(self, model: FlatModel, record: str = "unfold") -> None:
         super().__init__(model)
         self.layers = chain_of(self.module, model.layout, self.weights, self.gradient, record) or []
+        self.channels_last = model.kind is Kind.IMAGE and not isinstance(self.layers[0], Flatten)
         self.per_chunk = max(
             8, CHUNK_BYTES // record_bytes(self.layers, self.inputs(np.zeros((1, *model.input_shape), np.float32)))
         )
@@ -33,8 +35,7 @@ class ChainWorker(GradientWorker):
     def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
         """Images in channels_last, unless the chain begins by flattening them."""
         tensor = torch.from_numpy(np.ascontiguousarray(x))
-        image = self.model.kind is Kind.IMAGE and not isinstance(self.layers[0], Flatten)
-        return as_channels_last(tensor) if image else tensor
+        return as_channels_last(tensor) if self.channels_last else tensor
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
         """The logits of a batch; a chain treats every example apart anyway."""
@@ -74,24 +75,27 @@ class ChainWorker(GradientWorker):
                 layer.bias = view_slot(slots.get(f"{layer.name}.bias"), weights)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """One forward and one backward pass per chunk; norms and clipped sums from the layers' records."""
+        """One forward and one backward pass for some examples at a time; norms and sums from the layers' records."""
         self.gradient.zero_()
-        for some in equal_chunks(len(y), max(1, self.per_chunk // views)):
-            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
+        self.add_passes(x, y, clip, views)
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
-        """Add the clipped sum of one chunk."""
+    def most_examples(self, views: int) -> int:
+        """How many examples are worked on at once."""
+        return max(1, self.per_chunk // views)
+
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass."""
+        broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
+        for layer in self.layers:
+            layer.add_clipped(factors, broken)
+
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """One pass; the squared norms of its examples from the layers' records."""
         self.record_pass(x, y.repeat_interleave(views, 0), views)
         recording = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in recording:
             layer.join_views(views)
-        finite, factors = factors_of([layer.norms() for layer in recording], clip)
-        if not bool(finite.all()):
-            if bool(finite.any()):  # without the broken examples, whose zero factor would not make a NaN zero
-                self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
-            return
-        for layer in recording:
-            layer.add_clipped(factors)
+        return [layer.norms() for layer in recording]
 
     def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
         """One forward and one backward pass, every layer keeping its record."""
@@ -304,7 +308,7 @@ class DenseStack:
         errors, squared = self.output_gradients(x, y)
         norms = squared.sqrt_()
         factors = (clip_factors(norms, clip_norm) * present).unsqueeze(2)
-        broken = None if bool(torch.isfinite(norms).all()) else ~torch.isfinite(norms).unsqueeze(2)
+        broken = None if bool((norms <= LARGEST).all()) else ~(norms <= LARGEST).unsqueeze(2)
         for floor, g in zip(self.floors, errors, strict=True):
             if broken is None:
                 floor.write(g * factors, floor.x)
@@ -318,13 +322,11 @@ class DenseStack:
             g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
         else:
             g = self.loss_gradients(x, y)
-        errors, squared = [g], torch.zeros(y.shape[:2])
+        errors, squared = [g], torch.zeros(y.shape[:2], dtype=torch.float64)
         for index in range(len(self.floors) - 1, -1, -1):
             floor = self.floors[index]
-            inputs = torch.linalg.vecdot(floor.x, floor.x) + SMALLEST * floor.x.shape[2]
-            squared += (torch.linalg.vecdot(g, g) + SMALLEST * g.shape[2]) * (
-                inputs if floor.bias is None else inputs + 1.0
-            )
+            squares = outer_squares(floor.x.flatten(0, 1), g.flatten(0, 1), bias=floor.bias is not None)
+            squared += squares.view_as(squared)
             if index:
                 g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
                 errors.append(g)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.training.fast.per_example_norms import SMALLEST, gram_rounding, square_norms
+from sightline.training.clipping import square_norms
+from sightline.training.fast.per_example_norms import SMALLEST, gram_rounding, outer_squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,10 @@ class TensorGradients(ABC):
         """An upper bound of |G_j|^2, (B,)."""
 
     @abstractmethod
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+
+    @abstractmethod
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """Add sum_j s_j G_j to `total`, which has the tensor's shape."""
 
@@ -111,6 +116,10 @@ class InstantiatedGradients(TensorGradients):
     def square_norms(self) -> Tensor:
         """From the very rows that are added up."""
         return square_norms(self.rows)
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget their rows."""
+        self.rows = self.rows.masked_fill(broken[:, None], 0.0)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """s @ rows."""
@@ -136,13 +145,17 @@ class OuterGradients(TensorGradients):
         """
         inputs, outputs = self.a.shape[2], self.g.shape[2]
         if self.a.shape[1] == 1:
-            return (square_norms(self.a) + SMALLEST * inputs) * (square_norms(self.g) + SMALLEST * outputs)
+            return outer_squares(self.a, self.g)
         products, others = (torch.bmm(one, one.transpose(1, 2)) for one in (self.a, self.g))
         a = (products.diagonal(dim1=1, dim2=2) + SMALLEST * inputs).sqrt()
         g = (others.diagonal(dim1=1, dim2=2) + SMALLEST * outputs).sqrt()
-        inner = products.mul_(others).sum((1, 2)).clamp_min(0)
+        inner = products.mul_(others).sum((1, 2), dtype=torch.float64).clamp_min(0)
         lost = SMALLEST * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
         return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget both factors."""
+        self.a, self.g = (one.masked_fill(broken[:, None, None], 0.0) for one in (self.a, self.g))
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """One matrix product with the narrower factor scaled."""
@@ -176,6 +189,10 @@ class TableGradients(TensorGradients):
         """The squares of the rows, one row for each token of an example."""
         return square_norms(self.rows)
 
+    def blank(self, broken: Tensor) -> None:
+        """Forget their rows."""
+        self.rows = self.rows.masked_fill(broken[:, None, None], 0.0)
+
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """Scatter the scaled rows to their tokens."""
         total.index_add_(0, self.tokens.flatten(), (self.rows * factors[:, None, None]).flatten(0, 1))
@@ -196,12 +213,17 @@ class TiedGradients(TensorGradients):
         """With the rounding of all three terms, which may cancel."""
         a, g, rows = self.output.a, self.output.g, self.table.rows
         chosen = torch.gather(g, 2, self.table.tokens[:, None, :].expand(-1, g.shape[1], -1))
-        cross = 2 * (chosen * torch.bmm(a, rows.transpose(1, 2))).sum((1, 2))
+        cross = 2 * (chosen * torch.bmm(a, rows.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
         lengths = [torch.linalg.vector_norm(one, dim=2) for one in (a, g, rows)]
         sizes = torch.cat([lengths[0] * lengths[1], lengths[2]], 1)
         terms = sizes.shape[1] + a.shape[2] + g.shape[2]
         total = self.output.square_norms() + self.table.square_norms() + cross
         return total.clamp_min(0) + gram_rounding(sizes, terms)
+
+    def blank(self, broken: Tensor) -> None:
+        """Both parts."""
+        self.output.blank(broken)
+        self.table.blank(broken)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """Both parts."""

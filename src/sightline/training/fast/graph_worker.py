@@ -13,7 +13,9 @@ from torch import Tensor, fx
 from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.task import probe_targets
+from sightline.training.clipping import Clip, clipped_rows, factors_of
 from sightline.training.fast import graph_recurrent, graph_rules
+from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_records import TensorGradients, join_records
 from sightline.training.fast.graph_tape import (
     WITHOUT_DROPOUT,
@@ -21,16 +23,10 @@ from sightline.training.fast.graph_tape import (
     arguments_of,
     copy_graph,
     feed_graph,
+    holds_batch,
     operation_name,
 )
-from sightline.training.gradients import (
-    Clip,
-    GradientWorker,
-    clipped_rows,
-    equal_chunks,
-    factors_of,
-    stretch_views,
-)
+from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 28
 """How much a chunk of examples of a private step may take."""
@@ -45,10 +41,11 @@ class GraphWorker(GradientWorker):
     Guarantees: as those of `GradientWorker.clipped_sum`; that no example reaches another's gradient is the
     certificate's proof here, and nothing is given to the module itself. The task's losses treat rows apart.
 
-    Raises `NoClippingRule` when the graph uses a trained value where no rule is known.
+    Raises `NoClippingRule` when the graph uses a trained value where no rule is known, or draws for all rows at once.
     """
 
     def __init__(self, model: FlatModel, certificate: Certificate) -> None:
+        refuse_shared_draws(certificate)
         super().__init__(model)
         self.state = None  # nothing of the module runs, so nothing can change
         self.losses, self.certificate = model.task.losses, certificate
@@ -77,19 +74,20 @@ class GraphWorker(GradientWorker):
         self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Ghost clipping over the graph, chunk by chunk; see `GradientWorker.clipped_sum`."""
+        """Ghost clipping over the graph, pass by pass; see `GradientWorker.clipped_sum`."""
         self.gradient.zero_()
-        if not len(y):
-            return
-        if not self.example_bytes:
-            self.example_bytes = self.measure_example(x[:1], y[:1])
-        for some in equal_chunks(len(y), max(1, CHUNK_BYTES // (self.example_bytes * views))):
-            self.add_clipped(x[stretch_views(some, views)], y[some], clip, views)
+        self.add_passes(x, y, clip, views)
 
-    def measure_example(self, x: Tensor, y: Tensor) -> int:
+    def most_examples(self, views: int) -> int:
+        """As many as take CHUNK_BYTES."""
+        if not self.example_bytes:
+            self.example_bytes = self.measure_example()
+        return max(1, CHUNK_BYTES // (self.example_bytes * views))
+
+    def measure_example(self) -> int:
         """The bytes that one example takes: what lies between the nodes, twice, and its gradients."""
         with torch.random.fork_rng(devices=[]):
-            gradients = self.gradients_of(x, y, 1)
+            gradients = self.gradients_of(probe_inputs(self.model, 1), self.trial_targets(), 1)
         return 4 * (2 * self.recording.activation_numbers() + sum(one.numbers for one in gradients.values()) + 1)
 
     def gradients_of(self, x: Tensor, y: Tensor, views: int) -> dict[str, TensorGradients]:
@@ -99,20 +97,34 @@ class GraphWorker(GradientWorker):
         with torch.no_grad():
             return {name: join_records(some, self.slots[name].shape) for name, some in records.items()}
 
-    def add_clipped(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
-        """Add the clipped sum of one chunk; an example that is not finite anywhere is left out."""
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass; one that is not finite anywhere is left out.
+
+        Nothing is computed again without it: that would draw new random numbers for all others.
+        """
         gradients = self.gradients_of(x, y, views)
         if not gradients:
             return
         with torch.no_grad():
-            finite, factors = factors_of([{name: one.square_norms()} for name, one in gradients.items()], clip)
-            if bool(finite.all()):
-                for name, one in gradients.items():
-                    one.add_clipped(factors(name), self.slots[name])
-                return
-        if bool(finite.any()):
-            del gradients
-            self.add_clipped(x[finite.repeat_interleave(views)], y[finite], clip, views)
+            squares = [{name: one.square_norms()} for name, one in gradients.items()]
+            broken, factors = factors_of(squares, clip, examples)
+            for name, one in gradients.items():
+                if broken is not None:
+                    one.blank(broken)
+                one.add_clipped(factors(name), self.slots[name])
+
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """|g_j|^2 of every example of one pass, by tensor."""
+        found = self.gradients_of(x, y, views)
+        with torch.no_grad():
+            return [{name: one.square_norms() for name, one in found.items()}]
+
+    def try_pass(self, size: int, views: int) -> Tensor:
+        """As `GradientWorker.try_pass`; dropout is left out, and of a graph that draws otherwise no rows are alike."""
+        with self.without_dropout():
+            if draws_at_random(self.plain.graph):
+                return torch.arange(size).expand(1, -1)
+            return super().try_pass(size, views)
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
@@ -124,6 +136,19 @@ class GraphWorker(GradientWorker):
             yield
         finally:
             self.plain, self.recording = kept
+
+
+def refuse_shared_draws(certificate: Certificate) -> None:
+    """Raise `NoClippingRule` for a graph with a random number that all rows of a pass share (dropout of a weight).
+
+    A batch has several passes, and how many depends on the examples: one more pass, and all later examples would have
+    another number. Example by example there is none to share: each has its own. A number that each row draws for itself
+    (a dropout mask) stays: rows' draws are independent of each other and of the data, with one law for all. So for two
+    batches that differ in one example there is a coupling in which every other example has the same draws in both.
+    """
+    for node in certificate.exported.graph.nodes:
+        if node.op == "call_function" and node_draws(node) and not holds_batch(certificate.axes[node]):
+            raise NoClippingRule(f"{node.target} draws one random number for all examples of a pass")
 
 
 RANDOM = "rand bernoulli dropout normal uniform exponential multinomial rrelu geometric cauchy".split()
@@ -141,7 +166,8 @@ def node_draws(node: fx.Node) -> bool:
     if name in WITHOUT_DROPOUT:
         given = arguments_of(node)
         return given[WITHOUT_DROPOUT[name][0]] not in OFF and given.get("p", 1.0) != 0.0
-    return any(word in name for word in RANDOM)
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return seeded or any(word in name for word in RANDOM)
 
 
 def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:

@@ -53,8 +53,8 @@ class Layer:
         """|gradient|^2 of every recorded example, for each of this layer's tensors."""
         return {}
 
-    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
-        """Add sum_j s_j g_j of the recorded examples to the gradient; `factors` are by tensor name."""
+    def add_clipped(self, factors: Callable[[str], Tensor], broken: Tensor | None) -> None:
+        """Add sum_j s_j g_j of the recorded examples to the gradient, without the broken; `factors` by tensor name."""
 
 
 class Flatten(Layer):
@@ -149,10 +149,12 @@ class Affine(Layer):
             raise RuntimeError("norms asked for before a backward pass was recorded")
         return {f"{self.name}.{word}": square for word, square in self.affine_norms.norms().items()}
 
-    def add_clipped(self, factors: Callable[[str], Tensor]) -> None:
+    def add_clipped(self, factors: Callable[[str], Tensor], broken: Tensor | None) -> None:
         """Add the clipped sums of weight and bias, then forget the record."""
         if self.affine_norms is None:
             raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
+        if broken is not None:
+            self.affine_norms.blank(broken)
         self.add_weight(self.affine_norms.weight_sum(factors(f"{self.name}.weight")))
         if self.bias_gradient is not None:
             bias = self.affine_norms.bias_sum(factors(f"{self.name}.bias"))

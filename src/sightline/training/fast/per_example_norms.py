@@ -13,7 +13,7 @@ References: Goodfellow 2015; Li et al. 2022 (ghost clipping); Bu et al. 2023 (in
 import torch
 from torch import Tensor
 
-from sightline.training.gradients import row_norms
+from sightline.training.clipping import LARGEST, square_norms
 
 ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with room to spare."""
@@ -21,9 +21,15 @@ SMALLEST = 2.0**-126
 """What float32 may lose of a square or a product: its smallest normal number."""
 
 
-def square_norms(rows: Tensor) -> Tensor:
-    """|row|^2 of every example, whatever the shape after the first axis."""
-    return row_norms(rows.flatten(1)).square_()
+def outer_squares(a: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
+    """|g_j a_j^T|^2 = |a_j|^2 |g_j|^2 of every example, with a bias + |g_j|^2; in double, where no factor underflows.
+
+    A factor longer than `LARGEST` counts as not finite: beside one that is small enough the product would look harmless
+    though float32 loses digits of what is summed.
+    """
+    inputs, outputs = square_norms(a), square_norms(g)
+    products = (inputs + 1.0 if bias else inputs) * outputs
+    return torch.where(torch.maximum(inputs, outputs) <= LARGEST**2, products, torch.inf)
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
@@ -32,9 +38,12 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
 
 
 def gram_rounding(sizes: Tensor, terms: int) -> Tensor:
-    """How far a float32 Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
+    """How far a Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
 
-    Added to the squared norm, so that an example whose positions cancel is clipped a little more, never less.
+    Inner products of K and O numbers in float32 are off by K 2^-24 and O 2^-24 of |a_p| |a_q| and |g_p| |g_q|, whatever
+    the order, their product by 2^-24 more; it is summed in double precision. u is 2^-22, which also leaves room for
+    lengths that are short themselves. Added to the squared norm, so that an example whose positions cancel is clipped a
+    little more, never less.
     """
     return ROUNDING * terms * sizes.sum(1).square_()
 
@@ -66,15 +75,20 @@ class AffineNorms:
     def gram_norms(self) -> Tensor:
         """From the two Gram matrices."""
         if self.a.shape[1] == 1:
-            # a factor that underflows beside a large one must not leave a gradient unclipped
-            inputs = square_norms(self.a) + SMALLEST * self.a.shape[2]
-            return inputs * (square_norms(self.g) + SMALLEST * self.g.shape[2])
+            return outer_squares(self.a, self.g)
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
         a, g = torch.linalg.vector_norm(self.a, dim=2), torch.linalg.vector_norm(self.g, dim=2)
         terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
         lost: Tensor = a.sum(1).square() * (SMALLEST * self.g.shape[2])
         lost += g.sum(1).square() * (SMALLEST * self.a.shape[2])
-        return inner.sum((1, 2)).clamp_min(0) + gram_rounding(a * g, terms) + lost
+        return inner.sum((1, 2), dtype=torch.float64).clamp_min(0) + gram_rounding(a * g, terms) + lost
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+        away = broken[:, None, None]
+        self.a, self.g = self.a.masked_fill(away, 0.0), self.g.masked_fill(away, 0.0)
+        self.rows = None if self.rows is None else self.rows.masked_fill(away, 0.0)
+        self.bias_rows = None if self.bias_rows is None else self.bias_rows.masked_fill(away[:, 0], 0.0)
 
     def row_norms(self) -> Tensor:
         """From the instantiated gradients, kept for the sum."""
@@ -110,6 +124,11 @@ class RowNorms:
         return (
             {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
         )
+
+    def blank(self, broken: Tensor) -> None:
+        """Forget what these examples have."""
+        self.rows = self.rows.masked_fill(broken[:, None], 0.0)
+        self.bias_rows = None if self.bias_rows is None else self.bias_rows.masked_fill(broken[:, None], 0.0)
 
     def weight_sum(self, factors: Tensor) -> Tensor:
         """sum_j s_j G_j, (weights,)."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data.federation import Shard
-from sightline.models.flat import FlatModel
+from sightline.models.flat import FlatModel, flatten_module
+from sightline.models.task import probe_targets
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.dense_stack import DenseSlots, DenseStack
+from sightline.training.gradients import TRIALS
 from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, batch_table
+from sightline.training.passes import MOST, Passes
 
 Block = tuple[NDArray[np.intp], Tensor]
 
@@ -245,7 +249,10 @@ def private_stacked(
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """Private steps of some clients, group by group; those that have finished fall off the end of the stack."""
-    widths = {client: piece_of(how.sample_rates[client] * len(shards[client]), model) for client in clients}
+    passes = stack_passes(layers, model)
+    widths = {
+        client: passes.fit_size(piece_of(how.sample_rates[client] * len(shards[client]), model)) for client in clients
+    }
     for group in group_clients(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
         weights = own_copy(starts, group)
         stack, descent = (
@@ -288,6 +295,34 @@ def piece_of(expected: float, model: FlatModel) -> int:
     """
     bound = max(16, PIECE_FLOATS // max(1, int(np.prod(model.input_shape))))
     return min(1 << int(expected).bit_length(), 1 << bound.bit_length())
+
+
+PASSES: WeakKeyDictionary[FlatModel, Passes] = WeakKeyDictionary()
+"""Of every model, in which pieces an example's numbers have the same bits at every place."""
+
+
+def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
+    """The pieces that private stacks of this model may have; see `passes`."""
+    if model not in PASSES:
+        with torch.random.fork_rng(devices=[]):
+            start = flatten_module(model.module())
+        draw, task = torch.Generator().manual_seed(1), model.task
+        weights = [start + 0.05 * torch.randn(start.shape, generator=draw) for _ in range(TRIALS)]
+        rows = torch.randn(TRIALS, int(np.prod(model.input_shape)), generator=draw)
+        target = probe_targets(task, model.classes, 1)
+
+        def trial(size: int) -> Tensor:
+            found = []
+            for one, x in zip(weights, rows, strict=True):
+                for clients in (1, 3):
+                    several = one.expand(clients, -1).clone()
+                    stack = DenseStack(layers, several, torch.empty_like(several), task)
+                    y = target.expand(clients, size, *target.shape[1:]).contiguous()
+                    found += [*stack.output_gradients(x.expand(clients, size, -1).contiguous(), y)[1]]
+            return torch.stack(found)
+
+        PASSES[model] = Passes(trial, MOST)
+    return PASSES[model]
 
 
 def add_up(stack: DenseStack, pile: ExamplePile, rows: list[Index], piece: int, clip_norm: float) -> None:

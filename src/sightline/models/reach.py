@@ -1,0 +1,402 @@
+"""A walk through every value that a module's own code can reach and change, and what it cannot look into.
+
+Objects of every type are walked by value: attributes, slots, items, and what `copy.deepcopy` would copy of them.
+"""
+
+import copyreg
+import functools
+import gc
+import io
+import logging
+import random
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sightline.models.mixing import OURS
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
+WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
+"""Of a module's own attributes: what is looked at by other means, or set by who trains it."""
+MOST = 200_000
+"""How many values are looked at; a module that holds more has its data sets in itself."""
+UNSEEN = "whose content cannot be looked at"
+
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytearray)
+FUNCTIONS = (FunctionType, types.MethodType, staticmethod, classmethod, property, partial)
+BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType)
+FIXED = (
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, CodeType, np.ufunc, torch.jit.ScriptFunction, torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
+)  # fmt: skip
+"""Types of which an object cannot be changed: it is compared by being the same one."""
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+LOGGER = frozenset(vars(logging.getLogger("sightline.none")))
+MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
+"""Of a class: what Python puts there and no assignment changes, or where its code stands."""
+
+Leaf = tuple[str, Any]
+"""Where a value stands, and the value."""
+
+
+class Itself:
+    """An object that is compared by being the same one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Walk:
+    """One walk through everything that a module's code can reach and change.
+
+    Guarantees: the same leaves for the same values, also of a deep copy; an object that is met again is named by its
+    number in the walk; one that cannot be looked into is a leaf that is the same as nothing else.
+    """
+
+    def __init__(self, trained: Iterable[nn.Parameter], *, outside: bool = True) -> None:
+        self.outside = outside  # whether what belongs to installed packages is looked at
+        self.alive: list[Any] = list(trained)  # what was seen stays, so that no other object gets its number
+        self.seen = {id(one): number for number, one in enumerate(self.alive)}
+        self.trained, self.count = frozenset(self.seen), 0  # trained parameters change, and are no state
+        self.functions: list[FunctionType] = []  # of the user's own
+
+    def mark_seen(self, value: Any) -> None:
+        """Give an object the next number."""
+        self.seen[id(value)] = len(self.alive)
+        self.alive.append(value)
+
+    def of_layer(self, name: str, layer: nn.Module) -> Iterator[Leaf]:
+        """Buffers, frozen parameters, attributes and parts of one layer, and what its class's code uses."""
+        if id(layer) in self.seen:
+            yield f"module '{name}'", self.seen[id(layer)]
+            return
+        self.mark_seen(layer)
+        prefix = f"{name}." if name else ""
+        if isinstance(layer, torch.jit.ScriptModule):
+            yield f"module '{name}' (torch.jit, {UNSEEN})", Itself(object())
+            return
+        for word, tensor in layer._buffers.items():
+            yield from self.of_tensor(f"buffer '{prefix}{word}'", tensor)
+        for word, parameter in layer._parameters.items():
+            yield from self.of_tensor(f"parameter '{prefix}{word}'", parameter)
+            if parameter is not None and id(parameter) in self.trained:
+                yield from self.of_extras(f"parameter '{prefix}{word}'", parameter)
+        for word, value in vars(layer).items():
+            if word not in WITHOUT:
+                yield from self.of_value(f"attribute '{prefix}{word}'", value)
+        for word, part in layer._modules.items():
+            if part is not None:
+                yield from self.of_layer(f"{prefix}{word}", part)
+        if type(layer) not in OURS:
+            yield from self.of_class(type(layer))
+
+    def of_tensor(self, place: str, tensor: Tensor | None) -> Iterator[Leaf]:
+        """The numbers of a tensor, its attributes and hooks; of one that is trained or was met before, which it is."""
+        if tensor is None or id(tensor) in self.seen:
+            yield place, None if tensor is None else self.seen[id(tensor)]
+        else:
+            self.mark_seen(tensor)
+            yield place, tensor
+            yield from self.of_extras(place, tensor)
+
+    def of_extras(self, place: str, tensor: Tensor) -> Iterator[Leaf]:
+        """What hangs at a tensor."""
+        for word in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(tensor, word, None):
+                yield from self.of_value(f"{word} of {place}", getattr(tensor, word))
+        for word, value in getattr(tensor, "__dict__", {}).items():
+            yield from self.of_value(f"{place}.{word}", value)
+
+    def of_value(self, place: str, value: Any) -> Iterator[Leaf]:
+        """A value, or what is in it."""
+        self.count += 1
+        if self.count > MOST:
+            yield f"one of more than {MOST} values, {place}", Itself(object())  # the same as nothing else
+        elif type(value) in PLAIN:
+            yield place, value
+        elif isinstance(value, Tensor):
+            yield from self.of_tensor(place, value)
+        elif isinstance(value, nn.Module):
+            yield from self.of_layer(place, value)
+        elif isinstance(value, type):
+            yield place, Itself(value)
+            yield from self.of_class(value)
+        elif isinstance(value, FIXED):
+            yield place, Itself(value)
+        elif id(value) in self.seen:
+            yield place, self.seen[id(value)]
+        else:
+            self.mark_seen(value)
+            yield from self.of_object(place, value)
+
+    def of_object(self, place: str, value: Any) -> Iterator[Leaf]:
+        """What is in an object that the walk has not met before."""
+        state = generator_state(value)
+        if state is not None:
+            yield place, state
+        elif isinstance(value, np.ndarray | np.generic):
+            yield place, value
+            if value.dtype.hasobject:
+                yield from self.of_value(place, value.tolist())
+            yield from self.of_attributes(place, value)
+        elif isinstance(value, FUNCTIONS):
+            yield from self.of_function(place, value)
+        elif isinstance(value, BUILTIN):
+            yield from self.of_builtin(place, value)
+        elif isinstance(value, CONTAINERS):
+            yield from self.of_container(place, value)
+        elif isinstance(value, weakref.ref):
+            yield from self.of_value(place, value())
+        elif isinstance(value, types.MappingProxyType):
+            yield from self.of_value(place, dict(value))
+        elif type(value) is functools._lru_cache_wrapper:
+            yield from self.of_cache(place, value)
+        elif isinstance(value, ModuleType):
+            yield place, Itself(value)
+        else:
+            yield from self.of_parts(place, value)
+
+    def of_container(self, place: str, value: Any) -> Iterator[Leaf]:
+        """All of a container at once when it holds plain values only, else one after the other."""
+        kind = next(one for one in CONTAINERS if isinstance(value, one))
+        inside = list(dict.values(value) if kind is dict else kind.__iter__(value))  # whatever a subclass makes of it
+        keys = list(dict.keys(value)) if kind is dict else []
+        plain = all(type(one) in PLAIN for one in chain(inside, keys))
+        if plain:
+            yield place, (type(value), keys, set(inside) if kind in (set, frozenset) else inside)
+        else:
+            yield place, (type(value), len(inside))
+        for number, one in enumerate([] if plain else inside):
+            if keys and type(keys[number]) not in PLAIN:
+                yield from self.of_value(f"key {number} of {place}", keys[number])
+            word = repr(keys[number]) if keys and type(keys[number]) in PLAIN else str(number)
+            yield from self.of_value(f"{place}[{word}]", one)
+        if type(value) is defaultdict:
+            yield from self.of_value(place, value.default_factory)
+        elif type(value) is not kind:
+            yield from self.of_attributes(place, value)
+
+    def of_attributes(self, place: str, value: Any) -> Iterator[Leaf]:
+        """Attributes and slots of an object, whatever it says of itself, and its class."""
+        known = LOGGER if isinstance(value, logging.Logger) else ()
+        for word, slot in slots_of(cast(Any, type(value))):
+            for one in _read_slot(slot, value):
+                yield from self.of_value(f"{place}.{word}", one)
+        for word, one in sorted(getattr(value, "__dict__", {}).items()):  # a copy may have another order
+            if word not in known:
+                yield from self.of_value(f"{place}.{word}", one)
+        yield from self.of_class(type(value))
+
+    def of_parts(self, place: str, value: Any) -> Iterator[Leaf]:
+        """An object of any other type: its attributes, and where it holds more than these what a copy would take."""
+        yield place, Itself(type(value))
+        if not self.outside and is_installed(type(value).__module__):
+            return
+        yield from self.of_attributes(place, value)
+        if isinstance(value, LOCKS) or not holds_more(cast(Any, type(value))):
+            return
+        if isinstance(value, memoryview):
+            yield place, value.tobytes()
+        elif isinstance(value, io.IOBase) and not _is_readable(value):
+            yield place, Itself(value)
+        else:
+            yield from self.of_reduced(place, value)
+
+    def of_reduced(self, place: str, value: Any) -> Iterator[Leaf]:
+        """What would be copied of an object whose state is not Python's."""
+        parts = reduced(value)
+        if parts is None:
+            yield f"{place} (a {type(value).__name__}, {UNSEEN})", Itself(object())
+        elif isinstance(parts, str):
+            yield place, Itself(value)
+        else:
+            more = (list(some) if some is not None else None for some in parts[3:5])
+            yield from self.of_value(place, (parts[1], parts[2] if len(parts) > 2 else None, *more))
+
+    def of_cache(self, place: str, value: Any) -> Iterator[Leaf]:
+        """What a cache of functools holds."""
+        if is_installed(getattr(value, "__module__", None)):
+            return
+        yield place, value.cache_info().currsize
+        kept = next(one for one in gc.get_referents(value) if type(one) is dict and one is not vars(value))
+        mark = [one for one in gc.get_referents(value) if type(one) is object]  # stands before keyword arguments
+        for number, key in enumerate(list(kept)):
+            given = key if type(key) is tuple else (key,)
+            if value.cache_parameters()["typed"] or any(one is known for one in given for known in mark):
+                yield f"{place} (a cache by type or keyword, {UNSEEN})", Itself(object())
+                return
+            yield from self.of_value(f"{place}[{number}]", value(*given))
+        yield from self.of_value(place, value.__wrapped__)
+
+    def of_class(self, kind: type) -> Iterator[Leaf]:
+        """Attributes and functions of a class of the user's own, and of those that it derives from."""
+        for one in (*kind.__mro__, type(kind)):
+            if id(one) in self.seen or is_installed(one.__module__):
+                continue
+            self.mark_seen(one)
+            for word, value in vars(one).items():
+                if word not in MADE_BY_PYTHON:
+                    yield from self.of_value(f"class attribute '{one.__name__}.{word}'", value)
+
+    def of_builtin(self, place: str, value: Any) -> Iterator[Leaf]:
+        """A function of C, and what it is bound to."""
+        bound = value.__self__
+        yield place, (value.__name__, Itself(bound) if isinstance(bound, type | ModuleType) else type(bound))
+        if not isinstance(bound, type | ModuleType):
+            yield from self.of_value(place, bound)
+
+    def of_function(self, place: str, value: Any) -> Iterator[Leaf]:
+        """What a function of the user's own closes over, its defaults, and the global names that it uses."""
+        if isinstance(value, partial):
+            yield from self.of_value(place, (value.func, value.args, value.keywords, vars(value)))
+            return
+        if isinstance(value, property):
+            yield from self.of_value(place, (value.fget, value.fset, value.fdel))
+            return
+        if isinstance(value, types.MethodType):
+            yield from self.of_value(place, value.__self__)
+        function = getattr(value, "__func__", value)
+        if not isinstance(function, FunctionType):
+            yield from self.of_value(place, function)
+            return
+        yield place, Itself(function.__code__)
+        yield from self.of_value(f"attribute of {function.__name__}", vars(function))
+        if is_installed(function.__module__):
+            return
+        self.functions.append(function)
+        for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                yield from self.of_value(f"'{word}' in the closure of {function.__name__}", cell.cell_contents)
+            except ValueError:  # not filled yet
+                continue
+        yield from self.of_value(f"default of {function.__name__}", (function.__defaults__, function.__kwdefaults__))
+        yield from self.of_globals(function)
+
+    def of_globals(self, function: FunctionType) -> Iterator[Leaf]:
+        """The global names that a function's code uses, also inside the modules that it names."""
+        names, within = sorted(looked_up_names(function.__code__)), set[int]()
+        places = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
+        for word in names:
+            found = next((some[word] for some in places if word in some), None)
+            yield from self.of_global(f"global '{word}'", found, names, within)
+
+    def of_global(self, place: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
+        """A global value; of a module what the names name in it, of installed code what was put there."""
+        if isinstance(value, ModuleType):
+            if id(value) in within or not (self.outside or not is_installed(value.__name__)):
+                return
+            within.add(id(value))
+            for inner in (one for one in names if one in vars(value)):
+                yield from self.of_global(f"{place[:-1]}.{inner}'", vars(value)[inner], names, within)
+        elif isinstance(value, type | FunctionType) and is_installed(value.__module__):
+            yield place, Itself(value)
+            for inner in (one for one in names if one in vars(value)):
+                if not callable(vars(value)[inner]):
+                    yield from self.of_value(f"{place[:-1]}.{inner}'", vars(value)[inner])
+        else:
+            yield from self.of_value(place, value)
+
+
+@functools.lru_cache(maxsize=1024)
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The slots of a class, whatever their names are."""
+    every = (pair for one in reversed(kind.__mro__) for pair in vars(one).items())
+    return tuple((word, slot) for word, slot in every if isinstance(slot, types.MemberDescriptorType))
+
+
+def _read_slot(slot: Any, value: Any) -> tuple[Any, ...]:
+    try:
+        return (slot.__get__(value),)
+    except AttributeError:  # not filled
+        return ()
+
+
+def _is_readable(file: io.IOBase) -> bool:
+    try:
+        return file.readable()
+    except ValueError:  # closed
+        return False
+
+
+MANAGED_WEAKREF, MANAGED_DICT = 1 << 3, 1 << 4
+WORD = object.__basicsize__ // 2
+
+
+@functools.lru_cache(maxsize=1024)
+def holds_more(kind: Any) -> bool:
+    """Whether objects of a type have room for more than attributes and slots: state of C.
+
+    >>> import array, argparse
+    >>> holds_more(array.array), holds_more(argparse.Namespace)
+    (True, False)
+    """
+    room = object.__basicsize__ + WORD * len(slots_of(kind))
+    room += WORD * bool(kind.__dictoffset__ and not kind.__flags__ & MANAGED_DICT)
+    room += WORD * bool(kind.__weakrefoffset__ and not kind.__flags__ & MANAGED_WEAKREF)
+    return bool(kind.__itemsize__ > 0 or kind.__basicsize__ > room)
+
+
+def reduced(value: Any) -> Any:
+    """What `copy` would take of an object: its `__reduce_ex__`, or None where it has none."""
+    reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except Exception:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def looked_up_names(code: CodeType) -> frozenset[str]:
+    """The names that a piece of code and the functions in it look up, or hold as text."""
+    names = set(code.co_names)
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            names |= looked_up_names(one)
+        elif isinstance(one, str) and one.isidentifier():
+            names.add(one)
+    return frozenset(names)
+
+
+def generator_state(value: Any) -> Any:
+    """The state of a random generator, which is carried from call to call like any other; None for other objects."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState | random.Random):
+        return repr(value.get_state() if isinstance(value, np.random.RandomState) else value.getstate())
+    return None
+
+
+def is_installed(name: str | None) -> bool:
+    """Whether a module comes with Python or from an installed package: not the user's own code."""
+    top = name.partition(".")[0] if isinstance(name, str) else "builtins"
+    if top in INSTALLED:
+        return INSTALLED[top]
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    INSTALLED[top] = top in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+    return INSTALLED[top]
+
+
+INSTALLED: dict[str, bool] = {"builtins": True, "torch": True, "numpy": True, "sightline": True, "__main__": False}
