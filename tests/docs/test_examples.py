@@ -5,11 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from experiments.lines_of_sight import OBSERVERS, PAGES, PICTURE, run_example, write_epsilons
 
 from sightline.accounting import large_delta_note
 from sightline.config import read
 from sightline.engine import build_experiment
+from tests.docs.lines_of_sight import OBSERVERS, PAGES, PICTURE, run_example, write_epsilons
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 LARGEST = 10.0
@@ -58,7 +58,7 @@ def test_the_picture_of_the_readme_is_of_a_run_that_learns():
     assert accuracy > 0.85
     for path in (PICTURE, *PAGES):
         text = path.read_text(encoding="utf-8")
-        assert write_epsilons(text, epsilons) == text, "run: python -m experiments.lines_of_sight"
+        assert write_epsilons(text, epsilons) == text, "run: python -m tests.docs.lines_of_sight"
         assert all(epsilon in text for epsilon in epsilons)
     said = re.search(r"reaches ([\d.]+) %", PAGES[0].read_text(encoding="utf-8"))
     assert said

@@ -1,4 +1,4 @@
-"""The picture of the README: `python -m papers.lines_of_sight` runs its example and writes its epsilons."""
+"""The picture of the README: `python -m tests.docs.lines_of_sight` runs its example and writes its epsilons."""
 
 import re
 import tempfile
@@ -7,7 +7,7 @@ from pathlib import Path
 import sightline
 from sightline.apps.report.numbers import format_upper
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "hospitals.toml"
 PICTURE = ROOT / "docs" / "images" / "lines-of-sight.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
