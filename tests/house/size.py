@@ -121,7 +121,7 @@ def core_files() -> list[Path]:
     text = (SOURCE / "README.md").read_text(encoding="utf-8").split("## The core in reading order")[1]
     paths = []
     for line in text.splitlines():
-        names = re.findall(r"`([\w/]+\.py)`", line)
+        names = re.findall(r"`([\w/]+\.py)`", line) if re.match(r"\d+\. ", line) else []
         package = names[0].split("/")[0] if names else ""
         paths += [SOURCE / name if (SOURCE / name).is_file() else SOURCE / package / name for name in names]
     return paths
