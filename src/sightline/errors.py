@@ -45,7 +45,7 @@ def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
 
 def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
     """`name=value: law; way out`, on one line whatever the value holds."""
-    shown = printable(_plain_value(value), most=80)
+    shown = printable(_plain_value(value)[:10_000], most=80)
     return printable(f"{name}={shown}: {law}") + (f"; {printable(way_out)}" if way_out else "")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline import accounting
-from sightline.accounting import SCHEMES, Parameter, Scheme, register_scheme
+from sightline.accounting import SCHEMES, Claim, Parameter, Scheme, register_scheme
 from sightline.accounting.schemes import NOISE, RATE, STEPS
 from sightline.apps.cli.main import run_arguments
 from sightline.errors import InvalidInput
@@ -22,6 +22,7 @@ SAID = {
     "help": "Some steps that use everybody, with noise of their own, then sampled ones.",
     "parameters": (NOISE, RATE, BURN_IN, STEPS, Parameter("first_noise", "Noise multiplier of the first steps.")),
     "example": {"noise": 1.5, "rate": 0.1, "burn_in": 2, "steps": 20},
+    "claim": Claim("anyone who does not see the draws", "add_remove", "the clip norm"),
 }
 
 
@@ -88,6 +89,7 @@ def test_a_scheme_that_is_not_registered_is_found_in_none(capsys, tmp_path):
         ({"parameters": (NOISE, RATE, replace(BURN_IN, low=0), *SAID["parameters"][3:])}, "0 < low"),
         ({"example": {"noise": 1.5, "rate": 0.1, "steps": 20}}, "value in the example"),
         ({"example": SAID["example"] | {"rate": 2}}, "rate=2"),
+        ({"claim": replace(SAID["claim"], adjacency="either")}, "claim.adjacency=either"),
     ],
 )
 def test_a_scheme_that_could_not_be_offered_is_refused(change, law):
@@ -97,7 +99,7 @@ def test_a_scheme_that_could_not_be_offered_is_refused(change, law):
 
 
 def test_taken_names_and_another_noise_are_refused():
-    said = {"title": "t", "help": "h", "parameters": (NOISE, STEPS), "example": {"noise": 2.0, "steps": 3}}
+    said = SAID | {"parameters": (NOISE, STEPS), "example": {"noise": 2.0, "steps": 3}}
 
     def gaussian(*, noise: float, steps: int) -> Scheme:
         return accounting.gaussian(noise=noise, steps=steps)

@@ -9,14 +9,13 @@ from click.testing import CliRunner
 from scipy import optimize, stats
 
 from sightline import accounting
+from sightline.accounting.trade_off import TradeOff, claimed_curve
 from sightline.apps.audit import audit
 from sightline.apps.audit.canary_setup import AttackedPair
 from sightline.apps.audit.many_canaries import ScoredCanaries, against_curve, against_rates
 from sightline.apps.audit.summed_steps import summed_deltas, summed_epsilon
 from sightline.apps.audit.trade_off import (
     ClaimedFamily,
-    TradeOff,
-    claimed_curve,
     guesses_refute,
     least_factor,
     rates_refute,

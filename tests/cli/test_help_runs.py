@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from sightline.apps.cli.main import run_arguments
+from sightline.config import read
+from sightline.runtimes.site.site import Site
 from tests.cli.test_help import ALL, lines
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +88,10 @@ def test_it_runs(desk, line, request):
         words[3] = "other-sites"
     if words[:2] == ["site", "approve"]:
         words += ["--yes"]  # the owner would be asked
+    if words[:2] == ["site", "revoke"]:
+        experiment = read("examples/sites.toml", (f"name=revoked-{len(line)}", "privacy.epsilon=1.0"))
+        site = Site(Path("sites/site-0"))
+        words[2:3] = [site.approve(site.draw_up(experiment)).id, "--yes"]
     if words[:2] in (["site", "keygen"], ["site", "sign"]):
         pytest.importorskip("cryptography")
         (desk / "researcher.key").unlink(missing_ok=True)

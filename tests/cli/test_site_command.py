@@ -1,6 +1,7 @@
 """`sightline site`: the owner reads what it is about, agrees, and sees what is left."""
 
 import json
+import re
 
 import pytest
 import tomli_w
@@ -44,8 +45,11 @@ def test_approved_and_seen_in_the_status(desk, capsys):
     assert 0.5 < status["used"] < 1
     assert run_arguments(["site", "status", "sites/site-2"]) == 0
     said = capsys.readouterr().out
-    assert f"left: {100 * (1 - status['used']):.1f} % of the budget" in said
-    assert "no counter: an old copy of the state folder would not be noticed" in said
+    used = float(re.search(r"reserved: ([\d.]+) %, which is epsilon", said)[1])
+    assert 100 * status["used"] <= used < 100 * status["used"] + 0.1001
+    assert f"left: {100 - used:.1f} %, room for one Gaussian experiment of epsilon" in said
+    assert f"counter: {desk / 'sites' / 'site-2.counter'}" in said
+    assert f"{made['approval']}  {used:.1f} %  epsilon 3.139 alone  0 of 4 calls answered, 4 left\n" in said
     assert run_arguments([*words, "--yes"]) == 3, "a second one does not fit"
     assert "epsilon=4" in capsys.readouterr().err
 
@@ -65,6 +69,49 @@ def test_mistakes_are_one_line(desk, more, law, capsys):
     said = capsys.readouterr().err.strip()
     assert law in said
     assert "\n" not in said
+
+
+def test_revoked_and_seen_in_the_status(desk, capsys, monkeypatch):
+    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2", "--yes", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    revoke = ["site", "revoke", made["approval"], "--site", "sites/site-2"]
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: "n")
+    assert run_arguments(revoke) == 1
+    assert capsys.readouterr().err.endswith("not revoked\n")
+    assert run_arguments([*revoke, "--yes"]) == 0
+    assert capsys.readouterr().out == f"revoked: {made['approval']}\n"
+    assert run_arguments([*revoke, "--yes"]) == 0
+    assert capsys.readouterr().out == f"{made['approval']} had ended before: nothing was changed\n"
+    assert run_arguments(["site", "status", "sites/site-2"]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 4 calls answered, 0 left  revoked: nothing more is answered, its share stays reserved\n" in said
+    assert run_arguments(["site", "status", "sites/site-2", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert [(one["state"], one["left"]) for one in status["approvals"]] == [("revoked", 0)]
+    assert status["used"] > 0.5
+    assert run_arguments(["site", "revoke", "0-1", "--site", "sites/site-2", "--yes"]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "sightline: APPROVAL=0-1: is not approved here; sightline site status lists the approvals"
+    )
+
+
+def test_a_lost_file_is_one_line_at_every_command(desk, capsys):
+    """Only lifetime.sqlite was lost, and its counter with it: three experiments of epsilon 4 were answered from 4.5."""
+    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2", "--yes"]) == 0
+    for lost in [*desk.glob("sites/site-2/state/lifetime.sqlite*"), desk / "sites" / "site-2.counter"]:
+        lost.unlink()
+    capsys.readouterr()
+    site = ["--site", "sites/site-2", "--yes"]
+    for words in (
+        ["status", "sites/site-2"],
+        ["serve", "sites/site-2", "--socket", "s"],
+        ["approve", "mine.toml", *site],
+    ):
+        assert run_arguments(["site", *words]) == 2
+        said = capsys.readouterr().err.strip()
+        assert "state=lifetime.sqlite: it holds no reservation of approval" in said
+        assert said.endswith("bring the newest state/ back whole; without it this site stays closed")
+        assert "\n" not in said
 
 
 def test_only_a_signature_of_a_known_key_under_this_very_experiment(desk, capsys):

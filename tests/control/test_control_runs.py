@@ -49,6 +49,7 @@ def test_an_early_end_says_why(tmp_path):
     rounds = done.summary["rounds_done"]
     assert rounds < 6
     reason = f"algorithm.control chose longer intervals: all 24 planned local steps were done in {rounds} of 6 rounds"
+    reason += "; epsilon is that of the whole plan"
     assert done.summary["stopped"] == reason
     assert done.summary["status"] == "finished"
     assert reason in done.report.read_text()
@@ -60,7 +61,7 @@ def test_dear_energy_is_saved(tmp_path):
     assert dear.summary["energy_joule"] < 0.8 * even.summary["energy_joule"]
     assert sum(dear.summary["control"]["tau"]) / dear.summary["rounds_done"] > 5
     assert min(dear.summary["control"]["devices_untrusted"]) < 4
-    assert dear.epsilon < even.epsilon
+    assert dear.epsilon == pytest.approx(even.epsilon)  # an early end is charged in full
 
 
 @pytest.mark.parametrize(

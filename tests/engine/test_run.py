@@ -14,7 +14,7 @@ import sightline
 from sightline import accounting, engine
 from sightline.config import parse, to_toml
 from sightline.engine.execution import DryExecution
-from sightline.engine.metadata import describe_guarantee
+from sightline.engine.metadata import describe_guarantee, facts_of
 from sightline.engine.plan import plan_releases
 from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused, SightlineError
@@ -84,6 +84,32 @@ def test_fixed_cohorts_are_accounted_as_fixed(tiny, tmp_path):
     assert any(
         "fixed size and is drawn in secret" in one for one in describe_guarantee(engine.build_experiment(tiny(**fixed)))
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "real_sites", "says", "not_says"),
+    [
+        ("seed", False, "Noise and sampling come from the seed", "Each site draws"),
+        ("os", False, "Noise and sampling come from AES-256-CTR", "seed"),
+        ("seed", True, "Each site draws its batches, and the noise that it adds, from AES-256-CTR", "no protection"),
+        ("os", True, "The server draws from AES-256-CTR", "from the seed;"),
+    ],
+)
+def test_the_report_says_what_the_runtime_draws_from(tiny, source, real_sites, says, not_says):
+    """A report of real sites said "from the seed: no protection", though sites draw from the operating system."""
+    setting = engine.build_experiment(tiny(**{"privacy.noise_source": source, "privacy.where": "client"}))
+    facts = facts_of(setting, real_sites=real_sites)
+    told = " ".join(facts["caveats"][:2])
+    assert says in told
+    assert not_says not in told
+    assert facts["noise_source"] == ("os" if real_sites else source)
+
+
+def test_a_guarantee_does_not_call_a_large_factor_almost_nothing(tiny):
+    """At epsilon 8 "almost as likely" was a factor of 2,981."""
+    first = describe_guarantee(engine.build_experiment(tiny()))[0]
+    assert "up to a factor of e^epsilon, plus delta" in first
+    assert "almost" not in first
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])

@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import tempfile
 from contextlib import closing
@@ -23,6 +24,7 @@ from sightline.engine.record import DATABASE, RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
+from sightline.runtimes.flower.export import export_app
 from tests.engine.leftovers import Crash, crash_in, left_behind
 
 OS = {"privacy.noise_source": "os"}
@@ -434,7 +436,39 @@ def test_a_run_is_for_its_owner_only(tiny, tmp_path):
     shared = {"report.html", run_directory.MODEL}
     found = {*open_while_running, *modes(tmp_path / "run").items()}
     assert {name for name, mode in found if mode & 0o077} <= shared
+    assert not [name for name, mode in found if mode & 0o022], "report.html was writable for everybody (umask 000)"
     assert {DATABASE, f"{DATABASE}-wal", run_directory.CONFIG, run_directory.LOCK} <= {name for name, _ in found}
+
+
+def test_nobody_else_can_write_to_an_exported_app(tiny, tmp_path):
+    """Under umask 000 the app that runs on every node was writable for everybody."""
+    before = os.umask(0)
+    try:
+        export_app(tiny(), tmp_path / "app")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "app", *(tmp_path / "app").rglob("*")]
+    assert len(made) == 8
+    assert not [path.name for path in made if path.stat().st_mode & 0o022]
+
+
+@pytest.mark.slow
+def test_no_command_makes_what_everybody_can_write_to(tiny, tmp_path):
+    """The umask of the process itself: also folders on the way, pictures and tables, in commands of their own."""
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny()))
+    code = "import os; os.umask(0); from sightline.apps.cli.main import main; main()"
+    for words in (
+        ["run", "tiny.toml", "--out", "new/folder/run"],
+        ["run", "tiny.toml"],
+        ["flower", "export", "tiny.toml", "other/new/app"],
+        ["flower", "shards", "tiny.toml", "other/sites", "--epsilon", "8"],
+        ["site", "keygen", "other/key"],
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    made = [path for path in tmp_path.rglob("*") if path.name != "tiny.toml"]
+    assert len(made) > 30
+    assert not [str(path) for path in made if path.stat().st_mode & 0o002]
 
 
 def test_the_shards_of_sites_are_for_their_owner_only(tiny, tmp_path):

@@ -144,7 +144,7 @@ def test_three_sites_with_trouble(deployment, rogue_at):
     own = [Site(site) for site in sites]
     assert [len(releases_of(own[n])) for n in (0, 2)] == [8, 8]
     assert run.epsilon <= own[2].spent() <= 50.0
-    assert "of 50 at delta=0.001 per client" in deployment.sightline("site", "status", sites[0])
+    assert "budget for life: epsilon 50 at delta=0.001 per client" in deployment.sightline("site", "status", sites[0])
     # the run is over, and the approval with it
     other = WireMessage({"digest": own[0].approvals.all()[0].digest, "run": "another", "call": "leaving"})
     assert "every run needs an approval of its own" in own[0].answer(other).words["refused"]

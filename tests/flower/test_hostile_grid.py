@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import random
 import tracemalloc
 
 import numpy as np
@@ -157,6 +158,17 @@ NONSENSE = {
     "a pickle": record(data=saved(lambda file, v: np.save(file, v, allow_pickle=True), np.array([{}], object))),
     "an empty file": record(data=b" "),
     "a lying header": record(data=lying("(1000000000000000,)")),
+    "an open bracket": record(data=lying("(3,").replace(b", }", b"   ")),
+    "an archive without members": record(data=b"PK\x03\x04" + bytes(60)),
+    "columns first": record(data=saved(np.save, np.zeros((2, 3), np.float32, order="F"))),
+    "a byte too many": record(data=saved(np.save, np.zeros(3, np.float32)) + b"x"),
+    "a byte too few": record(data=saved(np.save, np.zeros(3, np.float32))[:-1]),
+    "no array": record(data=saved(np.save, np.array(["text"]))),
+    "infinity": record(words='{"question": 1e999}'),
+    "a name twice": record(words='{"round": 1, "round": 2}'),
+    "half a character": record(words='{"a": "\\ud800"}'),
+    "a long number": record(words='{"a": ' + "9" * 30 + "}"),
+    "long words": record(words='{"a": "' + "x" * (1 << 16) + '"}'),
     "another format": record(stype="torch"),
     "words that are none": record(words="]"),
     "words that are a list": record(words="[1]"),
@@ -173,6 +185,71 @@ def test_nonsense_is_told_in_one_line(content):
     assert found[0].startswith("sent nonsense")
     assert "\n" not in found[0]
     assert found[1].arrays["value"].tolist() == [3, 3, 3]
+
+
+def test_no_damaged_reply_ends_the_run():
+    """numpy.load let tokenize.TokenError and zipfile.BadZipFile through: one node ended the run of three."""
+    dice, good = random.Random(0), saved(np.save, np.zeros(3, np.float32))
+    pieces = [b"(", b"'", b"PK\x03\x04", b"9" * 30, b"\n", b"True", b"|O", b""]
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(dice.randint(1, 3)):
+            place = dice.randrange(len(bad))
+            bad[place : place + dice.randint(0, 9)] = dice.choice([*pieces, bytes([dice.randrange(256)])])
+        try:
+            assert from_record(record(data=bytes(bad) or b" ")).arrays["value"].dtype in (
+                np.float32,
+                np.float64,
+                np.int64,
+            )
+        except InvalidInput as error:
+            assert "\n" not in str(error)
+
+
+class Unpacking(Wire):
+    """Flower's grid: the replies of one request are unpacked together, and what is pulled is gone."""
+
+    def pull_messages(self, ids):
+        wanted = [one for one in self.answers(self.pushed) if one.metadata.reply_to_message_id in ids]
+        if any(one.metadata.reply_to_message_id == "m0" for one in wanted):
+            raise KeyError("an object of a type that Flower does not know")
+        return wanted
+
+
+def test_a_reply_that_flower_cannot_unpack_costs_its_sender_only():
+    wire = Unpacking(
+        (10, 11), lambda pushed: [reply(message, value(3)) for message in pushed], dict(enumerate(KEYS, 10))
+    )
+    post = GridTransport(wire, lambda: {0: 10, 1: 11}, timeout=5)
+    found = post.ask({client: WireMessage({"client": client}) for client in (0, 1)}, "server/1")
+    assert found[0] == "sent nonsense: its reply cannot be unpacked"
+    assert found[1].arrays["value"].tolist() == [3, 3, 3]
+
+
+def test_a_superlink_that_is_gone_ends_the_run():
+    """Else everybody would be left out of round after round, each of which spends privacy."""
+    wire = Unpacking((10,), lambda pushed: [reply(message, value(3)) for message in pushed])
+    wire.get_nodes = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        GridTransport(wire, lambda: {0: 10}, timeout=5).ask({0: WireMessage({"client": 0})}, "server/1")
+
+
+def test_a_reply_that_claims_to_be_the_answer_to_another_question_takes_nothing_away():
+    """The metadata inside a reply are its sender's words: node 11 answers node 10's message, as node 10."""
+
+    def forged(pushed):
+        false = reply(pushed[1], value(9))
+        false.metadata._reply_to_message_id, false.metadata._src_node_id = "m0", 10
+        return [false]
+
+    class Asked(Wire):
+        def pull_messages(self, ids):
+            return forged(self.pushed) if "m1" in ids else [reply(self.pushed[0], value(1))]
+
+    post = GridTransport(Asked((11, 10), None), lambda: {1: 11, 0: 10}, timeout=0.2)
+    found = post.ask({0: WireMessage({"client": 0}), 1: WireMessage({"client": 1})}, "server/1")
+    assert found[0].arrays["value"].tolist() == [1, 1, 1]
+    assert found[1] == "no answer within 0.2 seconds"
 
 
 def test_a_good_record_is_a_letter():

@@ -12,11 +12,10 @@ from sightline.api import Run
 from sightline.config import parse
 from sightline.data import Client, Federation, Kind
 from sightline.errors import BudgetExhausted, InvalidInput, Refused
-from sightline.ledger import Ledger
+from sightline.ledger import Ledger, LedgerDamaged
 from sightline.runtimes.flower.export import export_shards
 from sightline.runtimes.remote.clients import RemoteClients
 from sightline.runtimes.remote.message import WireMessage, experiment_digest
-from sightline.runtimes.site.approval import describe_approval
 from sightline.runtimes.site.policy import blank_shard
 from sightline.runtimes.site.process import ask_site, serve_site
 from sightline.runtimes.site.site import RunStore, Site
@@ -92,7 +91,7 @@ def test_an_experiment_that_does_not_fit_the_budget_is_not_approved(site_of):
 
 def test_what_the_owner_reads(site_of):
     site = site_of(LOCAL, approved=0)
-    said = "\n".join(describe_approval(site.draw_up(parse(LOCAL)), site.policy))
+    said = "\n".join(site.describe(site.draw_up(parse(LOCAL))))
     for words in ("at most 4 answers of client-2", "noise multiplier 2", "clip norm 0.4", "epsilon 3.1", "not signed",
                   "at most 6 local steps", "the server and everybody else"):  # fmt: skip
         assert words in said
@@ -130,7 +129,9 @@ def test_a_ledger_that_lost_answers_is_no_fresh_budget(harm, site_of):
         file.unlink()
     if harm == "older":
         budget.write_bytes(older)
-    assert "lacks answers" in Site(site.folder).answer(question(LOCAL, round=3)).words["refused"]
+    assert "state=budget.sqlite: it lacks answer" in Site(site.folder).answer(question(LOCAL, round=3)).words["refused"]
+    with pytest.raises(LedgerDamaged, match="bring the newest state/ back whole"):
+        Site(site.folder).check()
 
 
 def test_an_older_memory_of_a_run_is_noticed_by_the_ledger(site_of):
@@ -303,14 +304,17 @@ def test_a_start_outside_the_public_ball_is_refused(start, law, site_of):
     ("more", "law"),
     [
         ({"call": "everything"}, "not in the plan"),
-        ({"round": "soon"}, "are whole numbers"),
-        ({"round": True}, "are whole numbers"),
+        ({"round": "soon"}, "is a whole number"),
+        ({"round": True}, "is a whole number"),
         ({"round": 5}, "not in the plan"),
         ({"round": 0}, "not in the plan"),
         ({"use": 1}, "not in the plan"),
         ({"part": 1}, "not in the plan"),
-        ({"digest": "../../x"}, "no experiment of this digest"),
-        ({"digest": 7}, "no experiment of this digest"),
+        ({"digest": "../../x"}, "digest=../../x: is text that matches"),
+        ({"digest": 7}, "digest=7: is text that matches"),
+        ({"run": "x" * 65}, "xxx: is text that matches"),
+        ({"run": "a\nrefused: nothing"}, "run=a refused: nothing: is text that matches"),
+        ({"question": float("inf")}, "question=inf: is text that matches"),
     ],
     ids=str,
 )
@@ -372,6 +376,8 @@ def test_scaffold_gets_the_vectors_of_its_rule_and_nothing_else_of_it(site_of):
     site = site_of(plain)
     assert "rule/control" in site.answer(question(plain)).words["refused"]
     rule = {"rule/control": np.zeros(63, np.float32), "rule/steps": np.array(4.0), "rule/most_steps": np.array(6.0)}
+    sent = WireMessage.from_bytes(question(plain, arrays=rule).to_bytes())
+    assert sent.arrays["rule/steps"].shape == (), "numbers without axes came as vectors, and were refused"
     for wrong in (0.0, -1.0, np.nan, 1e9):
         asked = question(plain, arrays=rule | {"rule/steps": np.array(wrong)})
         assert "rule/steps" in site.answer(asked).words["refused"]
@@ -469,6 +475,10 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
     )  # fmt: skip
     assert told == []
     run = Run(tmp_path / "run")
+    # sites draw from their operating system, although the file says "seed"
+    assert run.metadata["noise_source"] == "os"
+    assert not any("come from the seed" in one for one in run.metadata["caveats"])
+    assert any(one.startswith("Each site draws its batches") for one in run.metadata["caveats"])
     # what a site reserved covers what the server's ledger says that it has let go of
     for number, site in sites.items():
         if not site.policy.trust_server:

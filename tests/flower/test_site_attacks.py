@@ -272,11 +272,11 @@ def test_an_answer_that_a_crash_left_uncounted_is_counted_when_it_leaves(site_of
     approve(site, OTHER)
     whole, calls = type(site.budget).advance, []
 
-    def crash_once(self, what):
+    def crash_once(self, what, **more):
         calls.append(what)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        whole(self, what)
+        whole(self, what, **more)
 
     monkeypatch.setattr(type(site.budget), "advance", crash_once)
     with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load
 
 from sightline.apps.serve.guard import Guard, Request
 from sightline.apps.serve.pages import PageServer
@@ -25,7 +26,14 @@ from sightline.ledger import SqliteStore, export_ledger, read_export
 from sightline.ledger.store import GENESIS, chain_hash
 from sightline.resources.cost import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
-from sightline.runtimes.remote.message import Task, WireMessage
+from sightline.runtimes.remote.message import (
+    LARGEST_SITE_WORDS,
+    Task,
+    WireMessage,
+    read_npy,
+    read_site_question,
+    read_words,
+)
 from sightline.topology.groups import read_schedule
 from sightline.topology.tree import read_tree
 
@@ -119,12 +127,41 @@ def saved(content: bytes) -> None:
 
 @target
 def letter(content: bytes) -> None:
-    """A letter, as a question and as an answer."""
+    """A letter, as a question and as an answer; safetensors reads no other arrays, and what was read can be sent."""
     found = WireMessage.from_bytes(content)
+    others = load(content)
+    if set(others) != set(found.arrays) or any(others[n].tobytes() != a.tobytes() for n, a in found.arrays.items()):
+        raise Bug("safetensors reads other arrays")
+    WireMessage.from_bytes(found.reply(0, found.words, found.arrays).to_bytes())
     asked = WireMessage({"question": "q", "client": 0, "round": 1})
     why_misdirected(found, asked)
     ExpectedAnswer(3).wrong_with(found, simulated=False)
     Task.read(found, 0)
+
+
+@target
+def question(content: bytes) -> None:
+    """The words of a question to a site: whatever it reads it can send back, on one line."""
+    try:
+        words = read_words(content.decode())
+    except (ValueError, RecursionError):
+        return  # from_bytes and from_record refuse it
+    found = read_site_question(WireMessage(words))
+    WireMessage.from_bytes(found.reply(0, {}).to_bytes(), most_words=LARGEST_SITE_WORDS)
+    if not all(isinstance(word, int) or (word.isprintable() and len(word) <= 64) for word in found.words.values()):
+        raise Bug("a word that is long, or not printable")
+
+
+@target
+def npy(content: bytes) -> None:
+    """An array of a reply: what is read is what NumPy reads."""
+    try:
+        found = read_npy(content)
+    except ValueError:
+        return  # from_record refuses it
+    other = np.load(io.BytesIO(content), allow_pickle=False)
+    if (other.dtype, other.shape, other.tobytes()) != (found.dtype, found.shape, found.tobytes()):
+        raise Bug("NumPy reads another array")
 
 
 def packed(content: bytes) -> bytes:

@@ -32,7 +32,7 @@ from tests.hostile.site_worlds import (
 LONGEST_REFUSAL = 400
 KILLS = {
     "before anything is written": (RunStore, "begin"),
-    "before the ledger": (Ledger, "append"),
+    "before the ledger": (Ledger, "knows_joint"),  # asked of the site's own ledger only
     "before the answer is kept": (RunStore, "put_answer"),
     "before the answer is counted": (LifetimeBudget, "advance"),
 }

@@ -51,3 +51,21 @@ def test_every_package_with_files_is_described():
     described = {readme.parent for readme in OF_PACKAGES}
     packages = {path.parent for path in SOURCE.rglob("*.py") if path.name not in UNNAMED} - {SOURCE}
     assert not [package for package in packages if not described & {package, package.parent}]
+
+
+def count_lines(paths):
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def test_the_map_says_how_long_the_core_is():
+    """It said 7,000 lines where the files it lists had more than 8,000."""
+    said, listed = (
+        re.search(r"## The core in reading order\n+About (.*)", (SOURCE / "README.md").read_text(), re.S)[1],
+        [],
+    )
+    for line in re.findall(r"^\d+\. .*", said, re.M):
+        for name in re.findall(r"`([\w/]+\.py)`", line):
+            listed.append(SOURCE / name if (SOURCE / name).is_file() else listed[-1].parent / name)
+    core, whole = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", said)[:2])
+    assert count_lines(listed) == pytest.approx(core, rel=0.1), f"the core has {count_lines(listed):,} lines"
+    assert count_lines(SOURCE.rglob("*.py")) == pytest.approx(whole, rel=0.1)

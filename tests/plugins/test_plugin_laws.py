@@ -1,11 +1,14 @@
 """The laws hold for what is built in, and each of them can fail: for every law there is something that breaks it."""
 
+import sys
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+import sightline
 from sightline import algorithms, engine, topology
 from sightline.config import parse
 from sightline.engine.algorithm_laws import check_sources
@@ -18,7 +21,8 @@ from sightline.mechanisms.samplers import FixedCohorts, Full, PoissonCohorts
 from sightline.mechanisms.updates import ClientOutput
 from sightline.plugins import BrokenLaw
 from sightline.randomness import EVERYONE
-from sightline.topology import SERVER, Line, Star, check_shape
+from sightline.testing.checks import make_file
+from sightline.topology import SERVER, Channel, Line, Star, TopologyPlugin, check_shape
 from tests.laws.combinations import Combination, plain
 
 CLIP = 0.5
@@ -376,6 +380,7 @@ def test_a_sampler_says_how_large_its_cohorts_are():
 
 
 STAR = Star(6, True)
+SEEN = {"clients": "client-0", "public": "public", "server": SERVER, "edge": "edge"}
 
 
 @pytest.mark.parametrize(
@@ -389,6 +394,18 @@ STAR = Star(6, True)
         ({"channels": (replace(STAR.top, members=(0, 0, 1)),)}, "clients, each of them once"),
         ({"channels": (replace(STAR.top, members=(0, 9)),)}, "clients, each of them once"),
         ({"channels": (replace(STAR.top, name="client-1"),), "trusted": ()}, "client-1 gathers from itself"),
+        ({"channels": (replace(STAR.top, audience=STAR.top.audience - {SERVER}),)}, "server .* its own audience"),
+        ({"channels": (replace(STAR.top, name="public"),), "trusted": ()}, "public is an outsider"),
+        ({"channels": (STAR.top, replace(STAR.top, members=(0, 1)))}, "two channels of one name, server"),
+        ({"channels": (STAR.top, replace(STAR.top, audience=frozenset({SERVER, "spy"})))}, "spy sees server"),
+        ({"channels": (replace(STAR.top, audience=STAR.top.audience | {"client-6"}),)}, "client-6 is not one of its 6"),
+        ({"channels": (replace(STAR.top, trusted=True),), "trusted": ()}, "server is handed un-noised updates, and it"),
+        ({"channels": (replace(STAR.top, through=frozenset({"relay"})),)}, "relay is handed un-noised updates, and it"),
+        ({"trusted": (SERVER, "client-3")}, "it trusts client-3, to whom nothing is handed"),
+        ({"uplinks": (("relay",),)}, "relay sends on what was gathered, and is in no audience"),
+        ({"gathers": (Channel("edge", tuple(range(6)), frozenset({"edge"})),), "trusted": (), "observers": SEEN}, "server is sent"),
+        ({"observers": STAR.observers | {"links": "link"}}, "link of 'links' is in no audience: its epsilon would be 0"),
+        ({"observers": {"public": "public", "clients": "client-0"}, "lines": STAR.lines}, "every kind of observers"),
         ({"channels": (replace(STAR.top, noise_factor=0.0),)}, "are positive"),
         ({"channels": (replace(STAR.top, noise_factor=0.5),)}, "like a star"),
     ],
@@ -401,6 +418,30 @@ def test_every_lie_of_a_topology_is_seen(changed, law):
         setattr(Other, name, property(lambda self, value=value: value))
     with pytest.raises(Refused, match=law):
         check_shape("mine", Other(6, True), clients=6, place="server", like="star")
+
+
+@dataclass(frozen=True)
+class Linked(Star):
+    """A star whose server is called a link and does not say that it sees what clients send it to publish."""
+
+    @property
+    def channels(self):
+        (top,) = super().channels
+        return (replace(top, name="link", audience=top.audience - {SERVER}),)
+
+    @property
+    def observers(self):
+        return {"links": "link", "public": "public", "other clients": "client-0"}
+
+
+def test_whoever_gathers_is_not_charged_nothing(monkeypatch, tmp_path):
+    """The attack: clients publish models of their own through the link, and the run printed "against links 0"."""
+    module = ModuleType("linked_topology")
+    module.LINKED = TopologyPlugin(lambda settings, *, clients, **how: Linked(clients, False), like="star")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    file = make_file({"unit": "client", "where": "client"}, kind="linked_topology:LINKED", algorithm={"name": "local"})
+    with pytest.raises(Refused, match="link gathers and sees what it publishes, so it is in its own audience"):
+        sightline.run(parse(file), out=tmp_path / "run", progress=False)
 
 
 def test_nobody_is_trusted_where_clients_add_the_noise():

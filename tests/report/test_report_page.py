@@ -303,22 +303,31 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 2.99, 3.0, 4.0, 8.0, 32.0, 900.0])
 def test_the_odds_are_a_sentence_at_every_epsilon(epsilon: float) -> None:
     """A bound of almost everything is no number to print: then it says at which epsilon it would be less."""
-    said = headline.test_power_words(epsilon, 1e-3)
+    power = headline.power_at_most(epsilon, 1e-3)
+    said = headline.test_power_words({"public": power}, 1e-3)
     shown = [float(word) for word in re.findall(r"at most ([\d.]+) %", said)]
     assert not any(value > 95.3 for value in shown)
-    power = 100 * headline.power_at_most(epsilon, 1e-3)
-    if power <= 95:
-        assert power <= shown[0] <= power + 0.1
+    if power <= 0.95:
+        assert 100 * power <= shown[0] <= 100 * power + 0.1
         assert len(shown) == 1
     else:
         assert "almost every true case" in said
         assert shown == [13.7, 37.1]
 
 
+def test_a_sentence_tells_observers_apart() -> None:
+    said = headline.test_power_words({"public": 0.2, "{server}": 0.3, "edges": 0.999}, 1e-3)
+    assert "almost every true case (edges); at epsilon 1" in said
+    assert "finds at most 30.0 % of the true cases ({server}), 20.0 % (public); a blind guess" in said
+
+
 def test_a_number_and_its_percent_stay_together(tmp_path: Path) -> None:
     notes = re.findall(r'<dd class="note">(.*?)</dd>', write_report(quickstart(tmp_path / "run", rounds=2)).read_text())
     assert any("worst" in note for note in notes)
     assert not any(" %" in note or "δ = " in note for note in notes)
+    promise = re.findall(r"<p>(In numbers.*?)</p>", write_report(tmp_path / "run").read_text())
+    assert len(promise) == 1
+    assert " %" not in promise[0]
 
 
 def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_path: Path) -> None:

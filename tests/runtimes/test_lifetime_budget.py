@@ -46,7 +46,7 @@ def test_a_reservation_is_durable_and_made_once(tmp_path):
     status = budget(site).status()
     assert status.reservations == (first,)
     assert status.number == 1
-    assert status.counted
+    assert status.counter == str(tmp_path / "count")
     with pytest.raises(InvalidInput, match="approval=a: this approval was reserved for other events"):
         budget(site).reserve("a", "changed", {Gaussian(2.0): 1})
 
@@ -129,12 +129,33 @@ def test_a_counter_that_is_gone_or_damaged_refuses(tmp_path):
         with pytest.raises(StateBehind):
             budget(site).check()
     (tmp_path / "count").unlink()
-    with pytest.raises(StateBehind, match="the file is gone; bring the newest one back"):
+    with pytest.raises(StateBehind, match="the file of its counter is not there; bring the newest counter back"):
         budget(site).check()
-    with pytest.raises(InvalidInput, match="put the key back"):
+    with pytest.raises(StateBehind, match=r"site\.counter: .*or the key counter or witness that site.toml had"):
         budget(site, counter=None).check()
     (tmp_path / "count").write_text(held)
     assert budget(site).check() == 1
+
+
+@pytest.mark.parametrize("name", ["count.tmp", "count"])
+def test_a_counter_follows_no_link_and_takes_no_name_of_another(name, tmp_path):
+    """`COUNTER.tmp` was written through a link that another user had put there: his choice of a file was emptied."""
+    victim, link = tmp_path / "victim", tmp_path / f"{name}.tmp"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    budget(tmp_path / "site", counter=f"../{name}").reserve("a", "", ONE)
+    assert (tmp_path / name).read_text().startswith("1 ")
+    assert (victim.read_text(), link.is_symlink()) == ("mine", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        {"site", "victim", name, link.name, f"{name}.lock"}
+    )
+
+
+def test_the_lock_of_a_counter_follows_no_link(tmp_path):
+    (tmp_path / "count.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(InvalidInput, match=r"lock=.*cannot be opened"):
+        budget(tmp_path / "site").reserve("a", "", ONE)
+    assert not (tmp_path / "victim").exists()
 
 
 def test_a_counter_inside_the_state_is_refused(tmp_path):
@@ -146,10 +167,31 @@ def test_a_counter_inside_the_state_is_refused(tmp_path):
         budget(tmp_path / "site", witness="true")
 
 
-def test_a_site_that_gets_its_counter_later_goes_on(tmp_path):
+def test_every_site_has_a_counter_beside_its_folder(tmp_path):
+    """Without one, a budget of 4.5 answered three experiments of epsilon 4: only lifetime.sqlite had to be lost."""
     site = tmp_path / "site"
-    budget(site, counter=None).reserve("a", "", ONE)
-    assert not budget(site, counter=None).status().counted
+    lifetime = budget(site, counter=None)
+    lifetime.reserve("a", "", ONE)
+    assert lifetime.status().counter == str(tmp_path / "site.counter")
+    assert (tmp_path / "site.counter").read_text().startswith("1 ")
+    roll_back(site, tmp_path / "nothing")
+    with pytest.raises(StateBehind, match="the counter is at 1 and this state at 0: it is an old copy"):
+        budget(site, counter=None).check()
+
+
+def test_a_counter_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    law = r"^site.toml: counter=.*: the site's user cannot write in its folder; name another file as counter in site.toml$"
+    with pytest.raises(InvalidInput, match=law):
+        budget(tmp_path / "site", counter=None)
+
+
+def test_a_state_of_an_earlier_version_gets_its_counter_and_goes_on(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    with monkeypatch.context() as patch:
+        patch.setattr(LifetimeBudget, "_confirm_counter", lambda *_: None)
+        budget(site).reserve("a", "", ONE)
+    assert not (tmp_path / "count").exists()
     assert budget(site).check() == 1
     assert (tmp_path / "count").read_text().startswith("1 ")
     assert stat.S_IMODE((tmp_path / "count").stat().st_mode) == 0o600

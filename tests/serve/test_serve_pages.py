@@ -431,6 +431,7 @@ COMMANDS = {
     "pooled": "--noise 1.5 --clients 20 --rate 0.25 --steps 64",
     "segment": "--noise 1.5 --steps 5 --rate 0.125 --segments 8 --first-step 0.25",
     "convex": "--noise 1.5 --steps 5 --rate 0.125 --segments 8",
+    "convex-once": "--noise 1.5 --chance 0.125 --segments 8",
     "correlated": "--noise 1.5 --steps 64 --separation 4 --uses 8 --rate 1",
     "clustered": "--noise 1.5 --samples 90 --batch-size 9 --rounds 20 --selection-epsilon 0.1",
 }

@@ -19,6 +19,7 @@ from sightline.accounting.interop import from_dp_event, to_dp_event
 from sightline.accounting.renyi import renyi_divergence
 from sightline.accounting.schemes import (
     SCHEMES,
+    Claim,
     Parameter,
     Scheme,
     SchemeFamily,
@@ -26,6 +27,7 @@ from sightline.accounting.schemes import (
     check_ins,
     clustered,
     convex,
+    convex_once,
     dropout,
     fixed,
     gaussian,
@@ -53,6 +55,7 @@ __all__ = [
     "Budget",
     "BudgetLine",
     "Certificate",
+    "Claim",
     "Composition",
     "GaussianBound",
     "GaussianFilter",
@@ -72,6 +75,7 @@ __all__ = [
     "compute_errors",
     "compute_sensitivity",
     "convex",
+    "convex_once",
     "correlated",
     "delta",
     "dropout",

@@ -5,8 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sightline.accounting.schemes import (
+    CLIP_NORM,
     NOISE,
+    OPEN,
     STEPS,
+    UNSEEN_DRAWS,
+    Claim,
+    Numbers,
     Parameter,
     Picture,
     Scheme,
@@ -124,12 +129,19 @@ def stream_events(
     return ((event, turns),)
 
 
+def claim_stream(numbers: Numbers) -> Claim:
+    """What a stream claims: turns are public, draws inside a turn are hidden."""
+    relative_to = f"{CLIP_NORM}, for one row of z before rows are correlated"
+    return Claim(OPEN.observer if numbers["rate"] == 1 else UNSEEN_DRAWS, "add_remove", relative_to)
+
+
 @register_scheme(
     title="Correlated: noise that cancels over rounds",
     help="Noise is correlated over the steps; each subject is used at most K times, at least B steps apart.",
     hint="Each step's noise takes back part of the noise before; everybody takes turns, which are public.",
     parameters=(ROW_NOISE, replace(STEPS, high=10_000, start=100), SEPARATION, TURNS_TAKEN, STRATEGY, BANDS, TURN_RATE),
     example={"noise": 2.5, "steps": 100, "separation": 10, "uses": 10},
+    claim=claim_stream,
 )
 def correlated(
     *,

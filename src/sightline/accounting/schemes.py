@@ -18,7 +18,7 @@ from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import calibrate
 from sightline.accounting.certified import BETA, Certificate, certify_balanced
 from sightline.accounting.published import AsPublished, clustered_noise
-from sightline.errors import invalid
+from sightline.errors import invalid, refuse
 from sightline.events import (
     MOST_COUNTED,
     Adjacency,
@@ -133,9 +133,10 @@ class CertifiedSchedule(Scheme):
         return cached_certificate(*numbers, delta, self.seed, self.beta)
 
     def epsilon(self, *, delta: float, accountant: Accountant = Accountant.PLD) -> float:
-        """Upper bound on epsilon at delta; moments are not certified."""
-        if accountant is Accountant.RDP:
-            return super().epsilon(delta=delta, accountant=accountant)
+        """Upper bound on epsilon at delta; raises for moments, which are not certified."""
+        if Accountant(accountant) is Accountant.RDP:
+            law = "a certificate samples the law of the ratio, not its moments"
+            refuse("accountant", accountant, law, "leave out --accountant rdp or --certified")
         return self.certificate(delta=delta).epsilon
 
     def interval(self, *, delta: float) -> tuple[float, float]:
@@ -223,6 +224,22 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """For whom the epsilon of a scheme holds. Commands and page state it in every answer."""
+
+    observer: str
+    """Against whom."""
+    adjacency: str
+    """Which change of the data it hides: a value of `Adjacency`."""
+    noise_relative_to: str
+    """What a noise multiplier of 1 is as large as."""
+
+    def facts(self) -> dict[str, str]:
+        """The three, by their names."""
+        return vars(self).copy()
+
+
+@dataclass(frozen=True)
 class SchemeFamily:
     """A registered scheme: its function, its numbers, and what is said of it."""
 
@@ -234,6 +251,8 @@ class SchemeFamily:
     help: str
     example: Numbers
     """Numbers that make sense together, in the order in which an example shows them."""
+    claim: Claim | Callable[[Numbers], Claim]
+    """For whom its epsilon holds, or a function of the numbers that says so."""
     hint: str = ""
     calibrate_help: str = ""
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None
@@ -289,6 +308,10 @@ class SchemeFamily:
 
         return at(1.0).calibrate_over(at, epsilon=epsilon, delta=delta, accountant=accountant)
 
+    def state_claim(self, numbers: Numbers) -> dict[str, str]:
+        """Observer, adjacency and what noise is relative to, for numbers that are complete but for the noise."""
+        return (self.claim if isinstance(self.claim, Claim) else self.claim(numbers)).facts()
+
     def note_delta(self, numbers: Numbers, delta: float) -> str | None:
         """What is to be said of a delta that is large for those whom the numbers count, if anything."""
         notes = [large_delta_note(delta, numbers[one.name], one.counts) for one in self.parameters if one.counts]
@@ -301,7 +324,8 @@ SCHEMES: dict[str, SchemeFamily] = {}
 TAKEN_SCHEMES = ("h2fdp", "ledger")
 """What the commands take besides schemes."""
 TAKEN_PARAMETERS = (
-    "accountant against as_json delta epsilon help interval json note noise_multiplier part scheme solve target token"
+    "accountant against as_json delta epsilon help interval json note noise_multiplier noise_relative_to observer part "
+    "scheme solve target token"
 ).split()
 """What the commands and the page ask or answer of every scheme."""
 
@@ -314,6 +338,7 @@ def register_scheme(
     help: str,
     parameters: tuple[Parameter, ...],
     example: Numbers,
+    claim: Claim | Callable[[Numbers], Claim],
     hint: str = "",
     calibrate_help: str = "",
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None,
@@ -322,7 +347,7 @@ def register_scheme(
     """Register a function of `noise` and other numbers as a scheme of the library, the commands and the page.
 
     Its name there is the function's, with hyphens. `help` is the line of the commands, `calibrate_help` that of
-    `calibrate` if it differs; `title` and `hint` (or `help`) are the page's.
+    `calibrate` if it differs; `title` and `hint` (or `help`) are the page's. `claim` says for whom the epsilon holds.
     """
 
     def register(make: Make) -> Make:
@@ -334,6 +359,7 @@ def register_scheme(
             title,
             help,
             example,
+            claim,
             hint or help,
             calibrate_help or help,
             matched_poisson,
@@ -364,6 +390,9 @@ def check_family(family: SchemeFamily) -> None:
             invalid("parameter", one.name, "0 < low <= start <= high")
     if family.make(**family.complete_numbers(family.example)).noise_multiplier != family.example[NOISE.name]:
         invalid("scheme", family.name, "its noise multiplier is `noise`")
+    adjacency = family.state_claim(family.complete_numbers(family.example))["adjacency"]
+    if adjacency not in list(Adjacency):
+        invalid("claim.adjacency", adjacency, f"is one of {', '.join(Adjacency)}")
 
 
 NOISE = Parameter("noise", "Noise multiplier z = sigma / sensitivity.", "Noise multiplier z", 0.2, 50, 1.0)
@@ -382,7 +411,7 @@ ADJACENCY = Parameter(
     "adjacency", "Which change is hidden.", "Adjacency", choices=tuple(one.value for one in Adjacency)
 )
 CERTIFIED = Parameter("certified", "Sample the true law: less epsilon, in seconds, with a confidence.", flag=True)
-SEED = Parameter("seed", "Seed of the draws of a certificate.", whole=True)
+SEED = Parameter("seed", "Seed of the draws of a certificate (default: 0); only with --certified.", whole=True)
 CLIP_NOISE = replace(NOISE, help="Noise multiplier z = sigma / clip norm.")
 COHORT = Parameter("cohort", "Clients in a cohort.", "Cohort", 1, 1e6, 10, whole=True)
 CLIENTS = Parameter("clients", "All clients.", "Clients", 2, 1e9, 100, whole=True, counts="clients")
@@ -399,7 +428,48 @@ FIRST_STEP = Parameter(
     "first_step", "Effect of the first step with the subject, over the 2 eta G of the others.", "First step", 1e-6, 1, 1
 )
 CONVEX_NOISE = replace(NOISE, help="Noise over D, what one draw of the subject moves the end by.")
-ONCE = Parameter("once", "One draw a segment, at the rate, and one use in it.", flag=True)
+DRAWN_ONCE = replace(CHANCE, help="Probability of being drawn in a segment at all.", label="Chance in a segment")
+
+CLIP_NORM = "the clip norm"
+UNSEEN_DRAWS = "anyone who does not see who takes part in which step; not a server that draws them"
+HIDDEN = Claim(UNSEEN_DRAWS, "add_remove", CLIP_NORM)
+OPEN = Claim("anyone, also who knows who took part", "add_remove", f"{CLIP_NORM} (adjacency replace: two clip norms)")
+ENDS = "anyone who sees the released ends and neither draws nor steps"
+
+
+def claim_split(numbers: Numbers) -> Claim:
+    """What a split model claims; whether tensors that are not split are counted."""
+    own = numbers.get("unsplit_noise")
+    rest = "no tensor is left unsplit (a run charges those that are: give --unsplit-noise)"
+    if own is not None:
+        rest = f"the unsplit tensors' own noise is {own:g} of their clip norm"
+        if "noise" in numbers:
+            rest += f", which is algorithm.split.unsplit_noise = {own / numbers['noise']:.4g} in a run"
+    return Claim(f"{UNSEEN_DRAWS}, nor who trains which part", "add_remove", f"{CLIP_NORM} of a part; {rest}")
+
+
+def claim_fixed(numbers: Numbers) -> Claim:
+    """What a cohort of a fixed size claims: a client that was not drawn knows that it was not."""
+    replaced = numbers["adjacency"] == Adjacency.REPLACE
+    doubled = f"{CLIP_NORM}; in a run with adjacency replace, z is relative to two clip norms: half of this number"
+    observer = "any one other client, who knows whether it was drawn, and anyone outside; not a server that draws them"
+    return Claim(observer, numbers["adjacency"], doubled if replaced else CLIP_NORM)
+
+
+def claim_pooled(numbers: Numbers) -> Claim:
+    """Whom noises of clients that add up protect from."""
+    draws = "neither messages nor draws" if numbers["everyone"] else "no single message"
+    other = f"any one other client, who knows its own noise and sees {draws}, and anyone outside"
+    server = "not the server that gathers: against it use sightline account gaussian"
+    return Claim(f"{other}; {server}", "add_remove", f"{CLIP_NORM}, for the noise of one client")
+
+
+def claim_segment(numbers: Numbers) -> Claim:
+    """What segments of steps in a ball claim."""
+    return Claim(ENDS, numbers["adjacency"], "2 eta m G, the most that all m steps of a segment move its end")
+
+
+DRAW_OF_CONVEX = "D, the most that one draw of the subject moves the end of a segment"
 
 
 @register_scheme(
@@ -408,6 +478,7 @@ ONCE = Parameter("once", "One draw a segment, at the rate, and one use in it.", 
     hint="Each step uses each subject with the same probability, independently.",
     parameters=(NOISE, RATE.starting_at(0.01), STEPS),
     example={"noise": 1, "rate": 0.01, "steps": 10_000},
+    claim=HIDDEN,
 )
 def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     """Each step uses each subject with probability `rate`, independently."""
@@ -420,18 +491,24 @@ def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     hint="Each subject is used in exactly so many of the steps, a hidden choice.",
     parameters=(NOISE, STEPS, USES, EPOCHS, CERTIFIED, SEED),
     example={"noise": 2, "steps": 1000, "uses": 100},
+    claim=HIDDEN,
     matched_poisson=lambda n: (n["uses"] / n["steps"], n["steps"] * n["epochs"]),
 )
-def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1, certified: bool = False, seed: int = 0) -> Scheme:
+def balanced(
+    *, noise: float, steps: int, uses: int, epochs: int = 1, certified: bool = False, seed: int | None = None
+) -> Scheme:
     """Each subject is used in exactly `uses` of `steps` steps, uniformly at random, anew in each of `epochs` epochs.
 
     `certified` samples the true ratio (seconds): less epsilon, with a chance of being wrong that is counted in delta.
+    `seed` (0 unless given) is that of its draws, and refused without it.
 
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06
     """
     events = ((Allocation(check_count("steps", steps), uses, Gaussian(noise)), check_count("epochs", epochs)),)
-    return CertifiedSchedule("balanced", noise, events, seed) if certified else Scheme("balanced", noise, events)
+    if seed is not None and not certified:
+        invalid("seed", seed, "nothing is drawn without a certificate", "give --certified too, or leave it out")
+    return CertifiedSchedule("balanced", noise, events, seed or 0) if certified else Scheme("balanced", noise, events)
 
 
 @register_scheme(
@@ -441,6 +518,7 @@ def balanced(*, noise: float, steps: int, uses: int, epochs: int = 1, certified:
     hint="Each subject that takes part trains one of the parts of the model, a hidden choice.",
     parameters=(NOISE, PARTS, RATE, STEPS, UNSPLIT_NOISE),
     example={"noise": 1, "parts": 8, "rate": 0.1, "steps": 1000},
+    claim=claim_split,
     matched_poisson=lambda n: (n["rate"], n["steps"]),
 )
 def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
@@ -462,6 +540,7 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     hint="Each subject that takes part trains half of the model, a hidden choice.",
     parameters=(NOISE, RATE, STEPS, UNSPLIT_NOISE),
     example={"noise": 1, "rate": 0.1, "steps": 1000},
+    claim=claim_split,
     matched_poisson=lambda n: (n["rate"], n["steps"]),
 )
 def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
@@ -476,6 +555,7 @@ def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | Non
     hint="Each subject opts in with a probability and then takes part once, at a hidden step.",
     parameters=(NOISE, STEPS, CHANCE),
     example={"noise": 1, "steps": 1000, "chance": 0.5},
+    claim=HIDDEN,
     matched_poisson=lambda n: (n["chance"] / n["steps"], n["steps"]),
 )
 def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
@@ -489,6 +569,7 @@ def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     help="Every step uses every subject.",
     parameters=(NOISE, STEPS),
     example={"noise": 4, "steps": 100},
+    claim=OPEN,
 )
 def gaussian(*, noise: float, steps: int) -> Scheme:
     """Every step uses every subject: local releases, full participation."""
@@ -501,19 +582,25 @@ def gaussian(*, noise: float, steps: int) -> Scheme:
     hint="Each step uses a hidden cohort of a fixed size, drawn without replacement.",
     parameters=(CLIP_NOISE, COHORT, CLIENTS, STEPS.starting_at(100), ADJACENCY),
     example={"noise": 1, "cohort": 10, "clients": 100, "steps": 100},
+    claim=claim_fixed,
 )
 def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str = "add_remove") -> Scheme:
     """Each step uses exactly `cohort` of `clients` clients, hidden; `noise` is relative to the clip norm.
 
     Under `replace` a client moves the sum by two clip norms, so the noise is half as large against what it can do.
-    Against a client who knows that it was not drawn itself, give one client less.
+    Another client that was not drawn knows that the cohort came from the others: as in a run, the cohort is counted as
+    one of `clients` - 1, and hides nobody where it has as many.
 
     >>> round(fixed(noise=1.0, cohort=10, clients=100, steps=100).epsilon(delta=1e-5), 3)
-    18.055
+    18.171
     """
+    if not 1 <= check_count("cohort", cohort) <= check_count("clients", clients):
+        invalid("cohort", cohort, f"a cohort has 1 to clients={clients} members")
     replaced = Adjacency(adjacency) is Adjacency.REPLACE
     kind, inner = (WithoutReplacement, Gaussian(noise / 2)) if replaced else (FixedCohort, Gaussian(noise))
-    return Scheme("fixed", noise, ((kind(cohort, clients, inner), check_count("steps", steps)),))
+    hidden = cohort < clients - 1
+    event: Event = kind(cohort, clients - 1, inner) if hidden else inner
+    return Scheme("fixed", noise, ((event, check_count("steps", steps)),))
 
 
 @register_scheme(
@@ -522,6 +609,7 @@ def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str
     hint="Each client that sends adds noise of its own; against another client, who sees only the sum.",
     parameters=(CLIP_NOISE, CLIENTS, RATE, STEPS.starting_at(50), EVERYONE),
     example={"noise": 1, "clients": 100, "rate": 0.1, "steps": 50},
+    claim=claim_pooled,
 )
 def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: bool = False) -> Scheme:
     """Noises of clients that add up, against another client: of those who are drawn (openly), or of everyone (hidden).
@@ -547,6 +635,7 @@ def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: boo
     "one noise for all.",
     parameters=(NOISE, SAMPLES, BATCH_SIZE, ROUNDS, SELECTIONS, CHOICE),
     example={"noise": 2, "samples": 8000, "batch_size": 32, "rounds": 200, "selection_epsilon": 0.1},
+    claim=Claim("anyone; clients draw their batches in secret and add the noise themselves", "add_remove", CLIP_NORM),
     published=clustered_noise,
 )
 def clustered(
@@ -576,6 +665,7 @@ def clustered(
     hint="Each segment makes hidden steps with Poisson batches, every step scaled onto a ball; its end is released.",
     parameters=(SEGMENT_NOISE, SEGMENT_STEPS, RATE.starting_at(0.05), SEGMENTS, FIRST_STEP, ADJACENCY),
     example={"noise": 1, "steps": 5, "rate": 0.05, "segments": 50},
+    claim=claim_segment,
 )
 def segment(
     *,
@@ -601,17 +691,36 @@ def segment(
 
 @register_scheme(
     title="Convex segments: hidden steps, no clipping",
-    help="Segments of hidden steps of a convex, smooth objective with Poisson batches; only the end is released.",
+    help="Segments of hidden steps of a convex, smooth objective with Poisson batches; only the end is released. "
+    "For one draw a segment use convex-once.",
     hint="Each segment makes hidden steps of a convex, smooth objective (softmax regression); its end is released.",
-    parameters=(CONVEX_NOISE, SEGMENT_STEPS.starting_at(10), RATE, SEGMENTS.starting_at(20), ONCE),
+    parameters=(CONVEX_NOISE, SEGMENT_STEPS.starting_at(10), RATE, SEGMENTS.starting_at(20)),
     example={"noise": 2, "steps": 10, "rate": 0.1, "segments": 20},
+    claim=Claim(ENDS, "add_remove", DRAW_OF_CONVEX),
 )
-def convex(*, noise: float, steps: int, rate: float, segments: int, once: bool = False) -> Scheme:
-    """`segments` segments of `steps` steps; `noise` is std / D. `once`: one draw a segment at `rate`, and one use.
+def convex(*, noise: float, steps: int, rate: float, segments: int) -> Scheme:
+    """`segments` segments of `steps` steps, each with a draw of its own at `rate`; `noise` is std / D.
 
     >>> round(convex(noise=2.0, steps=10, rate=0.1, segments=1).epsilon(delta=1e-5), 2)
     4.99
     """
     draws = check_count("steps", steps)
-    event = Poisson(rate, Gaussian(noise)) if once else ConvexSegment(draws, rate, Gaussian(noise))
+    event = ConvexSegment(draws, rate, Gaussian(noise))
     return Scheme("convex", noise, ((event, check_count("segments", segments)),))
+
+
+@register_scheme(
+    title="Convex segments: one draw in each",
+    help="Convex segments in each of which a subject is drawn with a probability, and then used in one step.",
+    hint="Each segment uses each subject with a probability, in one of its steps; its end is released.",
+    parameters=(CONVEX_NOISE, DRAWN_ONCE, SEGMENTS.starting_at(20)),
+    example={"noise": 2, "chance": 0.5, "segments": 20},
+    claim=Claim(ENDS, "add_remove", DRAW_OF_CONVEX),
+)
+def convex_once(*, noise: float, chance: float, segments: int) -> Scheme:
+    """`segments` convex segments with one draw of each subject: with `chance` it is used in one step of the segment.
+
+    >>> round(convex_once(noise=1.0, chance=0.2, segments=1).epsilon(delta=1e-5), 3)
+    2.447
+    """
+    return Scheme("convex_once", noise, ((Poisson(chance, Gaussian(noise)), check_count("segments", segments)),))

@@ -40,6 +40,9 @@ REGISTRY: dict[str, Algorithm] = {
     )
 } | {baseline.name: baseline for baseline in h2fdp.BASELINES}
 
+BUILT_IN = frozenset(REGISTRY)
+"""The algorithms whose claims do not follow released values: they were looked at one by one."""
+
 RULES: dict[str, type[StateUpdate]] = {
     rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme.Moreau)
 }
@@ -91,4 +94,4 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-__all__ = ["REGISTRY", "RULES", "Algorithm", "Round", "State", "build_algorithm", "find_algorithm", "settings_of"]
+__all__ = ["BUILT_IN", "REGISTRY", "RULES", "Algorithm", "Round", "State", "build_algorithm", "find_algorithm", "settings_of"]

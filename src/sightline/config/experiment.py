@@ -352,6 +352,8 @@ class Privacy(Section):
     """Of correlated noise: how the noises of rounds belong together."""
     stop_at_epsilon: Positive | None = None
     """Stop before the round that would exceed it: covered for lists that no data decide on (decisions 0081, 0192)."""
+    continue_ledger: bool | None = None
+    """Whether `epsilon` and `stop_at_epsilon` are for this run and all runs that `model.init` comes from, together."""
     accountant: Literal["pld", "rdp"] = "pld"
     options: dict[str, Any] | None = None
     """Of a mechanism of your own: its settings."""

@@ -1,9 +1,12 @@
-"""The law of an algorithm that somebody else brings: what it computes from releases remembers them.
+"""The laws of an algorithm of another package: values remember their releases, and claims do not follow values.
 
 An algorithm holds public values only, so that nothing it computes costs anything more. But the ledger must hear what a
-value was made of: who makes a `Public` by hand forgets its releases, and an observer would be charged too little.
+value was made of: an algorithm that makes a `Public` by hand forgets its releases, and an observer would be charged too
+little. And a bound holds for a list of events that is fixed beforehand (decision 0192): an algorithm that releases more
+or less, of others or with other noise, depending on what was released before, has no such list.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
+from sightline.engine.followed_plan import FollowedPlan, LeftPlan, facts_of
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
@@ -23,6 +27,8 @@ DIMENSION = 4
 ROUNDS = 3
 MOST_CALLS = 12
 """So many release calls are changed, one after the other."""
+SCALES = (0.0, -1.0, 1e-3, 1e3)
+"""All invented values are also multiplied by each of these."""
 
 _passed: set[tuple[str, ...]] = set()
 
@@ -42,9 +48,9 @@ class InventedValues(DryExecution):
 
     rehearsal = False
 
-    def __init__(self, sizes: list[int], changed: int | None) -> None:
+    def __init__(self, sizes: list[int], changed: int | None, scale: float = 1.0) -> None:
         super().__init__(sizes, dimension=DIMENSION)
-        self._changed = changed
+        self._changed, self._scale = changed, scale
         self.calls: list[NotedCall] = []
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
@@ -57,13 +63,14 @@ class InventedValues(DryExecution):
         starts = torch.stack([updates.starts[n].value for n in members]) if members else torch.zeros(0)
         rng = self._note_call(NotedCall(context.next_id, starts, frozenset(updates.sources)))
         values = {n: torch.from_numpy(rng.standard_normal(DIMENSION)).float() for n in (EVERYONE, *members)}
-        return ReleaseValues({n: value + self._shift for n, value in values.items()}, noise_std=1.0)
+        return ReleaseValues({n: self._scale * value + self._shift for n, value in values.items()}, noise_std=1.0)
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """The first model, or the second."""
         starts = torch.stack([one.value for one in ballot.candidates])
         self._note_call(NotedCall(context.next_id, starts, frozenset().union(*(c.sources for c in ballot.candidates))))
-        return dict.fromkeys(ballot.choosers.members, int(self._shift) % len(ballot.candidates))
+        other = int(self._shift) + int(self._scale != 1.0)
+        return dict.fromkeys(ballot.choosers.members, other % len(ballot.candidates))
 
     def _note_call(self, call: NotedCall) -> np.random.Generator:
         self.calls.append(call)
@@ -101,7 +108,10 @@ class Rehearsed:
 
 
 def check_first_algorithm(setting: BuiltExperiment) -> None:
-    """Hold somebody else's algorithm to its law, once for each of its sources and experiments."""
+    """Hold an algorithm of another package to its laws, once for each of its sources and experiments.
+
+    Code without a file has no digest that would tell whether it is still the same: it is tried every time.
+    """
     for plugin in setting.plugins:
         facts = (plugin.name, plugin.source_digest, setting.experiment.model_dump_json())
         if plugin.kind != ALGORITHM or facts in _passed:
@@ -110,20 +120,26 @@ def check_first_algorithm(setting: BuiltExperiment) -> None:
             check_sources(setting)
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
-        _passed.add(facts)
+        if plugin.source_digest != "unknown":
+            _passed.add(facts)
 
 
-def check_sources(setting: BuiltExperiment, *, rounds: int = ROUNDS) -> None:
-    """Raise `BrokenLaw` unless whatever changes with a released value remembers the release.
+def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *, rounds: int = ROUNDS) -> None:
+    """Raise `BrokenLaw` unless whatever changes with a released value remembers the release, and no claim changes.
 
     Guarantees: of the first rounds, with invented values: when one release has another value, every value of the state
-    and every starting point that is then another has one of that call's releases behind it in the ledger.
+    and every starting point that is then another has one of that call's releases behind it in the ledger. Then, and
+    when all values are larger, smaller, negative or zero, the same events are claimed of the same subjects for the same
+    audience in every round; and none that the `plan` does not have.
     """
     rounds = min(rounds, setting.experiment.rounds)
-    base, again = (_rehearse(setting, rounds, None) for _ in range(2))
+    base, again = (_rehearse(setting, rounds, None, plan=plan) for _ in range(2))
     _check_same(base, again)
+    for scale in SCALES:
+        _check_claims(base, _rehearse(setting, rounds, None, scale=scale), f"all released values are {scale:g} times")
     for call in range(min(len(base.calls), MOST_CALLS)):
         other = _rehearse(setting, rounds, call)
+        _check_claims(base, other, f"release call {call + 1} has another value than")
         for before, after in zip(base.states, other.states, strict=False):
             for name in before.keys() & after.keys():
                 _check_value(base, before[name].value, after[name].value, before[name].sources, call, f"state {name!r}")
@@ -137,6 +153,22 @@ def _check_same(base: Rehearsed, again: Rehearsed) -> None:
             raise BrokenLaw("same releases, same state", "run again on the same releases, its state is another")
 
 
+def _check_claims(base: Rehearsed, other: Rehearsed, what: str) -> None:
+    upto = min(len(base.states), len(other.states))
+    for time in range(1, upto + 1):
+        here, there = (_claims_at(one.ledger, time) for one in (base, other))
+        if here != there:
+            claim = next(iter((here - there) or (there - here)))
+            seen = f"round {time} claims {claim[3]} {here[claim]} times, and {there[claim]} times when {what} before"
+            raise BrokenLaw("claims do not follow released values", seen)
+
+
+def _claims_at(ledger: Ledger, time: int) -> Counter[tuple[Any, ...]]:
+    """The claims of a round: how often each subject is charged with what."""
+    rows = [release for release in ledger if release.time == time]
+    return Counter((subject, *facts_of(release)) for release in rows for subject in release.subjects)
+
+
 def _check_value(
     base: Rehearsed, here: torch.Tensor, there: torch.Tensor, sources: frozenset[int], call: int, what: str
 ) -> None:
@@ -146,20 +178,24 @@ def _check_value(
         raise BrokenLaw("what is computed from releases remembers them", seen)
 
 
-def _rehearse(setting: BuiltExperiment, rounds: int, changed: int | None) -> Rehearsed:
+def _rehearse(
+    setting: BuiltExperiment, rounds: int, changed: int | None, *, scale: float = 1.0, plan: FollowedPlan | None = None
+) -> Rehearsed:
     """The first rounds of the algorithm, as far as the budget goes."""
     ledger = Ledger(participants=setting.participants)
-    execution = InventedValues(setting.federation.sizes.tolist(), changed)
+    execution = InventedValues(setting.federation.sizes.tolist(), changed, scale)
     start = torch.from_numpy(np.random.default_rng(0).standard_normal(DIMENSION)).float()
     state: Any = setting.algorithm.init(Public(start), setting.clients, setting.settings)
     memories: dict[str, ClientState] = {}
     done = Rehearsed(ledger, execution.calls)
     for time in range(1, rounds + 1):
-        r = TrainingRound(setting, ledger, execution, time, memories)
         try:
+            r = TrainingRound(setting, ledger, execution, time, memories, plan=plan)
             state = setting.algorithm.round(_public_state(state), r, setting.settings)
         except BudgetExhausted:
             return done
+        except LeftPlan as error:
+            raise BrokenLaw("a run claims what its plan claims", str(error)) from None
         memories = r.memories
         state = {name: Public(one.value, ledger.frontier(one.sources)) for name, one in _public_state(state).items()}
         done.states.append(state)

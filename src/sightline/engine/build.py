@@ -16,6 +16,7 @@ from sightline import algorithms, data, models, resources, topology
 from sightline.accounting import Accountant
 from sightline.config import Experiment
 from sightline.data import Federation, Kind
+from sightline.engine.earlier_runs import EarlierRuns, find_earlier
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
 from sightline.mechanisms import (
@@ -64,6 +65,8 @@ class BuiltExperiment:
     """Each client's noise multiplier, once it is given or calibrated."""
     splitter: Splitter | None = None
     """How subjects are sent to parts of the model, when they are."""
+    earlier: EarlierRuns | None = None
+    """The runs whose model this one starts from."""
     paths: Paths = BY_RULE
     """Which exact paths local training takes: those that the run recorded when it began."""
 
@@ -71,6 +74,11 @@ class BuiltExperiment:
     def plugins(self) -> tuple[Plugin, ...]:
         """What of the experiment comes from elsewhere."""
         return tuple(list_plugins(self.experiment))
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the algorithm is not a built-in one: released values may decide what it releases."""
+        return self.experiment.algorithm.name not in algorithms.BUILT_IN
 
     @property
     def unit(self) -> Unit:
@@ -199,6 +207,7 @@ def build_experiment(
         settings,
         resources.build_resources(experiment, parameters=model.parameters),
         splitter=splitter,
+        earlier=_find_earlier(experiment, federation),
     )
     return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
 
@@ -308,3 +317,17 @@ def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) ->
     if not all(torch.isfinite(tensor).all() for tensor in (vector, *model.constants.values())):
         invalid("model.init", path, "holds numbers that are not finite")
     return model, vector
+
+
+def _find_earlier(experiment: Experiment, federation: Federation) -> EarlierRuns | None:
+    """The runs behind `model.init`; where their cost shall be counted in the budget, it must be known."""
+    init, privacy = experiment.model.init, experiment.privacy
+    digest = None if federation.elsewhere else federation.digest()
+    earlier = None if init is None else find_earlier(Path(init), digest)
+    if privacy.continue_ledger:
+        why = "no ledger lies beside the file that training starts from"
+        if earlier is not None:
+            why = earlier.explain_unknown(privacy.unit, privacy.adjacency)
+        if why:
+            refuse("privacy.continue_ledger", True, why, "leave it out, or start from the model in its run directory")
+    return earlier

@@ -28,6 +28,7 @@ from sightline.engine.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
+from sightline.engine.earlier_runs import MADE_BY, keep_earlier, sum_up
 from sightline.engine.evaluation import (
     cluster_facts,
     cluster_notes,
@@ -37,7 +38,9 @@ from sightline.engine.evaluation import (
     task_row,
 )
 from sightline.engine.execution import LiveExecution
+from sightline.engine.followed_plan import FollowedPlan, LeftPlan, refuse_early_stop
 from sightline.engine.metadata import facts_of, notes_of, seen_by
+from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
 from sightline.engine.recorded_paths import ChoosePaths, paths_by_rule, settle_paths
 from sightline.engine.release_gate import SeenBefore
@@ -57,6 +60,7 @@ from sightline.engine.run_directory import (
 )
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
 from sightline.errors import BudgetExhausted, invalid
+from sightline.events import Unit
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules
 from sightline.randomness import Streams
@@ -128,7 +132,7 @@ def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_n
         if found is None:
             law = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
             invalid("--resume", directory, law, "bring one of them back")
-        save_model(setting, path, found.state)
+        save_model(setting, path, found.state, record.store.head())
         on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
     on_note(f"run={directory}: has ended before; a run that has ended cannot be continued")
     facts = record.facts
@@ -159,6 +163,9 @@ class TrainingLoop:
         nodes = self.worker.nodes is not None
         self.twins = plan_worlds(setting, make_worker, public, self.secret, verify, nodes=nodes)
         self._compared_to = setting.experiment.rounds if verify else 1
+        self.plan = self._follow_plan() if setting.foreign and setting.unit is not Unit.NONE else None
+        if self.plan is not None:
+            refuse_early_stop(setting.experiment.privacy.stop_at_epsilon, self.plan)
 
     def close(self) -> None:
         """Let go of processes and connections."""
@@ -237,14 +244,19 @@ class TrainingLoop:
     def to_the_end(self) -> str | None:
         """Every round that is left."""
         state, done = self._where_it_stands()
+        counted = bool(self.setting.experiment.privacy.continue_ledger)
+        self.setting = replace(self.setting, earlier=keep_earlier(self.record, self.setting.earlier, counted=counted))
+        if self.setting.earlier is not None:
+            self.on_note(self.setting.earlier.tell(counted=counted))
         if not self.record.facts.get("created"):
             self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
         about = {"status": "running", "status_reason": "", "workers": getattr(self.worker, "processes", None)}
-        self.record.remember_metadata(facts_of(self.setting) | about)
+        real_sites = self.worker.nodes is not None and not self.worker.nodes.steadfast
+        self.record.remember_metadata(facts_of(self.setting, real_sites=real_sites) | about)
         reason, ending, rounds = None, "", self.setting.experiment.rounds
         for number in range(done + 1, rounds + 1):
             if self.setting.algorithm.finished(state):
-                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds"
+                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds{self._charged_in_full}"
                 break
             try:
                 state = self._run_round(state, number)
@@ -296,8 +308,28 @@ class TrainingLoop:
         if self.twins is not None and number <= self._compared_to:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.setting, self.ledger, execution, number, self.memories)
-        r = TrainingRound(*where, anew=anew, since=self.change.since)
-        return r, self.setting.algorithm.round(state, r, self.setting.settings)
+        redone = anew and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
+        r = TrainingRound(*where, anew=anew, since=self.change.since, plan=None if redone else self.plan)
+        try:
+            after = self.setting.algorithm.round(state, r, self.setting.settings)
+        except LeftPlan:
+            r.charge_plan(later=self.plan)
+            raise
+        r.charge_plan(later=self._plan_after(after, number))
+        return r, after
+
+    def _follow_plan(self) -> FollowedPlan:
+        nodes = self.worker.nodes
+        return follow_plan(self.setting, real_nodes=nodes is not None and not nodes.steadfast)
+
+    def _plan_after(self, state: State, number: int) -> FollowedPlan | None:
+        """The plan, when the run ends before its last round: released values may have decided that (decision 0192)."""
+        private = self.setting.unit is not Unit.NONE and number < self.setting.experiment.rounds
+        return (self.plan or self._follow_plan()) if private and self.setting.algorithm.finished(state) else None
+
+    @property
+    def _charged_in_full(self) -> str:
+        return "" if self.setting.unit is Unit.NONE else "; epsilon is that of the whole plan"
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
         self._look_around(state)
@@ -338,7 +370,7 @@ class TrainingLoop:
 
     def _finish_run(self, state: State, reason: str | None, ending: str) -> None:
         path = self.directory / MODEL
-        save_model(self.setting, path, state)
+        save_model(self.setting, path, state, self.record.store.head())
         found = self.setting.algorithm.found(state)
         asked = self.setting.experiment.topology.settings.get("count")
         rows = self.record.rounds() if found is not None else []
@@ -351,14 +383,16 @@ class TrainingLoop:
         compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
         notes = [*notes_of(self.setting), *told, *resumed[::-1], *compared]
         facts = cluster_facts(self.setting, state) | {"notes": notes}
+        if self.setting.earlier is not None:
+            facts["together"] = sum_up(self.setting.earlier, self.record.facts, self.ledger)
         status = "stopped" if reason else "finished"
         facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
         self.record.end({"model": file_digest(path), "status": status}, facts)
         remove_secret(self.directory)
 
 
-def save_model(setting: BuiltExperiment, path: Path, state: State) -> None:
-    """Write the model that is published, or every client's own."""
+def save_model(setting: BuiltExperiment, path: Path, state: State, head: str) -> None:
+    """Write the model that is published, or every client's own, with the head of the ledger that it was made under."""
     models = setting.algorithm.models(state, setting.clients)
     if isinstance(models, Public):
         tensors = setting.model.named_tensors(models.value.float())
@@ -368,7 +402,7 @@ def save_model(setting: BuiltExperiment, path: Path, state: State) -> None:
             for client, model in models.items()
             for name, tensor in setting.model.split(model.value.float()).items()
         } | dict(setting.model.constants)
-    save_tensors(path, tensors)
+    save_tensors(path, tensors, {MADE_BY: head})
 
 
 def accounted_at(number: int) -> bool:

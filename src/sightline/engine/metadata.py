@@ -10,6 +10,7 @@ import torch
 
 from sightline import mkl
 from sightline.accounting import large_delta_note
+from sightline.config import Privacy
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
 from sightline.ledger import write_parties
@@ -48,12 +49,12 @@ PACKAGES = ("sightline", "torch", "numpy", "scipy", "dp-accounting", "scikit-lea
 
 ADJACENCY = {
     "add_remove": "with or without that {unit} (its contribution zeroed out; all counts are public)",
-    "replace": "with that {unit}'s data exchanged for any other",
+    "replace": "with that {unit}'s data or any other in their place",
 }
 
 
-def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
-    """Everything the report needs to know once."""
+def facts_of(setting: BuiltExperiment, *, real_sites: bool = False) -> dict[str, Any]:
+    """Everything the report needs to know once; `real_sites` draw their noise themselves, whatever the file says."""
     experiment, federation, privacy = setting.experiment, setting.federation, setting.experiment.privacy
     return {
         "name": experiment.name,
@@ -95,7 +96,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "noise_multiplier": noise_multiplier(setting),
         "target_epsilon": privacy.epsilon,
         "stop_at_epsilon": privacy.stop_at_epsilon,
-        "noise_source": privacy.noise_source,
+        "noise_source": "os" if real_sites else privacy.noise_source,
         "sampling": {
             "clients": experiment.sampling.clients.model_dump(exclude_none=True),
             "samples": {"scheme": _samples_of(setting)}
@@ -107,7 +108,7 @@ def facts_of(setting: BuiltExperiment) -> dict[str, Any]:
         "notes": notes_of(setting),
         "trusted": list(setting.topology.trusted),
         "guarantee": describe_guarantee(setting),
-        "caveats": list_caveats(setting),
+        "caveats": list_caveats(setting, real_sites=real_sites),
     }
 
 
@@ -200,9 +201,8 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
         return ["No privacy guarantee: updates are published without noise."]
     unit = {"client": "client", "sample": "single example of a client"}[privacy.unit]
     sentences = [
-        f"Protects every {unit}: what is published is almost as likely "
-        + ADJACENCY[privacy.adjacency].format(unit=unit)
-        + ".",
+        f"Protects every {unit}: {ADJACENCY[privacy.adjacency].format(unit=unit)}, what is published is equally likely "
+        "up to a factor of e^epsilon, plus delta.",
     ]
     if setting.topology.trusted:
         names = write_parties(frozenset(setting.topology.trusted))
@@ -264,25 +264,37 @@ def lines_of(setting: BuiltExperiment) -> dict[str, list[list[str]]] | None:
     return {kind: [[line.observer, write_parties(line.exempt)] for line in some] for kind, some in lines.items()}
 
 
-def list_caveats(setting: BuiltExperiment) -> list[str]:
+def describe_randomness(privacy: Privacy, *, real_sites: bool) -> list[str]:
+    """Where noise and sampling come from: in a simulation what the file says, at real sites their own entropy."""
+    if not real_sites and privacy.noise_source == "seed":
+        return [
+            "Noise and sampling come from the seed: reproducible, and no protection against an observer who knows it. "
+            'Use noise_source = "os" for real people\'s data.'
+        ]
+    cipher = "AES-256-CTR, keyed by the operating system's entropy in an owner-only file"
+    if not real_sites:
+        return [f"Noise and sampling come from {cipher}."]
+    sites = f"Each site draws its batches, and the noise that it adds, from {cipher} of its own, not from the seed."
+    if privacy.noise_source == "os":
+        return [sites, f"The server draws from {cipher}."]
+    return [sites, "The server draws from the seed; every site adds its own noise, so no guarantee rests on it."]
+
+
+def list_caveats(setting: BuiltExperiment, *, real_sites: bool = False) -> list[str]:
     """What the guarantee does not cover."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return []
-    source = (
-        "Noise and sampling come from the seed: reproducible, and no protection against who knows the seed. "
-        'Use noise_source = "os" for real people\'s data.'
-        if privacy.noise_source == "seed"
-        else "Noise and sampling come from AES-256-CTR, keyed by the operating system's entropy in an owner-only file."
-    )
     notes = [
-        source,
+        *describe_randomness(privacy, real_sites=real_sites),
         "Accuracies, losses, timings and the count of rejected updates are diagnostics, outside the guarantee.",
         "Pair guarantees exclude collusion; a coalition sees the union of its members' views.",
         "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
     ]
     notes += _delta_notes(setting)
-    if setting.experiment.model.init is not None:
+    if setting.earlier is not None:
+        notes.append(f"{setting.earlier.tell(counted=bool(privacy.continue_ledger))}.")
+    elif setting.experiment.model.init is not None:
         notes.append("The weights that training started from (model.init) are taken as public.")
     elif is_given_model(setting.experiment.model.name):
         notes.append("The model that was handed over (model=), with the weights that it held, is taken as public.")

@@ -1,5 +1,6 @@
 """The plan: what a run will release, found out before any data is touched, and the noise that it needs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -9,7 +10,9 @@ from sightline import accounting
 from sightline.engine.algorithm_laws import check_first_algorithm
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import DryExecution
+from sightline.engine.followed_plan import FollowedPlan
 from sightline.engine.round import TrainingRound
+from sightline.errors import refuse
 from sightline.events import Event
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
@@ -34,6 +37,11 @@ def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_n
         memories = r.memories
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
     return ledger
+
+
+def follow_plan(setting: BuiltExperiment, *, real_nodes: bool = False) -> FollowedPlan:
+    """The plan of the whole run, for holding a run to it and for charging what the run leaves out."""
+    return FollowedPlan(plan_releases(setting, real_nodes=real_nodes), setting.topology)
 
 
 def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
@@ -66,26 +74,42 @@ def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
 
 def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
     """Per client, the least noise multiplier that keeps it within (epsilon, delta) against every untrusted observer."""
-    solved: dict[frozenset[tuple[Event, int]], float] = {}
+    solved: dict[tuple[frozenset[tuple[Event, int]], frozenset[tuple[Event, int]]], float] = {}
     needed = {}
     for client in setting.clients:
         name = client_name(client)
         lines = {line for some in setting.topology.lines.values() for line in some if name not in line.exempt}
-        views = [planned.composition(name, line.observer) for line in lines]
+        views = [(line.observer, planned.composition(name, line.observer)) for line in lines]
         worst = 0.0
-        for composition in views:
-            key = frozenset(composition.items())
-            if key not in solved:
-                solved[key] = _least_noise(setting, dict(composition))
-            worst = max(worst, solved[key])
+        for observer, composition in views:
+            for spent in _spent_before(setting, name, observer):
+                key = frozenset(composition.items()), frozenset(spent.items())
+                if key not in solved:
+                    solved[key] = _least_noise(setting, dict(composition), spent)
+                worst = max(worst, solved[key])
         needed[client] = worst
     return needed
 
 
-def _least_noise(setting: BuiltExperiment, composition: dict[Event, int]) -> float:
+def _spent_before(setting: BuiltExperiment, subject: str, observer: str) -> list[Counter[Event]]:
+    """What earlier runs may have shown, where the budget is for them too: each must fit; else nothing."""
+    if not setting.experiment.privacy.continue_ledger or setting.earlier is None:
+        return [Counter()]
+    found = setting.earlier.sums(subject, observer)
+    if found is None:
+        law = "the earlier runs differ in data and in what they show of their clients, in too many ways to calibrate"
+        refuse("privacy.continue_ledger", True, law, "give noise_multiplier and stop_at_epsilon in place of epsilon")
+    return found
+
+
+def _least_noise(setting: BuiltExperiment, composition: dict[Event, int], spent: Counter[Event]) -> float:
     privacy, mechanism = setting.experiment.privacy, setting.mechanism
+    before = accounting.epsilon(spent, privacy.delta, accountant=setting.accountant)
+    if before >= cast(float, privacy.epsilon):
+        law = f"the runs that model.init comes from have spent {before:.4g}, and privacy.continue_ledger counts them"
+        refuse("privacy.epsilon", privacy.epsilon, law, "give a larger one")
     return accounting.calibrate(
-        lambda noise: {mechanism.scaled(event, noise): times for event, times in composition.items()},
+        lambda noise: Counter({mechanism.scaled(event, noise): times for event, times in composition.items()}) + spent,
         epsilon=cast(float, privacy.epsilon),
         delta=privacy.delta,
         accountant=setting.accountant,

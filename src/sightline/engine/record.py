@@ -7,7 +7,7 @@ and rows are written together with the journal's entry of them, in one transacti
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from sightline.ledger import (
     read_parties,
     transaction,
 )
-from sightline.ledger.store import EDITED, chain_entry, close_on_error, of_the_file
+from sightline.ledger.store import EDITED, chain_entry, chain_hash, close_on_error, of_the_file, release_of
 
 DATABASE = "run.sqlite"
 WHOSE = "runs are for their owner only; ask whoever made it"
@@ -122,6 +122,40 @@ class RunRecord:
         with self._as_written():
             told = facts.get("participants")
             return read_parties(told) if isinstance(told, str) else _named_in(facts)
+
+    def add_earlier(self, runs: Sequence[tuple[Mapping[str, Any], Ledger]], unknown: str) -> None:
+        """Keep a copy of the ledgers of the runs that this one starts from, and the facts that say whose they are."""
+        with transaction(self._connection):
+            self._connection.execute(
+                "CREATE TABLE IF NOT EXISTS earlier "
+                "(run INTEGER, id INTEGER, body TEXT NOT NULL, PRIMARY KEY (run, id))"
+            )
+            self._connection.execute("DELETE FROM earlier")
+            kept = []
+            for number, (facts, ledger) in enumerate(runs):
+                head, rows = GENESIS, []
+                for release in ledger:
+                    body = release.body()
+                    head = chain_hash(head, body)
+                    rows.append((number, release.id, body))
+                self._connection.executemany("INSERT INTO earlier VALUES (?, ?, ?)", rows)
+                kept.append(dict(facts) | {"copied": head})
+            self._remember({"started_from": {"runs": kept, "unknown": unknown}})
+
+    def earlier_runs(self) -> Iterator[tuple[dict[str, Any], Ledger]]:
+        """The runs that this one started from, the last one first: their facts and ledgers, as they were copied."""
+        told = self.facts.get("started_from") or {"runs": []}
+        with self._as_written():
+            for number, facts in enumerate(told["runs"]):
+                query = "SELECT id, body FROM earlier WHERE run = ? ORDER BY id"
+                head, releases = GENESIS, []
+                for id, body in self._connection.execute(query, (number,)):
+                    head = chain_hash(head, body)
+                    releases.append(release_of(body, id))
+                if head != facts["copied"]:
+                    law = f"the ledger that it keeps of {facts['run_dir']} is not the one it copied"
+                    raise LedgerDamaged(f"run={self.directory}: {law}; {EDITED}")
+                yield dict(facts), Ledger(releases, participants=read_parties(str(facts["participants"] or "")))
 
     def remember_metadata(self, facts: Mapping[str, Any]) -> None:
         """Write facts about the run; a fact of the same name is replaced."""

@@ -23,7 +23,8 @@ from sightline.engine.execution import (
     schedule_fields,
     shares_of,
 )
-from sightline.engine.release_gate import ReleaseGate
+from sightline.engine.followed_plan import FollowedPlan
+from sightline.engine.release_gate import DrawnCohort, ReleaseGate
 from sightline.errors import Refused, refuse
 from sightline.events import Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
@@ -45,7 +46,7 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.samplers import thin_sampler
+from sightline.mechanisms.samplers import Full, thin_sampler
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
@@ -62,6 +63,7 @@ class TrainingRound:
     def __init__(
         self, setting: BuiltExperiment, ledger: Ledger, execution: Execution, time: int,
         memories: Mapping[str, ClientState] | None = None, *, anew: bool = False, since: int = 0,
+        plan: FollowedPlan | None = None,
     ) -> None:  # fmt: skip
         self.time = time
         self.rehearsal = execution.rehearsal
@@ -74,6 +76,7 @@ class TrainingRound:
         self._execution, self._worker = execution, execution.worker
         self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
+        self._rated = frozenset[str]()
         clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
         self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
         self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
@@ -83,8 +86,9 @@ class TrainingRound:
         nodes = self._worker.nodes
         steadfast = nodes is None or nodes.steadfast
         self._gate = ReleaseGate(
-            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since
-        )
+            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since,
+            planned=None if plan is None else plan.begin_round(time),
+        )  # fmt: skip
         self._meter = CostMeter(setting, time, self.counts, counting=not self.rehearsal)
         self.heard: list[list[ChannelMean]] = []
 
@@ -107,6 +111,7 @@ class TrainingRound:
         """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
         self.pace = self._execution.allow_schedule(self._setting, wanted, most_steps)
         self.most_steps = most_steps
+        self._rated = frozenset(wanted.rates)
 
     def server_rng(self) -> np.random.Generator:
         """The server's own generator of this round."""
@@ -128,10 +133,12 @@ class TrainingRound:
 
     def _draw_members(self, channel: Channel) -> tuple[int, ...]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
-        self._gate.note_draw(channel, Draw(Purpose.COHORT, self.time, EVERYONE, self._draws, again=self._again))
+        draw = Draw(Purpose.COHORT, self.time, EVERYONE, self._draws, again=self._again)
         self._draws += 1
         sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
-        return self._execution.draw_members(sampler, channel, self.time, rng, line=line)
+        members = self._execution.draw_members(sampler, channel, self.time, rng, line=line)
+        self._gate.note_draw(channel, DrawnCohort(draw, frozenset(members)))
+        return members
 
     def _sampler_of(self, channel: Channel) -> CohortSampler:
         whole = self._setting.sampler_of(channel)
@@ -228,9 +235,9 @@ class TrainingRound:
         mechanism = self._setting.mechanism
         contexts, claims = [], list[tuple[Release, ...]]()
         for updates, channel in many:
-            context = self._release_context(updates, channel)
+            context, drawn = self._release_context(updates, channel)
             contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
-            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel, updates.at))
+            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel, updates, drawn))
         made = list(self._gate.record_releases([release for some in claims for release in some]))
         found, heard = [], []
         for (updates, _), context, some in zip(many, contexts, claims, strict=True):
@@ -276,8 +283,8 @@ class TrainingRound:
         claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
         compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
-        context = self._release_context(updates, channel)
-        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel, updates.at))
+        context, drawn = self._release_context(updates, channel)
+        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel, updates, drawn))
         outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
         self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, context))
@@ -303,10 +310,29 @@ class TrainingRound:
         self.counts["uplink_floats"] += floats
         self.counts["downlink_floats"] += floats
 
-    def _release_context(self, updates: Updates, channel: Channel) -> ReleaseContext:
+    def charge_plan(self, later: FollowedPlan | None = None) -> None:
+        """Charge what was planned for this round and not released; with a plan, also all `later` rounds of it."""
+        self._gate.charge_plan(later)
+
+    def _release_context(self, updates: Updates, channel: Channel) -> tuple[ReleaseContext, DrawnCohort | None]:
         self._gate.check_first_use(updates.at)
         self._check_turns(updates, channel)
-        return self._scene_at(updates.at, channel, Purpose.NOISE)
+        drawn = self._gate.take_draw(channel)
+        context = self._scene_at(updates.at, channel, Purpose.NOISE)
+        return replace(context, chosen=self._is_chosen(updates.cohort, channel, drawn)), drawn
+
+    def _is_chosen(self, cohort: Cohort, channel: Channel, drawn: DrawnCohort | None) -> bool:
+        """Whether released values may have decided how many take part: then their number may not lower a claim.
+
+        Not where all members of the channel do by the experiment's own sampler, nor where the cohort is as that sampler
+        drew it. An algorithm of another package also decides which draws it uses.
+        """
+        members = frozenset(cohort.members)
+        if channel.name in self._rated:  # also in a plan, which takes the limit in place of the rate
+            return True
+        if isinstance(self._sampler_of(channel), Full) and members == frozenset(channel.members):
+            return False
+        return self._setting.foreign or drawn is None or members != drawn.members
 
     def _check_turns(self, updates: Updates, channel: Channel) -> None:
         """Whoever was asked had a turn: releases are claimed to be about those only, whether they answer or not."""

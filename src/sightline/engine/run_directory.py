@@ -43,7 +43,7 @@ OURS = {
 }
 OURS |= {Path(name).with_suffix(".tmp").name for name in (CONFIG, SECRET, DIGEST, RUN_ID)}
 """What a run writes before its first release, beside its lock, which comes first."""
-TABLES = {"fact", "round", "release", "journal"}
+TABLES = {"fact", "round", "release", "journal", "earlier"}
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _DISK = re.compile(r"disk|readonly database|os error (?:5|27|28|30|122)\b")
@@ -110,7 +110,7 @@ def _first_free(folder: Path, name: str) -> Path:
     for number in range(1, 10**6):
         path = folder / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             _make(path)
             return path
         except FileExistsError:

@@ -137,6 +137,14 @@ class View:
             self._check_subject(subject)
         return total
 
+    def by_subject(self, exempt: Parties = NOBODY) -> dict[str, Composition]:
+        """The composition of every subject outside `exempt` of whom anything was seen."""
+        found: defaultdict[str, Composition] = defaultdict(Counter)
+        for (charged, event), times in self._charges.items():
+            for name in charged - exempt:
+                found[name][event] += times
+        return dict(found)
+
     def compositions_of(self, subjects: Parties) -> dict[str, Composition]:
         """`composition` of each of the subjects, in one walk over what was charged."""
         found: dict[str, Composition] = {name: Counter() for name in subjects}

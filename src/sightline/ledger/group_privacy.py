@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sightline.accounting import Accountant
+from sightline.accounting import Accountant, Claim
+from sightline.accounting.schemes import CLIP_NORM
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson
 from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
@@ -88,12 +89,20 @@ def sampled_event(rate: float, noise: float) -> Event:
     return Gaussian(noise) if rate == 1 else Poisson(rate, Gaussian(noise))
 
 
+AGAINST = {"everyone": "every other worker", "out-of-group": "workers outside one's groups"}
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """Epsilon of all pairs, by class; matrices are made when they are asked for."""
 
     question: Question
     pairs: Pairs
+
+    @property
+    def claim(self) -> Claim:
+        """For whom the epsilons hold."""
+        return Claim(AGAINST[self.question.threat], "add_remove", CLIP_NORM)
 
     @property
     def workers(self) -> int:

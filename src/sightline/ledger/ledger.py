@@ -361,10 +361,11 @@ class Ledger:
 
         With `planned`, what it would be if those releases were appended next.
         """
-        found = self._view_with(planned, observer).compositions(exempt)
+        found = self.view_with(planned, observer).compositions(exempt)
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
 
-    def _view_with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
+    def view_with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
+        """The view of an observer, as it would be if `planned` were appended next."""
         view = self._view(self._observers(observer, planned))
         if not planned:
             return view
@@ -375,7 +376,7 @@ class Ledger:
         return all(
             room.fits(dict(items))
             for line in lines
-            for items in self._view_with(planned, line.observer).compositions(line.exempt)
+            for items in self.view_with(planned, line.observer).compositions(line.exempt)
         )
 
     def budget_room(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> Headroom:

@@ -61,6 +61,8 @@ class ReleaseContext:
     """Of a round that nodes have seen and that is made again: the number of the release that it begins with."""
     correlated: DrawCorrelated | None = None
     """The streams of correlated noise; none in a plan."""
+    chosen: bool = False
+    """Whether the algorithm chose who takes part, or how likely: released values may have decided on it."""
 
     @property
     def subjects(self) -> Parties:

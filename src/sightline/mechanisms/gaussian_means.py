@@ -237,8 +237,9 @@ class PooledMean(LocalMean):
 
     Guarantees: `Gaussian(z)` against the server that gathers; against any other single observer the noises of the
     other members add up, all but the one that the observer may have added itself: `Pooled(k - 1, Gaussian(z))` for k
-    members. k is who was drawn, at a rate that must not depend on what was released. Not claimed with integer
-    arithmetic, where the sum of rounded noises is not a rounded Gaussian, nor for real nodes, which may not answer and
+    members. k is how many were drawn by the experiment's own sampler; where the algorithm chose the cohort or its rate
+    (`ReleaseContext.chosen`) released values may have decided on k, and `Gaussian(z)` is claimed. So it is with integer
+    arithmetic, where the sum of rounded noises is not a rounded Gaussian, and for real nodes, which may not answer and
     then add no noise. No later update depends on a noise that only its sender knows: an algorithm gets the mean, never
     a single message, and what clients keep is made before the noise.
     """
@@ -247,7 +248,8 @@ class PooledMean(LocalMean):
         """One release per member, to the server; the mean is post-processing of them."""
         *sent, mean = super().claim_mean(updates, context)
         others = len(sent) - 1
-        if others < 2 or self.keeps_noised or self.noisy_sum is not FLOATS or not all_answer(updates):
+        alone = context.chosen or self.keeps_noised or self.noisy_sum is not FLOATS or not all_answer(updates)
+        if others < 2 or alone:
             return *sent, mean
         gatherer = frozenset({context.channel.name})
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean

@@ -381,8 +381,8 @@ class LocalSchedule:
     rates: Mapping[str, float] = field(default_factory=dict)
     """Channel -> the probability that a member takes part; channels not named keep the experiment's.
 
-    Below a server that is not trusted these must not follow released values: who took part is how many noises add up,
-    which is counted as it came (`Pooled`).
+    Below a server that is not trusted, releases at such rates claim `Gaussian(z)`: how many noises add up may have
+    followed from released values. How often a client is asked may not follow them, unless the whole plan is charged.
     """
 
     def __post_init__(self) -> None:

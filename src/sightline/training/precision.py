@@ -98,7 +98,8 @@ def read_outcomes(path: Path) -> dict[str, str]:
 def keep_outcomes(path: Path, outcomes: dict[str, str]) -> None:
     """Write the outcomes in one move; without a place to write, the next process tries again."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        fresh.touch(mode=0o644)
         fresh.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
         fresh.replace(path)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from sightline.accounting.trade_off import TradeOff
 from sightline.apps.audit.attack import (
     THRESHOLDS,
     MarkedValues,
@@ -20,7 +21,7 @@ from sightline.apps.audit.attack import (
 )
 from sightline.apps.audit.canary_setup import AttackedPair, CanarySetup
 from sightline.apps.audit.observer import SHOWN, Key, Observer
-from sightline.apps.audit.trade_off import ClaimedFamily, TradeOff, guesses_refute, least_factor, rates_refute
+from sightline.apps.audit.trade_off import ClaimedFamily, guesses_refute, least_factor, rates_refute
 from sightline.apps.audit.turns import take_turns, turn_weights
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name

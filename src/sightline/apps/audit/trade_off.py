@@ -14,68 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import stats
 
 from sightline import accounting
 from sightline.accounting.canonical import canonical_form
-from sightline.accounting.filters import bound_delta_curve
-from sightline.accounting.likelihood_ratio import Array
-from sightline.accounting.pld import only_gaussian
+from sightline.accounting.trade_off import LEAST_DELTA, POINTS, STEEPEST, TradeOff, claimed_curve
 from sightline.apps.audit.summed_steps import hides_steps, summed_deltas, summed_epsilon
 from sightline.events import Event, Gaussian, Poisson, scale_noise
 
-LEAST_DELTA = 1e-8
-"""The curve of a claim is taken from the deltas above this: rates below it are not counted by anybody."""
-POINTS = 200
-STEEPEST = 600.0
-"""Epsilons beyond this are not told apart: their exponentials end."""
 FURTHEST = 5
 """Members are tried with noise from 2^-5 to 2^5 times the claimed one."""
 HALVINGS = 8
 """Of the factor of two between a member that is refuted and one that is not."""
-
-
-@dataclass(frozen=True, eq=False)
-class TradeOff:
-    """Lines above the best test's rate of hits: hits <= offset + slope x false alarms, for every one of them."""
-
-    offset: Array
-    slope: Array
-
-    @classmethod
-    def from_deltas(cls, epsilons: Array, deltas: Array) -> "TradeOff":
-        """The lines P(S) <= e^epsilon Q(S) + delta, for "yes" and, the other way round, for "no".
-
-        >>> curve = TradeOff.from_deltas(np.array([math.log(3)]), np.array([0.0]))
-        >>> round(curve.most_hits(0.25), 4), round(curve.least_alarms(0.75), 4)
-        (0.75, 0.25)
-        """
-        ratio, kept = np.exp(epsilons), 1 - deltas
-        return cls(np.concatenate([deltas, 1 - kept / ratio]), np.concatenate([ratio, 1 / ratio]))
-
-    def most_hits(self, alarms: float) -> float:
-        """At most how often "yes" is right, when it is wrong so often."""
-        return min(1.0, float((self.offset + self.slope * alarms).min()))
-
-    def least_alarms(self, hits: float) -> float:
-        """At least how often "yes" is wrong, when it is right so often."""
-        return max(0.0, float(((hits - self.offset) / self.slope).max()))
-
-
-def claimed_curve(events: Mapping[Event, int]) -> TradeOff | None:
-    """The trade-off curve of a composition, never above the true one; None where nothing is known of it."""
-    counts = canonical_form(events)
-    strength = only_gaussian(counts)
-    if strength is not None:
-        reach = strength * (strength / 2 + float(stats.norm.isf(LEAST_DELTA)))
-        epsilons = np.linspace(0.0, min(reach, STEEPEST), POINTS)
-        return TradeOff.from_deltas(epsilons, np.array([accounting.delta(counts, float(e)) for e in epsilons]))
-    curve = bound_delta_curve(counts, LEAST_DELTA)
-    if curve is None:
-        return None
-    few = np.unique(np.linspace(0, len(curve.epsilons) - 1, POINTS).astype(int))
-    few = few[curve.epsilons[few] <= STEEPEST]
-    return TradeOff.from_deltas(curve.epsilons[few], curve.deltas[few])
 
 
 def summed_curve(events: Mapping[Event, int]) -> TradeOff | None:

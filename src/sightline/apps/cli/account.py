@@ -142,6 +142,10 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
         "scheme": "ledger",
     }
     answer |= {"subject": subject, "observer": named, "releases": sum(events.values()), "ledger": file}
+    first = next(iter(held), None)
+    if first is not None:
+        answer |= {"unit": str(first.unit), "adjacency": str(first.adjacency)}
+        answer["noise_relative_to"] = "what the subject moves a release by under this adjacency"
     print_answer(answer, as_json)
 
 
@@ -159,7 +163,7 @@ def account_scheme(
         lower, upper = scheme.interval(delta=delta)
         answer |= {"interval": [finite_or_none(lower), finite_or_none(upper)]}
     answer |= {"scheme": scheme.name, "noise_multiplier": scheme.noise_multiplier, "events": list_events(scheme)}
-    answer |= scheme.list_facts(delta=delta)
+    answer |= family.state_claim(numbers) | scheme.list_facts(delta=delta)
     note = family.note_delta(numbers, delta)
     print_answer(answer | ({"note": note} if note else {}), as_json)
 

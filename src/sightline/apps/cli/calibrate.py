@@ -58,7 +58,7 @@ def command() -> None:
     "h2fdp", epilog=examples_epilog("calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5")
 )
 @click.option("--rate", type=float, required=True, help="Probability of taking part in a step.")
-@click.option("--steps", type=int, required=True, help="Number of noisy steps.")
+@click.option("--steps", type=int, required=True, help="Number of noisy releases: segments, not local steps.")
 @answer_options(*ASKED)
 @click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
 @click.option(
@@ -81,6 +81,7 @@ def h2fdp(
     """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
     from sightline import accounting
     from sightline.accounting.published import as_published_noise
+    from sightline.accounting.schemes import claim_segment
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
@@ -94,6 +95,8 @@ def h2fdp(
         "delta": delta,
         "accountant": accountant,
         "scheme": "h2fdp",
+        **claim_segment({"adjacency": "add_remove"}).facts(),
+        "segments": steps,
         "segment_rate": whole,
         "as_published_noise": printed.value,
         "as_published_costs": finite_or_none(_cost_of(scheme, printed.value, delta, chosen)),
@@ -118,7 +121,8 @@ def calibrate_scheme(
     scheme = family.calibrated(numbers, epsilon=epsilon, delta=delta, accountant=chosen)
     spent = scheme.epsilon(delta=delta, accountant=chosen)
     answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
-    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name} | scheme.list_facts(delta=delta)
+    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
+    answer |= family.state_claim(numbers | {"noise": scheme.noise_multiplier}) | scheme.list_facts(delta=delta)
     if family.published is not None:
         printed = family.published(**numbers, epsilon=epsilon, delta=delta)
         answer |= {"as_published_noise": finite_or_none(printed.value), "notice": printed.notice}

@@ -62,6 +62,7 @@ def site_command(folder: Path, socket: Path) -> None:
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
+    site.check()
     serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
 
 
@@ -72,14 +73,16 @@ def spent_command(folder: Path, as_json: bool) -> None:
     """How much of its budget the site in FOLDER has spent, over all runs."""
     from sightline.apps.report.numbers import format_upper
     from sightline.engine import replace_nonfinite
+    from sightline.runtimes.site.approval import percent_up
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
-    spent, policy = site.spent(), site.policy
+    status, policy = site.budget.status(), site.policy
+    spent = status.spent
     if as_json:
         facts = {"epsilon": spent, "budget": policy.epsilon, "delta": policy.delta, "unit": policy.unit}
         click.echo(json.dumps(replace_nonfinite(facts)))
     else:
-        click.echo(
-            f"epsilon {format_upper(spent, digits=4)} of {policy.epsilon:g} at delta={policy.delta:g} per {policy.unit}"
-        )
+        whole = f"epsilon {policy.epsilon:g} at delta={policy.delta:g} per {policy.unit}"
+        used = f"{percent_up(status.used):.1f} % of the budget for life ({whole})"
+        click.echo(f"epsilon {format_upper(spent, digits=4)}, {used}")

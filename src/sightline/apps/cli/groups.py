@@ -82,6 +82,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
         "rate": question.rate,
         "releases_max": answer.releases_max,
         "bottleneck": question.bottleneck,
+        **answer.claim.facts(),
     }
     if question.bottleneck:
         found["pairs_tightened"] = answer.tightened
@@ -100,10 +101,10 @@ def print_answer(answer: "Answer", found: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    against = "every other worker" if found["threat"] == "everyone" else "workers outside one's groups"
     console.print(
         f"{found['workers']} workers in {found['groups']} groups, {found['classes']} different memberships; "
-        f"against {against} at delta = {found['delta']:g} ({found['accountant'].upper()})"
+        f"against {found['observer']} at delta = {found['delta']:g} ({found['accountant'].upper()}), "
+        f"adjacency {found['adjacency']}, noise relative to {found['noise_relative_to']}"
     )
     if found["epsilon_max"] is None:
         console.print(

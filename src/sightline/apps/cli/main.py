@@ -88,7 +88,11 @@ def sightline() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; every mistake of the user's is one line on stderr."""
+    """Run the command line; every mistake of the user's is one line on stderr.
+
+    Guarantees: no file or folder that a command makes can be written to by everybody, whatever the umask.
+    """
+    os.umask(os.umask(0o077) | 0o002)
     sys.path.insert(0, os.getcwd())
     sys.exit(run_arguments(sys.argv[1:]))
 

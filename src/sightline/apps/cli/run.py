@@ -110,6 +110,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         )
         if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
             lines += [(f"  against {kind}", _epsilon_words(value)) for kind, value in summary["observers"].items()]
+        lines += _together_lines(summary)
         lines.append(("trusted", ", ".join(summary["trusted"]) or "nobody"))
     if "energy_joule" in summary:
         energy, delay = summary["energy_joule"], summary["delay_seconds"]
@@ -121,6 +122,19 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("note", note) for note in summary["notes"]]
     lines.append(("time", f"{summary['seconds']:.1f} s"))
     return lines
+
+
+def _together_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the run and those that its model started from cost together, where it started from any."""
+    found = summary.get("together")
+    if found is None:
+        return []
+    if found.get("unknown"):
+        return [("together with the run this model started from", f"epsilon unknown: {found['unknown']}")]
+    who = "the same data" if found["same_data"] else "the clients are assumed to be the same"
+    said = f"epsilon {_epsilon_words(found['epsilon'])} at delta = {summary['delta']:g} ({who})"
+    name = "run" if len(found["runs"]) == 1 else f"{len(found['runs'])} runs"
+    return [(f"together with the {name} this model started from", said)]
 
 
 def _metric_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
-"""`sightline site`: what the owner of a site does: approve experiments, see the budget, answer for the site."""
+"""`sightline site`: what the owner of a site does: approve and revoke experiments, see the budget, answer for it."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ Examples:
   sightline site approve examples/sites.toml --site sites/site-0
   sightline site serve sites/site-0 --socket sites/site-0/socket
   sightline site status sites/site-0
+  sightline site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site sites/site-0
 """
 FOLDER = click.Path(path_type=Path)
 
 
 @click.group("site", epilog=EXAMPLES)
 def command() -> None:
-    """Own a site: approve experiments, see what is left of the budget, answer their questions."""
+    """Own a site: approve and revoke experiments, see what is left of the budget, answer their questions."""
 
 
 @command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
@@ -44,7 +46,6 @@ def approve_command(
     """Show what the experiment in CONFIG would compute at a site and what it costs, and pin it if agreed."""
     from sightline.config import read
     from sightline.errors import invalid
-    from sightline.runtimes.site.approval import describe_approval
 
     site = _open_site(folder, policy, data)
     try:
@@ -52,8 +53,7 @@ def approve_command(
     except OSError as error:
         invalid("--signature", signature, f"cannot be read ({type(error).__name__})")
     drawn = site.draw_up(read(config, overrides), signature=signed)
-    lines = describe_approval(drawn, site.policy)
-    click.echo("\n".join(lines), err=as_json)
+    click.echo("\n".join(site.describe(drawn)), err=as_json)
     if not yes and not click.confirm("Approve this for one run?", err=True):
         click.echo("not approved: nothing is reserved", err=True)
         raise click.exceptions.Exit(1)
@@ -74,6 +74,7 @@ def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "
     named = site.folder / site.policy.data
     if data is not None and data.resolve() != named.resolve():
         invalid("--data", data, f"the policy names {named}", "change data in the policy")
+    site.check()
     return site
 
 
@@ -92,26 +93,72 @@ def status_command(folder: Path, as_json: bool) -> None:
     """The budget of the site in FOLDER: what is approved, what is reserved, what is left."""
     from sightline.apps.report.numbers import format_upper
     from sightline.engine import replace_nonfinite
+    from sightline.runtimes.site.approval import percent_up
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
+    site.check()
     policy, budget = site.policy, site.budget.status()
-    spent = budget.spent
-    approved = [_facts_of(approval) for approval in site.approvals.all()]
+    approved = _approvals_of(site)
     if as_json:
-        facts = {"epsilon": policy.epsilon, "delta": policy.delta, "unit": policy.unit, "reserved": spent}
-        facts |= {"used": budget.used, "mu_left": budget.mu_left, "counted": budget.counted}
-        click.echo(json.dumps(replace_nonfinite(facts | {"approvals": approved})))
+        facts: dict[str, Any] = {
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+            "unit": policy.unit,
+            "reserved": budget.spent,
+        }
+        facts |= {"used": budget.used, "mu_left": budget.mu_left, "epsilon_left": budget.epsilon_left}
+        facts |= {"counter": budget.counter, "handed_over": site.handed_over(), "approvals": approved}
+        click.echo(json.dumps(replace_nonfinite(facts)))
         return
-    click.echo(f"reserved: epsilon {format_upper(spent, digits=4)} of {policy.epsilon:g} at delta={policy.delta:g} "
-               f"per {policy.unit}")  # fmt: skip
-    click.echo(f"left: {100 * (1 - budget.used):.1f} % of the budget for life"
-               + (f", enough for one Gaussian release of noise multiplier {1 / budget.mu_left:.3g} or more"
-                  if budget.mu_left > 0 else ""))  # fmt: skip
-    if not budget.counted:
-        click.echo("no counter: an old copy of the state folder would not be noticed (counter or witness in site.toml)")
+    used = percent_up(budget.used)
+    click.echo(f"budget for life: epsilon {policy.epsilon:g} at delta={policy.delta:g} per {policy.unit}")
+    click.echo(f"reserved: {used:.1f} %, which is epsilon {format_upper(budget.spent, digits=4)} if nothing is added")
+    room = math.floor(1000 * budget.epsilon_left) / 1000
+    click.echo(f"left: {100 - used:.1f} %, room for one Gaussian experiment of epsilon {room:g} (percents add up, "
+               "epsilons do not)")  # fmt: skip
+    click.echo(f"counter: {budget.counter}")
+    if handed := site.handed_over():
+        click.echo(f"the server was handed {handed} answers without noise: against it there is no budget")
     for one in approved:
-        click.echo(f"{one['approval']}  {one['calls']} calls  epsilon {format_upper(one['epsilon'], digits=4)} alone")
+        cost = f"{percent_up(one['share']):.1f} %  epsilon {format_upper(one['epsilon'], digits=4)} alone"
+        calls = f"{one['answered']} of {one['calls']} calls answered, {one['left']} left"
+        click.echo(f"{one['approval']}  {cost}  {calls}{_ending(one)}")
+
+
+def _approvals_of(site: "Site") -> list[dict[str, Any]]:
+    """The facts of every approval: what it costs, how far its run is, whether it has ended."""
+    ended, whole = site.budget.record().ended, site.budget.filter
+    shares = {one.approval: whole.used_share([one.bound]) for one in site.budget.status().reservations}
+    found = []
+    for approval in site.approvals.all():
+        answered, left = site.progress(approval)
+        more = {"share": shares.get(approval.id), "answered": answered, "left": left}
+        found.append(_facts_of(approval) | more | {"state": ended.get(approval.id, "open")})
+    return found
+
+
+def _ending(facts: dict[str, Any]) -> str:
+    return "" if facts["state"] == "open" else f"  {facts['state']}: nothing more is answered, its share stays reserved"
+
+
+@command.command("revoke", epilog=examples_epilog("site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site sites/site-0"))
+@click.argument("approval")
+@click.option("--site", "folder", type=FOLDER, required=True, help="The site's folder.")
+@click.option("--yes", is_flag=True, help="Revoke without asking.")
+def revoke_command(approval: str, folder: Path, yes: bool) -> None:
+    """End an APPROVAL that `sightline site status` lists: nothing more is answered, what it reserved stays spent.
+
+    A site that is being served stops answering at once. An approval that has ended stays so.
+    """
+    from sightline.runtimes.site.site import Site
+
+    site = Site(folder)
+    if not yes and not click.confirm(f"Revoke {approval} for good? Its share of the budget stays spent.", err=True):
+        click.echo("not revoked", err=True)
+        raise click.exceptions.Exit(1)
+    done = site.revoke(approval)
+    click.echo(f"revoked: {approval}" if done else f"{approval} had ended before: nothing was changed")
 
 
 @command.command("serve", epilog=examples_epilog("site serve sites/site-0 --socket sites/site-0/socket"))
@@ -123,6 +170,7 @@ def serve_command(folder: Path, socket: Path) -> None:
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
+    site.check()
     serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
 
 

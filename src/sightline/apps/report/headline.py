@@ -1,6 +1,8 @@
 """The top of the page: what came out, and what the guarantee means in plain words."""
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sightline.apps.report.numbers import (
@@ -21,6 +23,12 @@ FALSE_ALARMS = 0.05
 """The share of false alarms at which the guarantee is put into words."""
 EMPTY = 0.95
 """A power beyond which a bound on it says nothing worth a number."""
+HARDLY, LIMITED = 0.15, 0.5
+"""Powers up to which an observer can hardly tell, and gets limited evidence; a blind guess has `FALSE_ALARMS`."""
+CURVES = 40
+"""No trade-off curves for more different compositions than these: one takes about 0.04 s."""
+LARGEST_FACTOR = 14.0
+"""Beyond this epsilon, e^epsilon (a million) is not printed."""
 
 
 def headline_content(run: RunView) -> Content:
@@ -35,6 +43,7 @@ def headline_content(run: RunView) -> Content:
         "promise": promise_words(run),
         "limits": limit_words(run),
         "unfinished": unfinished_words(run),
+        "together": together_words(run),
         "guarantee": list(run.fact("guarantee", [])) if run.unit is not Unit.NONE else [],
         "caveats": list(run.fact("caveats", [])),
     }
@@ -133,18 +142,20 @@ def _adjacency_words(run: RunView) -> str:
 
 
 def promise_words(run: RunView) -> list[str]:
-    """What the guarantee means, in two sentences; the first is set larger."""
+    """What the guarantee means, in a few sentences; the first is set larger."""
     if run.unit is Unit.NONE:
         return [
             "There is no privacy guarantee.",
-            "The models were published without noise: whoever sees them may learn anything that they reveal.",
+            "The models were published without noise: an observer may learn anything that they reveal.",
         ]
     if run.epsilon is None:
         return ["The run has not yet stated an epsilon, so nothing is promised here."]
     if math.isinf(run.epsilon):
         against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
         return [f"There is no privacy guarantee against {against}.", "Something reached them without noise."]
-    return [_strength_words(run.epsilon, observer_question(run)), test_power_words(run.epsilon, run.delta or 0.0)]
+    powers = {kind: most_hits(run, kind) for kind in run.spent}
+    strength = strength_words(run.epsilon, max(powers.values()), observer_question(run))
+    return [strength, test_power_words(powers, run.delta or 0.0), factor_words(run.epsilon, run.delta or 0.0)]
 
 
 def observer_question(run: RunView) -> str:
@@ -156,32 +167,61 @@ def observer_question(run: RunView) -> str:
     return "whether any one client took part" if run.who == "client" else "whether any one example was used"
 
 
-def _strength_words(epsilon: float, question: str) -> str:
-    if epsilon <= 1:
-        return f"Whoever sees every published model can hardly tell {question}."
-    if epsilon <= 2.5:
-        return f"Whoever sees every published model gets only limited evidence of {question}."
-    return f"What the published models can tell about {question} is bounded, but at this epsilon the bound is loose."
+def strength_words(epsilon: float, power: float, question: str) -> str:
+    """The guarantee in one sentence: by the power of the best test, and "hardly" only up to epsilon 1."""
+    if epsilon <= 1 and power <= HARDLY:
+        return f"An observer of every published model can hardly tell {question}."
+    if power <= LIMITED:
+        return f"An observer of every published model gets only limited evidence of {question}."
+    return f"What the published models can tell about {question} is bounded, but the bound is loose."
 
 
-def test_power_words(epsilon: float, delta: float) -> str:
-    """The guarantee as the power of the best test, rounded up; where that is next to everything, what would be less."""
-    power, blind = power_at_most(epsilon, delta), f"{100 * FALSE_ALARMS:g} %"
-    if power > EMPTY:
+def test_power_words(powers: Mapping[str, float], delta: float) -> str:
+    """The best test's power against each kind of observer, rounded up; where it is next to everything, what would help.
+
+    >>> test_power_words({"server": 0.2469, "public": 0.2469}, 1e-4)
+    'In numbers: a test with 5 % false alarms finds at most 24.7 % of the true cases; a blind guess finds 5 %.'
+    """
+    blind = f"{100 * FALSE_ALARMS:g} %"
+    kinds = defaultdict[str, list[str]](list)
+    for kind, power in sorted(powers.items(), key=lambda one: -one[1]):
+        kinds[_power_words(power) if power <= EMPTY else ""].append(kind)
+    everything = kinds.pop("", [])
+    words = []
+    if everything:
         one, two = (_power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
-        return (
-            f"In numbers: this bound alone does not keep a test with {blind} false alarms from finding almost every "
-            f"true case. At epsilon 1 it would find at most {one}, at epsilon 2 at most {two}; "
-            f"a blind guess finds {blind}."
-        )
-    return (
-        f"In numbers: a test with {blind} false alarms finds at most {_power_words(power)} of the true cases; "
-        f"a blind guess finds {blind}."
-    )
+        words += [
+            f"the bound does not keep a test with {blind} false alarms from finding almost every true case"
+            + _against(everything, powers),
+            f"at epsilon 1 it would find at most {one}, at epsilon 2 at most {two}",
+        ]
+    if kinds:
+        (most, first), *rest = ((power, _against(some, powers)) for power, some in kinds.items())
+        bounds = [f"{most} of the true cases{first}", *(power + against for power, against in rest)]
+        words.append(f"a test with {blind} false alarms finds at most {', '.join(bounds)}")
+    return f"In numbers: {'; '.join([*words, f'a blind guess finds {blind}'])}."
+
+
+def _against(kinds: Sequence[str], powers: Mapping[str, float]) -> str:
+    return "" if len(kinds) == len(powers) else f" ({', '.join(kinds)})"
 
 
 def _power_words(power: float) -> str:
     return f"{format_upper(100 * power)} %"
+
+
+def factor_words(epsilon: float, delta: float) -> str:
+    """The definition with its numbers.
+
+    >>> factor_words(8.0, 1e-3)
+    'Any outcome is at most 2,981 times as likely in one case as in the other, plus δ = 0.001.'
+    """
+    if epsilon > LARGEST_FACTOR:
+        return "At this epsilon an outcome may be almost certain in one case and almost impossible in the other."
+    factor = format_upper(math.exp(epsilon), digits=4)
+    return (
+        f"Any outcome is at most {factor} times as likely in one case as in the other, plus δ = {format_short(delta)}."
+    )
 
 
 def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
@@ -191,6 +231,21 @@ def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALAR
     """
     grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
+
+
+def most_hits(run: RunView, kind: str) -> float:
+    """The best power of a test with `FALSE_ALARMS` against one kind of observer.
+
+    Guarantees: an upper bound for every subject. The stated (epsilon, delta) gives one; so does each pair on the curve
+    of a composition in the ledger, and the least of them holds. Curves are left out where the page states more than the
+    ledger adds up to, because the ledger is then not the whole claim, and where there are more than `CURVES`.
+    """
+    stated = power_at_most(run.spent[kind], run.delta or 0.0)
+    found = run.compositions_seen_by(kind)
+    if not found or len(found) > CURVES or run.spent[kind] > (1 + 1e-6) * max(map(run.epsilon_of, found)):
+        return stated
+    curves = [run.curve_of(composed) for composed in found]
+    return min(stated, max(1.0 if curve is None else curve.most_hits(FALSE_ALARMS) for curve in curves))
 
 
 def limit_words(run: RunView) -> list[str]:
@@ -205,6 +260,19 @@ def limit_words(run: RunView) -> list[str]:
     if run.trusted:
         found.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
     return found
+
+
+def together_words(run: RunView) -> str:
+    """What the run and those that its model started from cost together; empty where it started from none."""
+    found = run.together
+    if found is None:
+        return ""
+    names = ", ".join(str(one["run_dir"]) for one in found["runs"])
+    if found.get("unknown"):
+        return f"Together with the runs this model started from: epsilon unknown. {found['unknown']}."
+    who = "on the same data" if found["same_data"] else "whose clients are assumed to be the same"
+    epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
+    return f"Together with {names}, {who}, which this model started from: epsilon {format_upper(epsilon)}."
 
 
 def unfinished_words(run: RunView) -> str:

@@ -14,10 +14,12 @@ from jinja2 import TemplateError
 
 from sightline import accounting
 from sightline.accounting import Accountant
+from sightline.accounting.trade_off import TradeOff, claimed_curve
+from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
 from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
-from sightline.ledger import Ledger, read_parties
+from sightline.ledger import Ledger
 from sightline.shown import METRICS, Metric, metric_named
 from sightline.topology import Line
 
@@ -110,6 +112,8 @@ class RunView:
     head: str
     settings: str = ""
     _accounted: dict[Composed, float] = field(default_factory=dict, repr=False)
+    _curves: dict[Composed, TradeOff | None] = field(default_factory=dict, repr=False)
+    _seen: dict[str, frozenset[Composed]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, directory: Path) -> "RunView":
@@ -184,11 +188,19 @@ class RunView:
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
         """Every kind's lines of sight; one each where all observers of a kind see the same."""
-        given = self.fact("lines", {})
-        return {
-            kind: tuple(Line(str(who), read_parties(str(exempt))) for who, exempt in given.get(kind, [(name, "")]))
-            for kind, name in self.observers.items()
-        }
+        return read_lines(self.facts)
+
+    @cached_property
+    def together(self) -> dict[str, Any] | None:
+        """What this run and those that it started from cost together; None where it started from none."""
+        if self.unit is Unit.NONE or not self.fact("started_from"):
+            return None
+        told = self.fact("together")
+        if isinstance(told, dict):
+            return told
+        with RunRecord.open_to_read(self.directory) as record:
+            earlier = stored_earlier(record)
+        return None if earlier is None else sum_up(earlier, self.facts, self.ledger)
 
     @property
     def trusted(self) -> list[str]:
@@ -228,13 +240,23 @@ class RunView:
     def _by_ledger(self, kind: str) -> float:
         if self.unit is Unit.NONE:
             return math.inf
-        if kind not in self.observers:
-            return 0.0
-        views = [self.ledger.view(line.observer).compositions(line.exempt) for line in self.lines[kind]]
-        found = frozenset[Composed]().union(*views)
+        found = self.compositions_seen_by(kind)
         if len(found) > CLASSES and not self.unfinished and kind in self.written:
             return 0.0
         return max((self.epsilon_of(composed) for composed in found), default=0.0)
+
+    def compositions_seen_by(self, kind: str) -> frozenset[Composed]:
+        """What the subjects have to answer for against one kind of observer; empty for an unknown kind."""
+        if kind not in self._seen:
+            views = [self.ledger.view(line.observer).compositions(line.exempt) for line in self.lines.get(kind, ())]
+            self._seen[kind] = frozenset[Composed]().union(*views)
+        return self._seen[kind]
+
+    def curve_of(self, composed: Composed) -> TradeOff | None:
+        """The trade-off curve of a composition, computed once for the whole page; None where it has none."""
+        if composed not in self._curves:
+            self._curves[composed] = claimed_curve(dict(composed))
+        return self._curves[composed]
 
     def epsilon_of(self, composed: Composed) -> float:
         """Epsilon of a composition, accounted once for the whole page; infinite where the run has no guarantee."""

@@ -13,11 +13,12 @@ from sightline.apps.report.run_view import RunView
 def write_whole(path: Path, text: str) -> None:
     """Write UTF-8 text under a temporary name beside it, then rename: a reader never meets half a file.
 
-    Half characters, which no file can hold, are question marks.
+    Half characters, which no file can hold, are question marks. Nobody but the owner may write to the file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -28,6 +28,7 @@ def summarise_run(run: RunView) -> dict[str, Any]:
             **_summarise_metrics(run),
             "epsilon": run.epsilon,
             "observers": run.spent,
+            **({"together": run.together} if run.together is not None else {}),
             "trusted": run.trusted,
             **{name: run.fact(name) for name in facts},
             "stopped": run.fact("status_reason") or None,

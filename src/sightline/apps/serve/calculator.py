@@ -154,6 +154,7 @@ def calculator_api(site: PageServer, request: Request) -> Response:
     """Epsilon of every line as JSON, or with `solve=noise` the noise multiplier; null is infinite or not worked out."""
     family, numbers, delta = read_question(request)
     told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
+    told |= family.state_claim(family.complete_numbers(numbers))
     if solved_for(request) == "noise":
         told["noise_multiplier"] = {row["name"]: row["noise"] for row in solve_noises(family, numbers, delta)}
     else:
@@ -211,8 +212,9 @@ def drawn_choice(family: SchemeFamily, parameter: Parameter, request: Request) -
 
 
 def list_facts(family: SchemeFamily, numbers: Numbers, delta: float) -> list[tuple[str, str]]:
-    """What the scheme knows of itself besides its cost, in words."""
-    facts = family.make(**family.complete_numbers(numbers)).list_facts(delta=delta)
+    """For whom the numbers hold, and what the scheme knows of itself besides its cost, in words."""
+    complete = family.complete_numbers(numbers)
+    facts = family.state_claim(complete) | family.make(**complete).list_facts(delta=delta)
     return [(name.replace("_", " "), format_fact(name, value)) for name, value in facts.items()]
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from sightline import accounting
+from sightline.accounting.schemes import CLIP_NORM
 from sightline.apps.report.matrix import ITSELF, draw_heat
 from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
@@ -64,8 +65,9 @@ def groups_page(site: PageServer, request: Request) -> Response:
 def groups_api(site: PageServer, request: Request) -> Response:
     """What `sightline groups --json` says of the same numbers, in part; null is infinite, or nobody is curious."""
     answer = worked_out(read_groups(request))
-    found = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
-    return json_response(replace_nonfinite(found | {"workers": answer.workers, "groups": answer.groups}))
+    found: dict[str, Any] = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
+    found |= {"workers": answer.workers, "groups": answer.groups}
+    return json_response(replace_nonfinite(found | answer.claim.facts()))
 
 
 def read_groups(request: Request) -> Question:
@@ -157,11 +159,9 @@ def tree_page(site: PageServer, request: Request) -> Response:
 def tree_api(site: PageServer, request: Request) -> Response:
     """The same as JSON; null is without noise."""
     numbers = read_tree(request)
-    return json_response(
-        replace_nonfinite(
-            {**numbers, "trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
-        )
-    )
+    found: dict[str, Any] = {"trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
+    found |= {"adjacency": "add_remove", "noise_relative_to": CLIP_NORM}
+    return json_response(replace_nonfinite({**numbers, **found}))
 
 
 def read_tree(request: Request) -> dict[str, float]:

@@ -45,11 +45,12 @@ REGISTER_HEAD = """# Whose key is whose: paste the line of every node's .pub fil
 
 
 def export_app(experiment: Experiment, directory: Path) -> Path:
-    """Write the app; the folder must be new or empty."""
+    """Write the app, to which nobody but its owner may write; the folder must be new or empty."""
     engine.build_experiment(experiment)  # what cannot run is not exported
     _check_new(directory)
     package = directory / PACKAGE
-    package.mkdir(parents=True)
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    package.mkdir(mode=0o755)
     files: Mapping[Path, str] = {
         directory / "pyproject.toml": tomli_w.dumps(_project_file(experiment)),
         directory / "README.md": README.format(name=experiment.name),
@@ -59,7 +60,8 @@ def export_app(experiment: Experiment, directory: Path) -> Path:
         package / "experiment.toml": to_toml(experiment),
     }
     for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+            file.write(text)
     return directory
 
 

@@ -97,7 +97,8 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
     """A worker whose clients are played by the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
     node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
-    return simulated_clients(setting, directory, GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT))
+    post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT, simulated=True)
+    return simulated_clients(setting, directory, post)
 
 
 def gathered_sites(

@@ -3,42 +3,46 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from sightline.errors import InvalidInput, SightlineError
-from sightline.runtimes.remote.message import WireMessage, read_words
+from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, LARGEST_WORDS, WireMessage, read_npy, read_words
 
 WORDS, ARRAYS = "words", "arrays"
 
 
 def to_record(letter: WireMessage) -> RecordDict:
     """Words as one JSON text, arrays as they are."""
-    arrays = {name: Array(np.ascontiguousarray(array)) for name, array in letter.arrays.items()}
+    arrays = {name: Array(np.asarray(array, order="C")) for name, array in letter.arrays.items()}
     return RecordDict(
         {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
     )
 
 
-def from_record(record: RecordDict) -> WireMessage:
-    """The letter in a record; anything else is refused."""
+def from_record(record: RecordDict, *, most_words: int = LARGEST_WORDS) -> WireMessage:
+    """Return the message in a record, with at most `most_words` characters of words.
+
+    Guarantees: any other record raises InvalidInput and nothing else. Flower's own reader is not used: it opens
+    archives too, and NumPy's raises more than it documents.
+    """
     try:
-        words = read_words(str(record[WORDS]["json"]))
-        return WireMessage(words, {name: _array_values(array) for name, array in record[ARRAYS].items()})
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError, MemoryError, RecursionError) as error:
+        words = read_words(record.config_records[WORDS]["json"], most=most_words)
+        return WireMessage(words, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
+    except Exception as error:
         raise InvalidInput(f"message={type(error).__name__}: not a message of this version") from None
 
 
-def _array_values(array: Array) -> NDArray[Any]:
-    """The numbers of an array; Flower would unpack whole archives too."""
-    values = array.numpy()
-    if not isinstance(values, np.ndarray):
-        raise TypeError("not an array")
-    return values
+def _read_array(array: Array) -> NDArray[Any]:
+    if array.stype != "numpy.ndarray":
+        raise TypeError("not an array of NumPy")
+    return read_npy(array.data)
 
 
 POLL_SECONDS = 0.02
@@ -59,8 +63,11 @@ class GridTransport:
     An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
     """
 
-    def __init__(self, grid: Grid, node_of: NodeOf, *, timeout: float, largest: int = LARGEST_ANSWER) -> None:
+    def __init__(
+        self, grid: Grid, node_of: NodeOf, *, timeout: float, largest: int = LARGEST_ANSWER, simulated: bool = False
+    ) -> None:
         self._grid, self._node_of, self._timeout, self._largest = grid, node_of, timeout, largest
+        self._simulated = simulated
 
     def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
         """Every client's answer, or why there is none."""
@@ -72,6 +79,7 @@ class GridTransport:
             group=group,
             timeout=self._timeout,
             largest=self._largest,
+            simulated=self._simulated,
         )
 
     def close(self) -> None:
@@ -85,8 +93,13 @@ def exchange_messages(
     group: str,
     timeout: float,
     largest: int = LARGEST_ANSWER,
+    simulated: bool = False,
 ) -> Answers:
-    """Key -> the answer of the node that its letter was for, of at most `largest` bytes, or why there is none."""
+    """Return by key the answer of the node that its letter was for, of at most `largest` bytes, or why there is none.
+
+    Guarantees: what one node sends does not keep another's answer away. Flower unpacks all replies of one request or
+    none, so every reply is a request of its own, unless the nodes are `simulated`.
+    """
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
         key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
@@ -102,11 +115,15 @@ def exchange_messages(
     over = False
     while waiting and not over:
         over = time.monotonic() >= end  # a last look: what has come in time counts, however slow this machine is
-        for reply in grid.pull_messages(list(waiting)):
-            key = waiting.get(reply.metadata.reply_to_message_id)
-            if key is not None and reply.metadata.src_node_id == letters[key][0]:
-                del waiting[reply.metadata.reply_to_message_id]
-                found[key] = _read_reply(reply, largest)
+        for ids in [list(waiting)] if simulated else [[id] for id in waiting]:
+            replies = _pull_replies(grid, ids)
+            if replies is None:
+                found |= {waiting.pop(id): "sent nonsense: its reply cannot be unpacked" for id in ids}
+                continue
+            for reply in replies:
+                id = reply.metadata.reply_to_message_id
+                if id in ids and id in waiting and reply.metadata.src_node_id == letters[waiting[id]][0]:
+                    found[waiting.pop(id)] = _read_reply(reply, largest)
         if waiting and not over:
             time.sleep(pause)
             pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
@@ -123,15 +140,29 @@ def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
     return nodes
 
 
-def _read_reply(reply: Any, largest: int) -> WireMessage | str:
-    if reply.has_error():
-        return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
+def _pull_replies(grid: Grid, ids: list[str]) -> list[Message] | None:
+    """Return the replies to messages, or None when Flower cannot unpack them; raises when the SuperLink is gone."""
     try:
+        replies = list(grid.pull_messages(ids))
+        _ = [(reply.metadata.reply_to_message_id, reply.metadata.src_node_id) for reply in replies]
+        return replies
+    except Exception as error:
+        log(WARNING, "a reply cannot be unpacked (%s)", type(error).__name__)
+        list(grid.get_nodes())
+        return None
+
+
+def _read_reply(reply: Any, largest: int) -> WireMessage | str:
+    try:
+        if reply.has_error():
+            return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
         if (size := _count_bytes(reply.content)) > largest:
             return f"sent {size} bytes, at most {largest} are an answer"
-        return from_record(reply.content)
+        return from_record(reply.content, most_words=LARGEST_SITE_WORDS)
     except SightlineError as error:
         return f"sent nonsense: {error}"
+    except Exception as error:
+        return f"sent nonsense: {type(error).__name__}"
 
 
 def _count_bytes(record: RecordDict) -> int:

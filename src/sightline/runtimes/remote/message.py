@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 from torch import Tensor
 
 from sightline.algorithms import RULES
@@ -25,6 +26,12 @@ from sightline.training.local_work import AS_PLANNED, client_rows
 QUESTION = "question"
 """A random number that no two questions share: an answer must bring it back."""
 MARKS = (QUESTION, "round", "client")
+LARGEST_WORDS = 1 << 24
+"""Bytes of words in a message between parts of one run: an experiment with its whole topology fits."""
+LARGEST_SITE_WORDS = 1 << 16
+"""Bytes of words in a question to a real site, and in any answer."""
+DEEPEST = 32
+"""Levels of nesting in words."""
 
 Words = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
@@ -38,8 +45,8 @@ class WireMessage:
     arrays: Arrays = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The message as one safetensors file."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        """Return the message as one safetensors file."""
+        arrays = {name: np.asarray(array, order="C") for name, array in self.arrays.items()}
         return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
 
     def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "WireMessage":
@@ -52,26 +59,138 @@ class WireMessage:
         return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "WireMessage":
-        """The message that `to_bytes` wrote; anything else is refused."""
+    def from_bytes(cls, content: bytes | bytearray, *, most_words: int = LARGEST_WORDS) -> "WireMessage":
+        """Return the message that `to_bytes` wrote, with a header of at most `most_words` bytes.
+
+        Guarantees: any other bytes raise InvalidInput and nothing else.
+        """
         try:
-            size = int.from_bytes(content[:8], "little")
-            words = read_words(json.loads(content[8 : 8 + size])["__metadata__"]["words"])
-            return cls(words, load(content))
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            return cls(*_read_safetensors(content, most_words))
+        except Exception as error:
             raise InvalidInput(f"message={len(content)} bytes: cannot be read ({type(error).__name__})") from None
 
 
-def read_words(text: str) -> dict[str, Any]:
-    """The words of a message; raises ValueError for anything that `to_bytes` would not write."""
-    words = json.loads(text, parse_constant=_no_number)
+def read_words(text: str, *, most: int = LARGEST_WORDS) -> dict[str, Any]:
+    """Return the words of a message.
+
+    Raises ValueError or RecursionError unless they are one JSON object of at most `most` characters that `json.dumps`
+    can write again: names once, finite numbers, whole numbers of 64 bits, text without half characters, 32 levels.
+    """
+    if len(text) > most:
+        raise ValueError(f"at most {most} characters of words are read")
+    words = json.loads(
+        text, parse_constant=_no_number, parse_float=_finite, parse_int=_small, object_pairs_hook=_named_once
+    )
     if not isinstance(words, dict):
         raise ValueError("words are a table")
+    _check_values(words, DEEPEST)
     return words
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("a number is not finite")
+    return number
+
+
+def _small(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= (number := int(text)) < 1 << 63:
+        raise ValueError("a whole number has 64 bits")
+    return number
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _check_values(value: Any, levels: int) -> None:
+    """Raise ValueError for more levels of nesting and for half characters, which no file can hold."""
+    if not levels:
+        raise ValueError(f"at most {DEEPEST} levels")
+    if isinstance(value, str):
+        value.encode()
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _check_values(part, levels - 1)
+
+
+def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return words and arrays; the arrays lie side by side, in any order, and fill the file."""
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > min(len(content) - 8, most_words):
+        raise ValueError("the header is longer than the file, or than a header may be")
+    header = read_words(content[8 : 8 + size].decode(), most=most_words)
+    words = read_words(header.pop("__metadata__")["words"], most=most_words)
+    arrays, end = {}, 8 + size
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, stop = entry["data_offsets"]
+        if set(entry) != {"dtype", "shape", "data_offsets"} or not end - 8 - size == begin <= stop:
+            raise ValueError("not an array of a message")
+        arrays[name] = make_array(DTYPES[entry["dtype"]], entry["shape"], memoryview(content)[end : 8 + size + stop])
+        end = 8 + size + stop
+    if end != len(content):
+        raise ValueError("there are bytes that belong to no array")
+    return words, arrays
+
+
+DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
+"""How the numbers of a message may be written, in the words of safetensors and of NumPy."""
+MOST_AXES = 8
+MOST_NUMBERS = 1 << 40
+_SIZE = rb"(?:0|[1-9]\d*)"
+NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(..)(\{'descr': '(<f4|<f8|<i8)', 'fortran_order': False, "
+    rb"'shape': \((?:(%b),|(%b(?:, %b)+))?\), \} *\n)" % (_SIZE, _SIZE, _SIZE),
+    re.DOTALL,
+)
+"""The head of a .npy file of version 1.0, as `numpy.save` writes it for numbers in C order."""
+LONGEST_HEAD = 512
+
+
+def read_npy(content: bytes) -> NDArray[Any]:
+    """Return the array in a .npy file of version 1.0, in C order, of the numbers in DTYPES.
+
+    Guarantees: any other bytes raise ValueError and nothing else; no memory is taken beyond the bytes that are there.
+    """
+    found = NPY.match(content[:LONGEST_HEAD])
+    if found is None or int.from_bytes(found[1], "little") != len(found[2]):
+        raise ValueError("not a .npy file of numbers in C order")
+    sizes = (found[4] or found[5] or b"").split(b", ")
+    shape = [_small(size.decode()) for size in sizes if size]
+    return make_array(found[3].decode(), shape, memoryview(content)[found.end() :])
+
+
+def make_array(dtype: str, shape: Sequence[int], content: bytes | memoryview) -> NDArray[Any]:
+    """Return numbers as an array; raises ValueError unless the bytes are exactly those of the shape."""
+    if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("not the shape of an array")
+    if math.prod(size or 1 for size in shape) > MOST_NUMBERS:
+        raise ValueError("an array of too many numbers")
+    if math.prod(shape) * np.dtype(dtype).itemsize != len(content):
+        raise ValueError("not as many bytes as the shape says")
+    return np.frombuffer(content, dtype).reshape(tuple(shape))
+
+
+SITE_WORDS = {"call": "[a-z_]{1,32}", "digest": "[0-9a-f]{64}", "run": "[0-9A-Za-z._-]{0,64}", QUESTION: "[!-~]{0,64}"}
+SITE_NUMBERS = ("round", "use", "part")
+
+
+def read_site_question(message: WireMessage) -> WireMessage:
+    """Return a question with the words that a real site reads, each of its type and length; refuse any other value."""
+    words = {name: message.words[name] for name in (*SITE_WORDS, *SITE_NUMBERS) if name in message.words}
+    for name, value in words.items():
+        if name in SITE_NUMBERS and not (type(value) is int and 0 <= value < 1 << 31):
+            invalid(name, value, "is a whole number from 0 to 2147483647")
+        if name in SITE_WORDS and not (isinstance(value, str) and re.fullmatch(SITE_WORDS[name], value)):
+            invalid(name, value, f"is text that matches {SITE_WORDS[name]}")
+    return WireMessage(words, message.arrays)
 
 
 def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

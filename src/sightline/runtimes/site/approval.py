@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +26,13 @@ from sightline.runtimes.remote.client_executor import ClientSide, read_choice
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, experiment_digest
 from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
 from sightline.runtimes.site.policy import POLICY, SitePolicy, federation_of
+from sightline.runtimes.site.signature import check_signer
 from sightline.topology import PUBLIC, SERVER, client_name
 
 APPROVALS = "approvals"
+ENDED = "ended-"
+LEAST_CLIP, MOST_CLIP = 1e-4, 1e4
+"""Clip norms outside these are remarked on."""
 KINDS = {
     LEAVING: "its own part of the mechanism",
     CHOOSE: "a private choice of one of several models",
@@ -114,6 +119,15 @@ class Approvals:
         """The name of the next approval of an experiment: every run needs one of its own."""
         return f"{digest[:32]}-{len(self.of(digest)) + 1}"
 
+    def ended_path(self, id: str) -> Path:
+        """The file that says that an approval has ended."""
+        return self._folder / f"{ENDED}{id}"
+
+    def ended(self) -> list[str]:
+        """The approvals that have ended, as their files say."""
+        found = (path.name for path in self._folder.glob(f"{ENDED}*") if path.suffix != ".tmp")
+        return sorted(name.removeprefix(ENDED) for name in found)
+
     def put(self, approval: Approval) -> None:
         """Make an approval durable."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -144,14 +158,9 @@ def draw_up_approval(
     no plan that is fixed beforehand, is refused with the reason.
     """
     setting = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
-    calls = record_calls(setting, policy.client)
-    longest = max((call.steps for call in calls), default=0)
-    if longest > policy.largest_steps:
-        law = f"this site makes at most largest_steps={policy.largest_steps} to answer a question"
-        refuse("local steps", longest, law, "ask for fewer, or let the owner raise largest_steps")
+    calls = _planned_calls(setting, policy)
     noise = setting.multipliers.get(policy.client)
-    side = ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
-    composition = _whole_composition(setting, side, calls, policy)
+    composition = _whole_composition(setting, calls, policy)
     return Approval(
         id=id,
         digest=experiment_digest(experiment),
@@ -163,6 +172,39 @@ def draw_up_approval(
         epsilon=accounting.epsilon(composition, policy.delta),
         signed_by=signed_by,
     )
+
+
+def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> BuiltExperiment:
+    """Return the approved experiment as the current policy builds it; raise Refused when it would not approve it now.
+
+    Guarantees: every key of the policy that decides about an approval is checked again, and what the plan reveals to
+    those whom the site does not trust now is part of what was reserved. A looser policy changes nothing: the plan, the
+    noise and the price stay those of the approval.
+    """
+    check_signer(policy, approval.signed_by)
+    setting = build_for_site(read_approved(approval), policy, data)
+    noised = setting
+    if approval.noise is not None:
+        noised = setting.with_noise(dict.fromkeys(setting.clients, approval.noise))
+    calls = _planned_calls(noised, policy)
+    same = json.dumps([asdict(call) for call in calls]) == json.dumps([asdict(call) for call in approval.calls])
+    more = Counter[Event]()
+    if not policy.trust_server:  # a server that is trusted now and was not before sees no more than was reserved
+        more = Counter(_whole_composition(noised, calls, policy)) - Counter(approval.composition)
+    if not same or more:
+        law = f"under the current {POLICY} and version its plan is not the one that was approved"
+        refuse("approval", approval.id, law, "approve the experiment again")
+    return setting
+
+
+def _planned_calls(setting: BuiltExperiment, policy: SitePolicy) -> list[PlannedCall]:
+    """Return the plan; raise Refused when an answer takes more steps than the policy allows."""
+    calls = record_calls(setting, policy.client)
+    longest = max((call.steps for call in calls), default=0)
+    if longest > policy.largest_steps:
+        law = f"this site makes at most largest_steps={policy.largest_steps} to answer a question"
+        refuse("local steps", longest, law, "ask for fewer, or let the owner raise largest_steps")
+    return calls
 
 
 def data_digest(data: Client) -> str:
@@ -185,9 +227,7 @@ def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism:
     return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
 
-def _whole_composition(
-    setting: BuiltExperiment, side: ClientSide, calls: Sequence[PlannedCall], policy: SitePolicy
-) -> dict[Event, int]:
+def _whole_composition(setting: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> dict[Event, int]:
     """What all calls together reveal to those whom the site does not trust.
 
     Where the server is trusted with un-noised values, what it is to publish of them counts too: of every event the
@@ -195,6 +235,7 @@ def _whole_composition(
     """
     subject = client_name(policy.client)
     own = Ledger(participants={subject, SERVER, PUBLIC})
+    side = ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
     for call in calls:
         task = call.task_of(call.blank_vectors(setting.model.parameters), policy.client)
         context = side.release_context(task, next_id=len(own))
@@ -289,13 +330,14 @@ def _source_of(key: str, module: str) -> Path:
 
 def read_approved(approval: Approval) -> Experiment:
     """The experiment of an approval."""
-    import tomllib
-
     return parse(tomllib.loads(approval.experiment))
 
 
-def describe_approval(approval: Approval, policy: SitePolicy) -> list[str]:
-    """In plain words: what will be computed, how often, with which noise, for whom, and what it costs."""
+def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[float, float]) -> list[str]:
+    """In plain words: what will be computed, how often, with which noise, for whom, and what it costs.
+
+    `shares` of the budget for life are reserved now and with this experiment: `LifetimeBudget.share_with`.
+    """
     experiment, calls = read_approved(approval), approval.calls
     kinds = Counter(call.kind for call in calls)
     lines = [f"experiment {experiment.name}, digest {approval.digest}"]
@@ -309,13 +351,41 @@ def describe_approval(approval: Approval, policy: SitePolicy) -> list[str]:
         lines += [f"at most {times} answers of client-{policy.client}: {KINDS[kind]}, at most {steps} local steps each"]
     kept = sorted({call.rule for call in calls if call.rule})
     lines += [f"kept at this site between answers: {', '.join(kept)}"] if kept else []
-    lines += [_noise_line(approval, experiment)]
+    lines += [_noise_line(approval, experiment), *_odd_clip_norms(tomllib.loads(approval.experiment))]
     whom = "everybody but the server, which is trusted" if policy.trust_server else "the server and everybody else"
     what = "one example" if policy.unit == "sample" else "all data of this site"
     lines += [f"seen by {whom}; protected is {what} ({policy.adjacency})"]
     spent = math.ceil(approval.epsilon * 1e4) / 1e4 if math.isfinite(approval.epsilon) else math.inf
     lines += [f"epsilon {spent:g} at delta={policy.delta:g} for the whole length, reserved now"]
+    before, after = shares
+    used, left = percent_up(before), 100 - percent_up(after)
+    cost = f"{percent_up(after - before):.1f} %" if math.isfinite(after) else "more than 100 %"
+    then = f"{left:.1f} % are left then" if after <= 1 else "it does not fit"
+    lines += [
+        f"that is {cost} of the budget for life, epsilon {policy.epsilon:g}: {used:.1f} % are reserved before, {then}"
+    ]
     return lines
+
+
+def percent_up(share: float) -> float:
+    """Return a share in percent, rounded up to a tenth.
+
+    >>> percent_up(0.32801), percent_up(0.0), percent_up(1.0)
+    (32.9, 0.0, 100.0)
+    """
+    return math.ceil(round(1000 * share, 6)) / 10 if math.isfinite(share) else share
+
+
+def _odd_clip_norms(table: Mapping[str, Any], name: str = "") -> list[str]:
+    """Return a line for every clip norm far from usual updates: too large leaves noise alone, too small zeros."""
+    found = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found += _odd_clip_norms(value, f"{name}{key}.")
+        elif key.endswith("clip_norm") and isinstance(value, int | float) and not LEAST_CLIP <= value <= MOST_CLIP:
+            usual = f"updates and gradients usually have norms from {LEAST_CLIP:g} to {MOST_CLIP:g}"
+            found += [f"note: {name}{key}={value:g}: {usual}; ask the researcher why"]
+    return found
 
 
 def _noise_line(approval: Approval, experiment: Experiment) -> str:

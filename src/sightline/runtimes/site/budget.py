@@ -8,14 +8,13 @@ second copy: others have answered in its place, and it refuses.
 """
 
 import fcntl
-import hashlib
-import json
 import math
 import os
+import secrets
 import shlex
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +23,15 @@ from typing import NoReturn, Protocol
 from sightline.accounting import Composition, GaussianBound, GaussianFilter
 from sightline.accounting.filters import add_bounds
 from sightline.errors import BudgetExhausted, SightlineError, invalid, one_line, printable
-from sightline.events import to_json
-from sightline.ledger import GENESIS, LedgerDamaged, connect_to_write
-from sightline.ledger.store import transaction
+from sightline.ledger import LedgerDamaged, connect_to_write
 from sightline.randomness import sync_folder
+from sightline.runtimes.site.budget_store import BudgetStore, LifetimeRecord, Marks, Reservation, events_digest
 from sightline.runtimes.site.policy import POLICY, SitePolicy
 
 LIFETIME = "lifetime.sqlite"
-REMEMBERED = 64
-"""So many of the newest marks are kept in the state: an honest counter is behind by one at most."""
 PATIENCE = 30.0
 """Seconds that a witness command has."""
+RESTORE = "bring the newest state/ back whole; without it this site stays closed"
 
 
 class StateBehind(SightlineError):
@@ -43,12 +40,12 @@ class StateBehind(SightlineError):
     exit_code = 2
 
 
-Marks = Mapping[int, str]
-"""Number -> head of the newest changes of a state."""
-
-
 class Counter(Protocol):
     """A number outside the state that only grows."""
+
+    @property
+    def name(self) -> str:
+        """Where it is: a path or a command."""
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
         """Bring the counter up to the newest mark; raises StateBehind unless what it held is among the marks."""
@@ -61,7 +58,7 @@ class FileCounter:
     """The counter as a file, outside the state folder and better on another disk or host."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
         """Read, compare, and write the newest mark whole.
@@ -71,8 +68,9 @@ class FileCounter:
         newest = max(marks)
         held = self._read_mark()
         if held is None and not new:
-            law = "this state was counted there, and the file is gone"
-            raise StateBehind(one_line("counter", self.path, law, "bring the newest one back"))
+            law = "this state has been counted, and the file of its counter is not there"
+            way_out = f"bring the newest counter back, or the key counter or witness that {POLICY} had"
+            raise StateBehind(one_line("counter", self.path, law, way_out))
         if held is not None:
             check_mark(marks, *held, name=str(self.path))
         if held is None or held[0] < newest:
@@ -88,14 +86,17 @@ class FileCounter:
             yield
 
     def _write_mark(self, text: str) -> None:
-        """Whole and durable: after a crash the file holds the old mark or the new one."""
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        """Write the mark whole and durably, under a name that nobody can have put a link at before."""
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_folder(self.path.parent)
 
     def _read_mark(self) -> tuple[int, str] | None:
@@ -115,7 +116,7 @@ class WitnessCounter:
     """
 
     def __init__(self, command: str, folder: Path) -> None:
-        self.command, self.folder = command, folder
+        self.command, self.name, self.folder = command, command, folder
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
         """Tell the witness the newest mark, and believe a larger number."""
@@ -159,35 +160,26 @@ def _refuse_counter(value: object, law: str, *, name: str = "counter") -> NoRetu
     raise StateBehind(one_line(name, value, law, "nothing is answered without it"))
 
 
-def counter_of(policy: SitePolicy, state: Path) -> Counter | None:
-    """The counter that the policy names; a path is read from the site's folder and lies outside the state's."""
+def counter_of(policy: SitePolicy, state: Path) -> Counter:
+    """Return the counter that the policy names, or the default: `NAME.counter` beside the site's folder NAME.
+
+    A path is read from the site's folder. It lies outside the state folder: what restores the one must not restore the
+    other.
+    """
     if policy.counter is not None and policy.witness is not None:
         invalid(f"{POLICY}: witness", policy.witness, "a site has a counter file or a witness, not both")
     if policy.witness is not None:
         return WitnessCounter(policy.witness, state.parent)
-    if policy.counter is None:
-        return None
-    path = (state.parent / policy.counter).resolve()
+    folder = state.parent.resolve()
+    path = (folder / (policy.counter or f"../{folder.name}.counter")).resolve()
     if state.resolve() in path.parents:
-        invalid(f"{POLICY}: counter", policy.counter, "a counter inside the state folder is rolled back with it")
+        invalid(f"{POLICY}: counter", path, "a counter inside the state folder is rolled back with it")
     if not path.parent.is_dir():
-        invalid(f"{POLICY}: counter", policy.counter, "its folder is not there", "make it, for the site's user only")
+        invalid(f"{POLICY}: counter", path, "its folder is not there", "make it, for the site's user only")
+    if not os.access(path.parent, os.W_OK):
+        law, way_out = "the site's user cannot write in its folder", f"name another file as counter in {POLICY}"
+        invalid(f"{POLICY}: counter", path, law, way_out)
     return FileCounter(path)
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """What an approved experiment may cost at most, over its whole length."""
-
-    approval: str
-    label: str
-    mu: float
-    d0: float
-
-    @property
-    def bound(self) -> GaussianBound:
-        """The cost as the filter sees it."""
-        return GaussianBound(self.mu, self.d0)
 
 
 @dataclass(frozen=True)
@@ -204,10 +196,13 @@ class BudgetStatus:
     mu_left: float
     """A Gaussian release of noise multiplier 1 / mu_left or more still fits."""
     d0_left: float
+    epsilon_left: float
+    """An experiment of Gaussian releases that costs this epsilon alone, at delta, still fits. Epsilons do not add up;
+    the shares `used` do."""
     number: int
     """Changes of the state so far."""
-    counted: bool
-    """Whether a counter outside the state folder would notice an old copy."""
+    counter: str
+    """The file or the command outside the state folder that notices an old copy."""
 
 
 class LifetimeBudget:
@@ -215,7 +210,8 @@ class LifetimeBudget:
 
     Guarantees: a reservation is on disk, and counted, before it is returned; whatever is approved after looking at
     earlier results, all reservations together are within the policy's (epsilon, delta); the same approval is reserved
-    once; a state that is behind the counter reserves and answers nothing.
+    once; a state that is behind the counter reserves and answers nothing; an approval that was ended keeps its
+    reservation and counts no more answers.
     """
 
     def __init__(self, state: Path, policy: SitePolicy) -> None:
@@ -230,7 +226,7 @@ class LifetimeBudget:
 
         An approval that has its reservation gets it again; with other events it is refused.
         """
-        events = _events_digest(composition)
+        events = events_digest(composition)
         self.filter.price(composition)  # slow, and remembered: not while others wait
         with self._open_state() as store:
             held = store.find_reservation(approval)
@@ -248,13 +244,38 @@ class LifetimeBudget:
             self._confirm_counter(store)
             return made
 
-    def advance(self, what: str) -> int:
+    def require(self, approval: str, composition: Composition) -> tuple[int, str]:
+        """Return the newest mark; raise unless the approval has a live reservation for these events."""
+        with self._open_state() as store:
+            held = store.find_reservation(approval)
+            if held is None or held[1] != events_digest(composition):
+                raise LedgerDamaged(
+                    one_line("state", LIFETIME, f"holds no reservation of approval {approval}", RESTORE)
+                )
+            store.refuse_ended(approval)
+            return store.number(), store.marks()[store.number()]
+
+    def end(self, approval: str, how: str) -> bool:
+        """End an approval for good, in one of the ways of ENDINGS; return False when it has ended before.
+
+        Guarantees: once this returns, `advance` counts no answer of it. Its reservation stays.
+        """
+        with self._open_state() as store:
+            if approval in store.record().ended:
+                return False
+            store.add_mark(f"{how} {approval}")
+            self._confirm_counter(store)
+            return True
+
+    def advance(self, what: str, *, approval: str | None = None) -> int:
         """Count one more change, such as an answer that is about to leave; its number.
 
         Whoever keeps state of its own beside this one writes it first, with `check() + 1`, then advances, then lets
-        the answer go.
+        the answer go. Raises Refused when the approval that it belongs to has ended.
         """
         with self._open_state() as store:
+            if approval is not None:
+                store.refuse_ended(approval)
             number = store.add_mark(what)
             self._confirm_counter(store)
             return number
@@ -263,6 +284,18 @@ class LifetimeBudget:
         """The state's number; raises StateBehind when it is an old or a second copy."""
         with self._open_state() as store:
             return store.number()
+
+    def record(self) -> LifetimeRecord:
+        """Return all that the other files of the state are compared with."""
+        with self._open_state() as store:
+            return store.record()
+
+    def share_with(self, composition: Composition) -> tuple[float, float]:
+        """Return the share of the budget that is reserved, and that with one more experiment; above 1 is too much."""
+        spent = [one.bound for one in self.status().reservations]
+        bound = self.filter.price(composition, spent) or self.filter.price(composition)
+        used = self.filter.used_share(spent)
+        return used, math.inf if bound is None else self.filter.used_share([*spent, bound])
 
     def was_counted(self, what: str) -> bool:
         """Whether a change of this name was counted: it happened, whatever other files of the state remember."""
@@ -276,16 +309,18 @@ class LifetimeBudget:
         bounds = [one.bound for one in reservations]
         mu_squared, d0 = add_bounds(bounds)
         whole = self.filter
+        mu_left = math.sqrt(max(whole.most_mu**2 - mu_squared, 0.0)) * (1 - 1e-9)
         return BudgetStatus(
             epsilon=whole.epsilon,
             delta=whole.delta,
             spent=whole.spent_epsilon(bounds),
             used=whole.used_share(bounds),
             reservations=reservations,
-            mu_left=math.sqrt(max(whole.most_mu**2 - mu_squared, 0.0)) * (1 - 1e-9),
+            mu_left=mu_left,
             d0_left=max(whole.most_d0 - d0, 0.0),
+            epsilon_left=whole.spent_epsilon([GaussianBound(mu_left)]),
             number=number,
-            counted=self._counter is not None,
+            counter=self._counter.name,
         )
 
     def _explain_refusal(self, composition: Composition, spent: list[GaussianBound]) -> str:
@@ -296,125 +331,32 @@ class LifetimeBudget:
         at = f"{self.filter.epsilon:g} at delta={self.filter.delta:g}"
         return one_line("epsilon", at, f"the experiment costs {law}, and {used:.3g} of it is reserved", way_out)
 
-    def _confirm_counter(self, store: "BudgetStore") -> None:
-        if self._counter is not None:
-            self._counter.confirm(store.marks(), new=not store.is_counted())
-            store.set_counted()
+    def _confirm_counter(self, store: BudgetStore) -> None:
+        self._counter.confirm(store.marks(), new=not store.is_counted())
+        store.set_counted()
 
     @contextmanager
-    def _open_state(self) -> Iterator["BudgetStore"]:
+    def _open_state(self) -> Iterator[BudgetStore]:
         """The state, checked and level with the counter; one process at a time."""
         with ExitStack() as stack:
             stack.enter_context(hold_lock(self.state / "lifetime.lock"))
-            if self._counter is not None:
-                stack.enter_context(self._counter.hold())
+            stack.enter_context(self._counter.hold())
             try:
                 connection = stack.enter_context(closing(connect_to_write(self.state / LIFETIME)))
                 store = BudgetStore(connection, self.filter)
                 if not store.number():
                     sync_folder(self.state)  # a new database has a name that survives before anything is counted
-                if self._counter is None and store.is_counted():
-                    law = "this state was counted, and without its counter an old copy would not be noticed"
-                    invalid(f"{POLICY}: counter", "none", law, "put the key back")
                 self._confirm_counter(store)
                 yield store
             except sqlite3.DatabaseError as error:
                 raise LedgerDamaged(one_line("state", LIFETIME, f"cannot be read ({error})")) from None
 
 
-class BudgetStore:
-    """The tables of a lifetime budget: the budget itself, the marks, the reservations."""
-
-    def __init__(self, connection: sqlite3.Connection, budget: GaussianFilter) -> None:
-        self._connection = connection
-        with transaction(connection):
-            for table in TABLES:
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            if not self.marks():
-                connection.execute("INSERT INTO mark VALUES (0, ?)", (GENESIS,))
-            fixed = (budget.epsilon, budget.delta, budget.failures)
-            connection.execute("INSERT OR IGNORE INTO budget VALUES (1, ?, ?, ?, 0)", fixed)
-        held = connection.execute("SELECT epsilon, delta, failures FROM budget").fetchone()
-        if held != fixed:
-            law = f"a budget for life is fixed beforehand, and here it is epsilon={held[0]:g}, delta={held[1]:g}"
-            invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", law, "put the old values back")
-
-    def marks(self) -> Marks:
-        """The newest marks."""
-        return dict(self._connection.execute("SELECT number, head FROM mark"))
-
-    def number(self) -> int:
-        """The number of the newest mark."""
-        return max(self.marks())
-
-    def is_counted(self) -> bool:
-        """Whether a counter has ever confirmed this state."""
-        return bool(self._connection.execute("SELECT counted FROM budget").fetchone()[0])
-
-    def set_counted(self) -> None:
-        """Remember that a counter outside knows this state."""
-        if not self.is_counted():
-            self._connection.execute("UPDATE budget SET counted = 1")
-
-    def reservations(self) -> tuple[Reservation, ...]:
-        """All reservations, in their order."""
-        rows = self._connection.execute("SELECT approval, label, mu, d0 FROM reservation ORDER BY number")
-        return tuple(Reservation(*row) for row in rows)
-
-    def find_reservation(self, approval: str) -> tuple[Reservation, str] | None:
-        """The reservation of an approval and the digest of its events."""
-        columns = "approval, label, mu, d0, events"
-        row = self._connection.execute(f"SELECT {columns} FROM reservation WHERE approval = ?", (approval,)).fetchone()
-        return None if row is None else (Reservation(*row[:4]), row[4])
-
-    def add_reservation(self, made: Reservation, events: str) -> None:
-        """Write a reservation and its mark together."""
-        row = (made.approval, made.label, made.mu, made.d0, events)
-        with transaction(self._connection):
-            number = self._insert_mark(repr(row))
-            self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
-
-    def add_mark(self, what: str) -> int:
-        """Write a mark alone, and remember its name."""
-        with transaction(self._connection):
-            self._connection.execute("INSERT OR IGNORE INTO counted VALUES (?)", (what,))
-            return self._insert_mark(what)
-
-    def was_counted(self, what: str) -> bool:
-        """Whether a mark of this name was ever written."""
-        return self._connection.execute("SELECT 1 FROM counted WHERE what = ?", (what,)).fetchone() is not None
-
-    def _insert_mark(self, what: str) -> int:
-        """The next mark: its head is a hash of the last one, of what changes, and of something that no copy has."""
-        marks = self.marks()
-        number = max(marks) + 1
-        head = hashlib.sha256(f"{marks[number - 1]}{what}".encode() + os.urandom(16)).hexdigest()
-        self._connection.execute("INSERT INTO mark VALUES (?, ?)", (number, head))
-        self._connection.execute("DELETE FROM mark WHERE number <= ?", (number - REMEMBERED,))
-        return number
-
-
-TABLES = (
-    "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
-    "counted (what TEXT PRIMARY KEY)",
-    "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
-    "counted INTEGER NOT NULL)",
-    "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "
-    "d0 REAL NOT NULL, events TEXT NOT NULL)",
-)
-
-
-def _events_digest(composition: Composition) -> str:
-    """The same for equal compositions, however they are ordered."""
-    rows = sorted(json.dumps([to_json(event), int(times)], sort_keys=True) for event, times in composition.items())
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
     """One process at a time; the lock goes with the process."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         invalid("lock", path, f"cannot be opened ({type(error).__name__})", "the site's user writes there")
     try:

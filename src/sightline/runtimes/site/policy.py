@@ -32,7 +32,8 @@ class SitePolicy(Section):
     allow_large_delta: bool = False
     """Whether delta may be one over the number of protected units, or more."""
     counter: str | None = None
-    """A file outside the state folder that holds the newest state's number: an older state then answers nothing."""
+    """A file outside the state folder that holds the number of the newest state: an older state answers nothing.
+    The default is `NAME.counter` beside the site's folder NAME."""
     witness: str | None = None
     """Or a command that is given that number and prints the newest it was given."""
     trust_server: bool = False
@@ -55,7 +56,7 @@ class SitePolicy(Section):
     known_keys: list[str] = Field(default_factory=list)
     """Ed25519 public keys of researchers, in hex."""
     require_signature: bool = False
-    """Whether only experiments that one of those keys signed can be approved."""
+    """Whether only experiments that one of those keys signed can be approved and answered."""
     arithmetic: Literal["integer", "float"] = "integer"
     """In what the site clips and noises its updates; "float" leaves it to the experiment."""
 

@@ -1,76 +1,264 @@
 """A site as a process of its own: apps that came over the network reach it by a socket, and reach nothing else."""
 
 import ctypes
+import fcntl
+import logging
+import math
 import os
 import socket
+import stat
 import struct
 import threading
-from collections.abc import Callable
-from multiprocessing.connection import Client, Listener
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from sightline.errors import SightlineError
-from sightline.runtimes.remote.message import WireMessage
+from sightline.errors import SightlineError, invalid
+from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, WireMessage
 
-if TYPE_CHECKING:  # whoever only knocks does not load torch
+if TYPE_CHECKING:  # a node that only asks does not load torch
     from sightline.runtimes.site.site import Site
 
+LOG = logging.getLogger("sightline.site")
 LARGEST_LETTER = 1 << 31
 PATIENCE_SECONDS = 60.0
+"""The time in which a whole message must be there, and in which its answer must be taken."""
+MOST_CALLERS = 32
+PAUSE_SECONDS = 0.1
 T = TypeVar("T")
 
 
 def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process is ended.
 
-    Guarantees: messages are read as safetensors, never unpickled; a caller that hangs up or talks nonsense changes
-    nothing, one that falls silent is left; a message of more than the policy's `largest_bytes` is not read.
+    Guarantees: nothing at `place` is removed but a socket of this user at which nobody listens; messages are read as
+    safetensors, never unpickled; a caller that hangs up, drips or talks nonsense changes nothing and keeps nobody else
+    waiting; a message of more than the policy's `largest_bytes` is not read; no message ends the process.
     """
-    place.unlink(missing_ok=True)
+    with _claim_socket(place) as listener:
+        ready()
+        callers = _Callers(site)
+        while listener.fileno() >= 0:
+            try:
+                callers.take(listener.accept()[0])
+            except (OSError, RuntimeError) as error:  # out of descriptors or threads: others end soon
+                LOG.warning("a caller could not be taken (%s)", type(error).__name__)
+                time.sleep(PAUSE_SECONDS)
+
+
+@contextmanager
+def _claim_socket(place: Path) -> Iterator[socket.socket]:
+    """Listen at a path that no other process answers at; the lock beside it goes with the process."""
+    lock = place.with_name(f"{place.name}.lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        invalid("--socket", place, f"{lock.name} beside it cannot be opened ({error.strerror})", "choose another path")
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _refuse_taken(place)
+        _remove_stale(place)
+        with _listen_at(place) as listener:
+            own = place.lstat().st_ino
+            try:
+                yield listener
+            finally:
+                with suppress(OSError):
+                    if place.lstat().st_ino == own:
+                        place.unlink()
+    finally:
+        os.close(handle)
+
+
+def _refuse_taken(place: Path) -> NoReturn:
+    invalid("--socket", place, "another process answers there", "end it, or choose another path")
+
+
+def _remove_stale(place: Path) -> None:
+    """Remove the socket that a dead process of this user left; refuse anything else that is there."""
+    try:
+        found = place.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        invalid("--socket", place, "is there already and is not a socket of this user", "choose another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink()
+            return
+        except OSError as error:
+            LOG.debug("the socket was probed (%s)", type(error).__name__)
+    _refuse_taken(place)
+
+
+def _listen_at(place: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o117)  # the socket is for its owner and group: the user that runs the SuperNode is in the group
     try:
-        listener = Listener(str(place), family="AF_UNIX")
+        listener.bind(str(place))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        invalid("--socket", place, f"cannot be listened at ({error.strerror or error})", "choose another path")
     finally:
         os.umask(before)
-    with listener:
-        ready()
-        while True:
-            try:
-                with listener.accept() as caller:
-                    _set_deadline(caller.fileno(), PATIENCE_SECONDS)
-                    caller.send_bytes(_answer_bytes(site, caller.recv_bytes(site.policy.largest_bytes)))
-            except (EOFError, OSError, MemoryError):
-                continue
+    return listener
 
 
-def _set_deadline(descriptor: int, seconds: float) -> None:
-    """Wait so long for the next bytes of the other side, or until it takes some, and no longer: others wait behind."""
-    patience = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
-    with socket.socket(fileno=os.dup(descriptor)) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+class _Callers:
+    """The callers of a site, each in a thread of its own.
+
+    Guarantees: at most MOST_CALLERS at a time, and together at most twice `largest_bytes` of messages. When there are
+    more, the one that has talked longest is hung up on: an honest message on a socket of this machine takes a moment.
+    A caller whose question is being answered is never hung up on.
+    """
+
+    def __init__(self, site: "Site") -> None:
+        self._site, self._lock = site, threading.Lock()
+        self._talking: dict[socket.socket, int] = {}
+        """Bytes that have come from each caller that is being read or is taking its answer, the oldest caller first."""
+        self._answering: dict[socket.socket, int] = {}
+
+    def take(self, caller: socket.socket) -> None:
+        """Serve a caller from now on."""
+        with self._lock:
+            if len(self._talking) + len(self._answering) >= MOST_CALLERS and not self._hang_up_on_oldest(caller):
+                LOG.warning("a caller was turned away: %d questions are being answered", len(self._answering))
+                caller.close()
+                return
+            self._talking[caller] = 0
+        try:
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+        except RuntimeError:
+            self._forget(caller)
+            raise
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            content = _receive(caller, self._site.policy.largest_bytes, _end_of(PATIENCE_SECONDS), self._count)
+            self._move(caller, self._talking, self._answering, len(content))
+            answer = _answer_bytes(self._site, content)
+            del content
+            self._move(caller, self._answering, self._talking, 0)
+            _send(caller, answer, _end_of(PATIENCE_SECONDS))
+        except (EOFError, OSError, MemoryError) as error:
+            LOG.debug("a caller was left (%s)", type(error).__name__)
+        except Exception:
+            LOG.exception("a caller could not be served")
+        finally:
+            self._forget(caller)
+
+    def _count(self, caller: socket.socket, arrived: int) -> None:
+        """Note how many bytes have come from a caller; raises EOFError where it is to be left."""
+        with self._lock:
+            if caller not in self._talking:
+                raise EOFError
+            self._talking[caller] = arrived
+            while sum(self._talking.values()) + sum(self._answering.values()) > 2 * self._site.policy.largest_bytes:
+                if not self._hang_up_on_oldest(caller):
+                    raise EOFError
+
+    def _hang_up_on_oldest(self, but: socket.socket) -> bool:
+        oldest = next((one for one in self._talking if one is not but), None)
+        if oldest is None:
+            return False
+        del self._talking[oldest]
+        with suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _move(
+        self, caller: socket.socket, here: dict[socket.socket, int], there: dict[socket.socket, int], size: int
+    ) -> None:
+        with self._lock:
+            if here.pop(caller, None) is None:
+                raise EOFError
+            there[caller] = size
+
+    def _forget(self, caller: socket.socket) -> None:
+        with self._lock:
+            self._talking.pop(caller, None)
+            self._answering.pop(caller, None)
+        caller.close()
 
 
-def _answer_bytes(site: "Site", content: bytes) -> bytes:
+def _answer_bytes(site: "Site", content: bytes | bytearray) -> bytes:
+    """Return the answer to a message as bytes; raises no Exception but MemoryError."""
     try:
-        message = WireMessage.from_bytes(content)
+        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS)).to_bytes()
     except SightlineError as error:
+        LOG.warning("refused: %s", error)
         return WireMessage({"refused": str(error)}).to_bytes()
-    return site.answer(message).to_bytes()
+    except Exception as error:
+        LOG.exception("a message could not be answered")
+        return WireMessage({"refused": f"{type(error).__name__}; the site's log says more"}).to_bytes()
+
+
+def _end_of(seconds: float | None) -> float:
+    return math.inf if seconds is None else time.monotonic() + seconds
+
+
+def _set_deadline(line: socket.socket, end: float) -> None:
+    """Let the next call on a socket raise TimeoutError at `end`."""
+    line.settimeout(None if math.isinf(end) else max(1e-3, end - time.monotonic()))
+
+
+def _send(line: socket.socket, content: bytes, end: float) -> None:
+    """Send a message in the frame of `multiprocessing.connection`, whole before `end`."""
+    size = len(content)
+    head = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+    for part in (head, content):
+        _set_deadline(line, end)
+        line.sendall(part)
+
+
+def _receive(
+    line: socket.socket, largest: int, end: float, count: Callable[[socket.socket, int], None] = lambda *_: None
+) -> bytearray:
+    """Receive a message of at most `largest` bytes, whole before `end`; memory grows with what has come."""
+    (size,) = struct.unpack("!i", _receive_exactly(line, 4, end, count))
+    if size == -1:
+        (size,) = struct.unpack("!Q", _receive_exactly(line, 8, end, count))
+    if not 0 <= size <= largest:
+        raise EOFError
+    return _receive_exactly(line, size, end, count)
+
+
+def _receive_exactly(
+    line: socket.socket, size: int, end: float, count: Callable[[socket.socket, int], None]
+) -> bytearray:
+    found = bytearray()
+    while len(found) < size:
+        if time.monotonic() >= end:
+            raise TimeoutError
+        _set_deadline(line, end)
+        piece = line.recv(min(size - len(found), 1 << 20))
+        if not piece:
+            raise EOFError
+        found += piece
+        count(line, len(found))
+    return found
 
 
 def ask_site(place: Path, message: WireMessage, *, seconds: float | None = None) -> WireMessage:
-    """The answer of the site behind a socket, when it begins to come in time."""
+    """Return the answer of the site behind a socket, when all of it comes in time."""
+    end = _end_of(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
     try:
-        with Client(str(place), family="AF_UNIX") as site:
-            if seconds is not None:
-                _set_deadline(site.fileno(), seconds)
-            site.send_bytes(message.to_bytes())
-            if not site.poll(seconds):
-                return WireMessage({"refused": f"site-socket: no answer within {seconds:g} seconds"})
-            return WireMessage.from_bytes(site.recv_bytes(LARGEST_LETTER))
-    except (EOFError, OSError) as error:
+        with socket.socket(socket.AF_UNIX) as site:
+            _set_deadline(site, end)
+            site.connect(str(place))
+            _send(site, message.to_bytes(), end)
+            return WireMessage.from_bytes(_receive(site, LARGEST_LETTER, end), most_words=LARGEST_SITE_WORDS)
+    except TimeoutError:
+        return WireMessage({"refused": f"site-socket: no answer within {seconds:g} seconds"})
+    except (EOFError, OSError, SightlineError) as error:
         why = f"nobody answers there, or not to a message of this size ({type(error).__name__})"
         return WireMessage({"refused": f"site-socket: {why}"})
 

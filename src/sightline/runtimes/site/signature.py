@@ -50,6 +50,16 @@ def check_signature(policy: SitePolicy, digest: str, signature: str | None) -> s
     return key
 
 
+def check_signer(policy: SitePolicy, signed_by: str) -> None:
+    """Raise Refused when the policy no longer accepts an approval that this key signed; "" stands for no signature."""
+    if not signed_by and policy.require_signature:
+        law = "the experiment was approved without a signature, and this site now requires one"
+        refuse("approval", "unsigned", law, "approve it again with --signature")
+    if signed_by and signed_by not in {known.lower() for known in policy.known_keys}:
+        law = f"the key that signed the experiment is no longer one of known_keys in {POLICY}"
+        refuse("approval", signed_by[:16], law, "approve it again, signed by a known key")
+
+
 def _verifies(key: str, signed: str, digest: str) -> bool:
     from cryptography.exceptions import InvalidSignature  # type: ignore[import-not-found,unused-ignore]
 

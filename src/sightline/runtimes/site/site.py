@@ -7,46 +7,47 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sightline import accounting
 from sightline.config import Experiment
-from sightline.engine import BuiltExperiment
-from sightline.errors import Refused, SightlineError, invalid
+from sightline.errors import Refused, SightlineError, invalid, one_line, printable
 from sightline.events import Clear
 from sightline.ledger import Ledger, LedgerDamaged, SqliteStore, connect_to_write
 from sightline.mechanisms import Mechanism, ReleaseContext
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, Result
-from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, own_tensor
+from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, own_tensor, read_site_question
 from sightline.runtimes.site.approval import (
     APPROVALS,
     Approval,
     Approvals,
-    build_for_site,
+    check_approval,
     data_digest,
+    describe_approval,
     draw_up_approval,
     own_claims,
     read_approved,
 )
 from sightline.runtimes.site.budget import LifetimeBudget
+from sightline.runtimes.site.budget_store import ENDINGS
 from sightline.runtimes.site.planned_calls import PlannedCall
-from sightline.runtimes.site.policy import POLICY, federation_of, kind_of, read_data, read_policy
+from sightline.runtimes.site.policy import POLICY, SitePolicy, federation_of, kind_of, read_data, read_policy
 from sightline.runtimes.site.process import run_within
 from sightline.runtimes.site.signature import check_signature
+from sightline.runtimes.site.state_check import BUDGET, check_answers, check_reservations, check_unit
 from sightline.topology import PUBLIC, SERVER, client_name
 
 LOG = logging.getLogger("sightline.site")
-BUDGET = "budget.sqlite"
 EARLIER_STORE = "shelf.secret"
 HELLO = "hello"
+LONGEST_REFUSAL = 1000
 NOISED, UNNOISED = "noised", "unnoised"
 
 
@@ -69,15 +70,21 @@ class RunStore:
         found = self.read().words.get("run")
         return None if found is None else str(found)
 
-    def begin(self, run: str, place: tuple[int, int], asked: str, *, recorded: int) -> None:
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The place of the last call that was begun; before all calls when there is none."""
+        return tuple(self.read().words.get("last", (0, -1)))
+
+    def begin(self, run: str, place: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str]) -> None:
         """Bind the run and note a call as begun: from now on only this very question gets an answer for it.
 
         `recorded` are the answers of the run in the ledger: one that a crash kept out of it is not counted as begun.
+        `mark` is the newest of the budget: a budget that does not know it later is an older copy.
         """
         found = self.read()
         words = dict(found.words)
         answers = {name: one for name, one in words.get("answers", {}).items() if _round_of(name) == place[0]}
-        words |= {"run": run, "last": list(place), "asked": asked, "begun": recorded + 1}
+        words |= {"run": run, "last": list(place), "asked": asked, "begun": recorded + 1, "mark": list(mark)}
         arrays = {n: a for n, a in found.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
         write_secret(self.path, WireMessage(words | {"answers": answers}, arrays).to_bytes())
 
@@ -107,7 +114,7 @@ class RunStore:
     def refuse_passed(self, place: tuple[int, int], asked: str) -> None:
         """Refuse a call that is not after the last one, unless a crash kept it from its answer."""
         words = self.read().words
-        last = tuple(words.get("last", (0, -1)))
+        last = self.last
         if place > last or (place == last and words["asked"] == asked):
             return
         at = f"round {place[0]}, use {place[1]}"
@@ -145,22 +152,25 @@ class Site:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.policy = folder, read_policy(folder)
-        self.data = read_data(folder, self.policy)
-        if self.policy.unit == "sample" and not self.policy.allow_large_delta:
-            accounting.refuse_large_delta(f"{POLICY}: delta", self.policy.delta, len(self.data.train), "examples")
-        self._state = folder / "state"
-        self._state.mkdir(mode=0o700, exist_ok=True)
-        if (self._state / EARLIER_STORE).exists():
+        self.folder = folder
+        self._open(read_policy(folder))
+
+    def _open(self, policy: SitePolicy) -> None:
+        """Open the site under a policy; of the one before nothing is kept, and when this fails all of it is."""
+        data = read_data(self.folder, policy)
+        if policy.unit == "sample" and not policy.allow_large_delta:
+            accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, len(data.train), "examples")
+        state = self.folder / "state"
+        state.mkdir(mode=0o700, exist_ok=True)
+        if (state / EARLIER_STORE).exists():
             law = "is of a version that charged every answer by itself"
-            invalid(
-                "state", self._state, law, "keep it for its ledger, and begin another with what is left of the budget"
-            )
-        self._root = Streams.from_operating_system(self._state / "noise-root.secret")
-        self.approvals = Approvals(self._state)
-        self.budget = LifetimeBudget(self._state, self.policy)
+            invalid("state", state, law, "keep it for its ledger, and begin another with what is left of the budget")
+        self._root = Streams.from_operating_system(state / "noise-root.secret")
+        self.budget = LifetimeBudget(state, policy)
+        self.approvals, self._state = Approvals(state), state
         self._built = lru_cache(maxsize=2)(self._build_side)
-        self._data_digest = data_digest(self.data)
+        self.policy, self.data, self._data_digest = policy, data, data_digest(data)
+        self._checked = False
 
     def draw_up(self, experiment: Experiment, *, signature: str | None = None) -> Approval:
         """What approving an experiment would mean; nothing is approved yet."""
@@ -170,25 +180,69 @@ class Site:
             experiment, self.policy, self.data, id=self.approvals.next_id(digest), signed_by=signed_by
         )
 
+    def describe(self, approval: Approval) -> list[str]:
+        """What approving an experiment would mean, in plain words."""
+        return describe_approval(approval, self.policy, self.budget.share_with(approval.composition))
+
     def approve(self, approval: Approval) -> Approval:
         """Reserve what the experiment costs and pin it; raises BudgetExhausted when it does not fit."""
         with self._hold_lock():
+            self._check_files()
             approval = replace(approval, id=self.approvals.next_id(approval.digest))
             self.budget.reserve(approval.id, read_approved(approval).name, approval.composition)
             self.approvals.put(approval)
         return approval
 
+    def revoke(self, id: str) -> bool:
+        """End an approval: its reservation stays spent and nothing more is answered; return False if it had ended.
+
+        It does not wait for an answer that is being computed: that one does not leave either.
+        """
+        if id not in {approval.id for approval in self.approvals.all()}:
+            invalid("APPROVAL", id, "is not approved here", "sightline site status lists the approvals")
+        return self._end(id, "revoked")
+
+    def _end(self, id: str, how: str) -> bool:
+        ended, path = self.budget.end(id, how), self.approvals.ended_path(id)
+        if not path.exists():  # a second place, written last: an older copy of the first is noticed
+            write_secret(path, f"{how}\n".encode())
+        return ended
+
+    def check(self) -> None:
+        """Raise when a file of the state was lost or put back from a copy; while an answer is computed, do nothing."""
+        with suppress(BlockingIOError), self._hold_lock(wait=False):
+            self._check_files()
+
+    def progress(self, approval: Approval) -> tuple[int, int]:
+        """Return how many answers of an approval have left, and how many can still be asked for."""
+        record, last = self.budget.record(), self._store(approval.id).last
+        left = {call.place: _answer_name(approval, call) in record.counted for call in approval.calls}
+        waiting = [place for place, counted in left.items() if place > last or (place == last and not counted)]
+        return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
+
+    def handed_over(self) -> int:
+        """Return how many answers left without noise, for a server that the policy trusted at the time."""
+        with self._read_ledger() as (ledger, _):
+            return sum(release.event == Clear() for release in ledger)
+
     def answer(self, message: WireMessage) -> WireMessage:
-        """The answer to a question, or in one line why there is none."""
+        """Return the answer to a question, or in one line why there is none.
+
+        Guarantees: raises no Exception, whatever the message holds. A question for which nothing is approved does not
+        wait for an answer that is being computed.
+        """
         try:
+            message = read_site_question(message)
             if message.words.get("call") == HELLO:
                 return self.hello()
+            self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
             with self._hold_lock():
                 answer = self._answer_call(message)
             return message.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
-            LOG.warning("refused: %s", error)
-            return WireMessage({"refused": str(error)})
+            why = printable(str(error), most=LONGEST_REFUSAL)
+            LOG.warning("refused: %s", why)
+            return WireMessage({"refused": why})
         except Exception as error:
             LOG.exception("a question could not be answered")
             return WireMessage(
@@ -208,18 +262,23 @@ class Site:
 
     def _answer_call(self, message: WireMessage) -> WireMessage:
         words = message.words
+        policy = read_policy(self.folder)
+        if policy != self.policy:  # the owner's newest word counts, also for what was approved before
+            self._open(policy)
+        if not self._checked:
+            self._check_files()
         approval, store = self._find_approval(str(words.get("digest", "")), str(words.get("run", "")))
+        mark = self.budget.require(approval.id, approval.composition)
         call = approval.find_call(words.get("call"), words.get("round"), words.get("use"), words.get("part", 0))
         side = self._built(approval.id)
         dimension = side.setting.model.parameters
         vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
         asked = _asked(approval, call, vectors)
-        self.budget.check()
-        name = f"answer {approval.id} {call.round}.{call.use}"
+        name = _answer_name(approval, call)
         before = store.answer_to(call.place, asked)
         if before is not None:
             if not self.budget.was_counted(name):  # a crash came between; others may have been counted since
-                self.budget.advance(name)
+                self.budget.advance(name, approval=approval.id)
             return before
         store.refuse_passed(call.place, asked)
         if self.budget.was_counted(name):
@@ -231,15 +290,19 @@ class Site:
             side.setting, Streams.from_seed(side.setting.experiment.seed), Streams(self._root.root + draws)
         )
         begun = time.monotonic()
-        clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked)
+        clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked, mark)
         result = self._compute_output(side, task, approval, *store.kept(memory))
         # that an update was not finite depends on the data: said only where the update itself is handed over
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         store.put_answer(call.place, asked, answer, memory, result)
-        self.budget.advance(name)
+        self.budget.advance(name, approval=approval.id)
+        self._wait_from(begun)
+        return answer
+
+    def _wait_from(self, begun: float) -> None:
+        """Wait for the end of `answer_seconds`."""
         if self.policy.answer_seconds is not None:
             time.sleep(max(0.0, begun + self.policy.answer_seconds - time.monotonic()))
-        return answer
 
     def _find_approval(self, digest: str, run: str) -> tuple[Approval, RunStore]:
         """The approval that a run is bound to, or the first that no run is bound to yet."""
@@ -248,9 +311,10 @@ class Site:
             raise Refused(
                 f"digest={digest[:16]}: no experiment of this digest is approved here; the owner may approve it"
             )
-        stores = [RunStore(self._state / APPROVALS / f"{approval.id}.secret") for approval in found]
-        bound = [store.run for store in stores]
+        stores = [self._store(approval.id) for approval in found]
+        bound, ended = [store.run for store in stores], self.budget.record().ended
         free = [place for place, other in enumerate(bound) if other is None]
+        free = [place for place in free if found[place].id not in ended] or free
         if run not in bound and not free:
             raise Refused(
                 f"run={run[:16]}: the approval is bound to another run; every run needs an approval of its own"
@@ -260,8 +324,33 @@ class Site:
             raise Refused("data: not those that the experiment was approved for; approve it again")
         return found[place], stores[place]
 
+    def _store(self, id: str) -> RunStore:
+        return RunStore(self._state / APPROVALS / f"{id}.secret")
+
+    def _check_files(self) -> None:
+        """Raise when a file of the state contradicts the others; nothing is answered or approved then."""
+        approvals, ended = self.approvals.all(), self.approvals.ended()
+        check_unit(approvals, self.policy)
+        record = self.budget.record()
+        check_reservations(approvals, ended, record)
+        stores = {approval.id: self._store(approval.id) for approval in approvals}
+        with self._read_ledger() as (ledger, _):
+            joints = {one.joint for one in ledger}
+        check_answers({id: store.read().words for id, store in stores.items()}, record, joints)
+        for id, store in stores.items():
+            store.check_ledger(sum(joint.startswith(f"{id}, ") for joint in joints))
+        self._checked = True
+
     def _record_answer(
-        self, approval: Approval, store: RunStore, call: PlannedCall, task: Task, side: ClientSide, run: str, asked: str
+        self,
+        approval: Approval,
+        store: RunStore,
+        call: PlannedCall,
+        task: Task,
+        side: ClientSide,
+        run: str,
+        asked: str,
+        mark: tuple[int, str],
     ) -> bool:
         """Write to the site's own ledger what is about to leave; whether that is without noise."""
         name = f"{approval.id}, {call.round}.{call.use}"
@@ -273,7 +362,7 @@ class Site:
             context = side.release_context(task, next_id=len(ledger))
             claims = own_claims(task, updates, context, self._mechanism(side, approval, context))
             if store.read().words.get("asked") != asked:
-                store.begin(run, call.place, asked, recorded=recorded)
+                store.begin(run, call.place, asked, recorded=recorded, mark=mark)
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
         return any(release.event == Clear() for release in claims)
@@ -281,7 +370,12 @@ class Site:
     def _compute_output(
         self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
-        """The value; when it cannot be computed, that of the same call on blank examples: a failure tells nothing."""
+        """Return the value; when it cannot be computed, that of the same call on blank examples: that tells nothing.
+
+        When that fails too, the run ends here: a value without noise must not leave, and a refusal at every question
+        would tell every time whether the data failed.
+        """
+        begun = time.monotonic()
         try:
             return self._compute_with(side, task, approval, kept, noised)
         except Exception:
@@ -289,8 +383,12 @@ class Site:
         try:
             return replace(self._compute_with(self._blank_side(side), task, approval, None, True), kept=None)
         except Exception:
-            LOG.exception("nor on blank examples: zeros are answered")
-            return Result(torch.zeros_like(task.start) if task.candidates is None else torch.zeros(1), False, None)
+            LOG.exception(
+                "nor on blank examples: nothing is answered, it stays charged, and approval %s ends", approval.id
+            )
+        self._end(approval.id, "failed")
+        self._wait_from(begun)
+        raise Refused(one_line("approval", approval.id, ENDINGS["failed"], "the site's log says why"))
 
     def _compute_with(
         self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
@@ -319,7 +417,7 @@ class Site:
     def _build_side(self, id: str) -> ClientSide:
         """The experiment of an approval over this site's data."""
         (approval,) = (one for one in self.approvals.all() if one.id == id)
-        setting: BuiltExperiment = build_for_site(read_approved(approval), self.policy, self.data)
+        setting = check_approval(approval, self.policy, self.data)
         return ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
 
     @contextmanager
@@ -331,14 +429,19 @@ class Site:
             yield Ledger.open_stored(store, participants=participants), store
 
     @contextmanager
-    def _hold_lock(self) -> Iterator[None]:
-        """One answer at a time, whatever processes work for this site."""
-        handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def _hold_lock(self, *, wait: bool = True) -> Iterator[None]:
+        """One answer at a time, whatever processes work for this site; without `wait` raise BlockingIOError."""
+        handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         finally:
             os.close(handle)
+
+
+def _answer_name(approval: Approval, call: PlannedCall) -> str:
+    """The name under which the budget counts an answer."""
+    return f"answer {approval.id} {call.round}.{call.use}"
 
 
 def _asked(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,63 @@
+"""The trade-off curve of a composition: how often the best test between two neighbours is right."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from sightline.accounting.accountant import delta
+from sightline.accounting.canonical import canonical_form
+from sightline.accounting.filters import bound_delta_curve
+from sightline.accounting.likelihood_ratio import Array
+from sightline.accounting.pld import only_gaussian
+from sightline.events import Event
+
+LEAST_DELTA = 1e-8
+"""The curve of a claim is taken from the deltas above this: rates below it are not counted by anybody."""
+POINTS = 200
+STEEPEST = 600.0
+"""Epsilons beyond this are not told apart: their exponentials end."""
+
+
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """Lines above the best test's rate of hits: hits <= offset + slope x false alarms, for every one of them."""
+
+    offset: Array
+    slope: Array
+
+    @classmethod
+    def from_deltas(cls, epsilons: Array, deltas: Array) -> "TradeOff":
+        """The lines P(S) <= e^epsilon Q(S) + delta, for "yes" and, the other way round, for "no".
+
+        >>> curve = TradeOff.from_deltas(np.array([np.log(3)]), np.array([0.0]))
+        >>> round(curve.most_hits(0.25), 4), round(curve.least_alarms(0.75), 4)
+        (0.75, 0.25)
+        """
+        ratio, kept = np.exp(epsilons), 1 - deltas
+        return cls(np.concatenate([deltas, 1 - kept / ratio]), np.concatenate([ratio, 1 / ratio]))
+
+    def most_hits(self, alarms: float) -> float:
+        """At most how often "yes" is right, when it is wrong at rate `alarms`."""
+        return min(1.0, float((self.offset + self.slope * alarms).min()))
+
+    def least_alarms(self, hits: float) -> float:
+        """At least how often "yes" is wrong, when it is right at rate `hits`."""
+        return max(0.0, float(((hits - self.offset) / self.slope).max()))
+
+
+def claimed_curve(events: Mapping[Event, int]) -> TradeOff | None:
+    """The trade-off curve of a composition, never above the true one; None where nothing is known of it."""
+    counts = canonical_form(events)
+    strength = only_gaussian(counts)
+    if strength is not None:
+        reach = strength * (strength / 2 + float(-ndtri(LEAST_DELTA)))
+        epsilons = np.linspace(0.0, min(reach, STEEPEST), POINTS)
+        return TradeOff.from_deltas(epsilons, np.array([delta(counts, float(e)) for e in epsilons]))
+    curve = bound_delta_curve(counts, LEAST_DELTA)
+    if curve is None:
+        return None
+    few = np.unique(np.linspace(0, len(curve.epsilons) - 1, POINTS).astype(int))
+    few = few[curve.epsilons[few] <= STEEPEST]
+    return TradeOff.from_deltas(curve.epsilons[few], curve.deltas[few])

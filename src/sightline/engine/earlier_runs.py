@@ -1,0 +1,286 @@
+"""The runs that a run started from: their ledgers, and the epsilon of all of them together."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from sightline import accounting
+from sightline.accounting import Accountant
+from sightline.engine.record import DATABASE, RunRecord
+from sightline.errors import SightlineError, invalid
+from sightline.events import Event
+from sightline.ledger import NOBODY, Ledger, Parties, Release, View, read_parties
+from sightline.topology import PUBLIC, Line
+
+MADE_BY = "sightline_ledger"
+"""The entry of a model file that names the head of the ledger it was made under."""
+MOST_SUMS = 64
+"""So many sums of compositions are accounted; where there are more, the runs' epsilons are added instead."""
+
+Composed = frozenset[tuple[Event, int]]
+ANYBODY = ""
+"""The subject of a composition that may be of any client."""
+
+
+def read_lines(facts: Mapping[str, Any]) -> dict[str, tuple[Line, ...]]:
+    """Every kind's lines of sight by the facts of a run; one each where all observers of a kind see the same."""
+    given = facts.get("lines") or {}
+    return {
+        kind: tuple(Line(str(who), read_parties(str(exempt))) for who, exempt in given.get(kind, [(name, "")]))
+        for kind, name in dict(facts.get("observers") or {}).items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierRun:
+    """A run whose model a later one started from, directly or through others."""
+
+    facts: Mapping[str, Any]
+    """`name`, `run_dir`, `head`, `unit`, `adjacency`, `observers`, `lines` of the run, and `same_data`."""
+    ledger: Ledger
+    _views: dict[str, View] = field(default_factory=dict, repr=False)
+
+    @property
+    def same_data(self) -> bool:
+        """Whether its clients hold the data of the later run's clients, so that names are of the same subjects."""
+        return bool(self.facts["same_data"])
+
+    def compositions(self, observer: str) -> dict[str, set[Composed]]:
+        """Subject -> what `observer` may have seen of it; of ANYBODY where it is not known who is who.
+
+        Guarantees: what made the model counts against everybody, since they see what is computed from it. Where the
+        observer has no name here, or may be another one of that name, every untrusted observer is taken for it.
+        """
+        known = self.ledger.has_participant(observer)
+        untrusted = [line for some in read_lines(self.facts).values() for line in some]
+        itself = frozenset({observer}) & NOBODY.union(*(line.exempt for line in untrusted))
+        lines = [Line(observer, itself)] if known else []
+        if not known or not self.same_data:
+            lines += untrusted
+        found: dict[str, set[Composed]] = defaultdict(set)
+        for line in lines:
+            for subject, seen in self._view(line.observer).by_subject(line.exempt).items():
+                found[subject if self.same_data else ANYBODY].add(frozenset(seen.items()))
+        return found
+
+    def _view(self, observer: str) -> View:
+        """What an observer saw, together with what everybody saw."""
+        if observer not in self._views:
+            view = self.ledger.view(observer)
+            if observer != PUBLIC and self.ledger.has_participant(PUBLIC):
+                public = self.ledger.view(PUBLIC).reached
+                if any(id in public and id not in view.reached for id in range(len(self.ledger))):
+                    view = self.ledger.view({observer, PUBLIC})
+            self._views[observer] = view
+        return self._views[observer]
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierRuns:
+    """The chain of runs behind a model, the last one first; `unknown` says why their cost is not known, if it is not.
+
+    Guarantees: `worst` is an upper bound on the epsilon of all runs composed, for every client that is in all of them.
+    """
+
+    runs: tuple[EarlierRun, ...]
+    unknown: str = ""
+
+    @property
+    def same_data(self) -> bool:
+        """Whether all runs were on the same data; where that is not known, the clients are assumed to be the same."""
+        return all(run.same_data for run in self.runs)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The runs for summaries and pages."""
+        names = ("name", "run_dir", "releases")
+        return [{name: run.facts.get(name) for name in names} for run in self.runs]
+
+    def tell(self, *, counted: bool) -> str:
+        """What someone who starts from such a model should know; `counted` is whether the budget is for all runs."""
+        if self.unknown:
+            return f"model.init: {self.unknown}; what all runs cost together is not known"
+        data = "on the same data" if self.same_data else "on clients that are assumed to be the same"
+        chain = ", ".join(str(run.facts["run_dir"]) for run in self.runs)
+        way = "privacy.epsilon and stop_at_epsilon are for all of them"
+        if not counted:
+            way = "privacy.continue_ledger = true would keep the sum within privacy.epsilon and stop_at_epsilon"
+        return f"model.init comes from {chain}, {data}: what they cost adds up with this run; {way}"
+
+    def explain_unknown(self, unit: str, adjacency: str) -> str:
+        """Why the sum has no number beside a run of this unit and adjacency; empty where it has one."""
+        if self.unknown:
+            return self.unknown
+        for run in self.runs:
+            own = (run.facts.get("unit"), run.facts.get("adjacency"))
+            if own != (unit, adjacency):
+                return (
+                    f"{run.facts['run_dir']} has unit {own[0]} and adjacency {own[1]}, which do not add up with these"
+                )
+        return ""
+
+    def sums(self, subject: str, observer: str) -> list[Counter[Event]] | None:
+        """What all earlier runs together may have shown `observer` of `subject`; None where there are too many sums."""
+        parts = []
+        for run in self.runs:
+            found = run.compositions(observer)
+            parts.append((found.get(subject) or {frozenset()}) if self.same_data else _any_of(found))
+        if math.prod(map(len, parts)) > MOST_SUMS:
+            return None
+        return [_add(choice) for choice in product(*parts)]
+
+    def worst(
+        self, ledger: Ledger, lines: Iterable[Line], delta: float, accountant: Accountant,
+        planned: Sequence[Release] = (),
+    ) -> float:  # fmt: skip
+        """The largest epsilon over several lines of sight of the ledger and all earlier runs together."""
+        return max((self._worst_of_line(ledger, line, delta, accountant, planned) for line in lines), default=0.0)
+
+    def _worst_of_line(
+        self, ledger: Ledger, line: Line, delta: float, accountant: Accountant, planned: Sequence[Release]
+    ) -> float:
+        held = ledger.view_with(planned, line.observer).by_subject(line.exempt)
+        parts = [run.compositions(line.observer) for run in self.runs]
+        parts.append({subject: {frozenset(seen.items())} for subject, seen in held.items()})
+        groups = self._groups(parts, line.exempt)
+        sums: set[Composed] = set()
+        for group in groups:
+            if math.prod(map(len, group)) > MOST_SUMS:
+                return _added_epsilons(groups, delta, accountant)
+            sums |= {frozenset(_add(choice).items()) for choice in product(*group)}
+        return max((accounting.epsilon(dict(one), delta, accountant=accountant) for one in sums), default=0.0)
+
+    def _groups(self, parts: list[dict[str, set[Composed]]], exempt: Parties) -> list[list[set[Composed]]]:
+        """For every subject that is told apart, what each run may have shown of it."""
+        if not self.same_data:
+            return [[_any_of(part) for part in parts]]
+        subjects = NOBODY.union(*parts) - exempt
+        return [[part.get(subject) or {frozenset()} for part in parts] for subject in sorted(subjects)]
+
+
+def _any_of(found: Mapping[str, set[Composed]]) -> set[Composed]:
+    return set[Composed]().union(*found.values()) or {frozenset()}
+
+
+def _add(choice: Iterable[Composed]) -> Counter[Event]:
+    total: Counter[Event] = Counter()
+    for composed in choice:
+        total.update(dict(composed))
+    return total
+
+
+def _added_epsilons(groups: list[list[set[Composed]]], delta: float, accountant: Accountant) -> float:
+    """The sum of the runs' worst epsilons, each at an equal share of delta: basic composition, for any choice."""
+    columns = [set[Composed]().union(*column) for column in zip(*groups, strict=True)]
+    share = delta / len(columns)
+    return math.fsum(
+        max(accounting.epsilon(dict(one), share, accountant=accountant) for one in column) for column in columns
+    )
+
+
+def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
+    """The runs behind the file that training starts from; None where no ledger is known to be behind it.
+
+    `digest` is that of the data, where there is one. Raises where the file lies beside a ledger that cannot be read.
+    """
+    if init is None:
+        return None
+    places = (init.parent, init.resolve().parent)
+    directory = next((place for place in places if (place / DATABASE).exists()), None)
+    if directory is not None:
+        return _read_chain(init, directory, digest)
+    made = _made_under(init)
+    if made is None:
+        return None
+    return EarlierRuns((), f"{init} was made by a run whose ledger ({made[:12]}...) does not lie beside it")
+
+
+def _made_under(path: Path) -> str | None:
+    """The head of the ledger that a model file names, if it names one."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return (file.metadata() or {}).get(MADE_BY)
+    except (OSError, SafetensorError):
+        return None  # the file is refused where its tensors are read
+
+
+def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
+    try:
+        with RunRecord.open_to_read(directory) as record:
+            record.verify()
+            facts, ledger, before = record.facts, record.ledger(), list(record.earlier_runs())
+            head = record.store.head()
+        settings = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
+    except (SightlineError, OSError) as error:
+        law = f"lies beside a ledger that cannot be read ({' '.join(str(error).split())[:200]})"
+        invalid("model.init", init, law, "bring the ledger back: without it nobody knows what the model has cost")
+    same = digest is not None and _read_digest(directory) == digest
+    kept = ("name", "unit", "adjacency", "observers", "lines", "participants")
+    own = {name: facts.get(name) for name in kept}
+    own |= {"run_dir": str(directory), "head": head, "releases": len(ledger), "same_data": same}
+    chain = [EarlierRun(own, ledger)]
+    chain += [EarlierRun(dict(one) | {"same_data": same and one["same_data"]}, held) for one, held in before]
+    unknown = str((facts.get("started_from") or {}).get("unknown") or "")
+    if "started_from" not in facts and any(line.startswith("init = ") for line in settings.splitlines()):
+        unknown = f"{directory} was itself started from a file, and says nothing of what that had cost"
+    return EarlierRuns(tuple(chain), unknown)
+
+
+def _read_digest(directory: Path) -> str:
+    from sightline.engine.run_directory import DIGEST
+
+    try:
+        return (directory / DIGEST).read_text(encoding="utf-8").split()[0]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return ""
+
+
+def stored_earlier(record: RunRecord) -> EarlierRuns | None:
+    """The runs that a run started from, as it wrote them down when it began."""
+    told = record.facts.get("started_from")
+    if not told:
+        return None
+    runs = (EarlierRun(facts, ledger) for facts, ledger in record.earlier_runs())
+    return EarlierRuns(tuple(runs), str(told.get("unknown") or ""))
+
+
+def sum_up(earlier: EarlierRuns, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """What a run and all before it cost together: by kind of observer, None where it is infinite or not known."""
+    why = earlier.explain_unknown(str(facts.get("unit")), str(facts.get("adjacency")))
+    accountant, delta = Accountant(facts.get("accountant") or "pld"), float(facts.get("delta") or 0.0)
+    observers = {
+        kind: None if why else _finite(earlier.worst(ledger, lines, delta, accountant))
+        for kind, lines in read_lines(facts).items()
+    }
+    worst = None if None in observers.values() or not observers else max(value or 0.0 for value in observers.values())
+    told = {"epsilon": worst, "observers": observers, "runs": earlier.describe(), "same_data": earlier.same_data}
+    return told | ({"unknown": why} if why else {})
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def keep_earlier(record: RunRecord, earlier: EarlierRuns | None, *, counted: bool) -> EarlierRuns | None:
+    """The earlier runs of a run at work: written down when it begins, and read back when it goes on.
+
+    `counted` is whether its budget is for them too: its noise then rests on their ledgers, which must be the same.
+    """
+    if record.facts.get("started_from") is None:
+        if earlier is not None and not record.facts.get("created"):
+            record.add_earlier([(run.facts, run.ledger) for run in earlier.runs], earlier.unknown)
+        return earlier
+    stored = stored_earlier(record)
+    if counted and _heads(stored) != _heads(earlier):
+        law = "the ledger beside model.init is not the one that the run began with"
+        invalid("--resume", record.directory, law, "bring it back")
+    return stored
+
+
+def _heads(earlier: EarlierRuns | None) -> list[str]:
+    return [] if earlier is None else [str(run.facts["head"]) for run in earlier.runs]

@@ -1,0 +1,158 @@
+"""The tables of a site's budget for life: the budget itself, the marks of its changes, the reservations."""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sightline.accounting import Composition, GaussianBound, GaussianFilter
+from sightline.errors import Refused, invalid, one_line
+from sightline.events import to_json
+from sightline.ledger import GENESIS
+from sightline.ledger.store import transaction
+from sightline.runtimes.site.policy import POLICY
+
+REMEMBERED = 64
+"""So many of the newest marks are kept in the state: an honest counter is behind by one at most."""
+ENDINGS = {
+    "revoked": "the owner of the site revoked it",
+    "failed": "an answer could not be computed here, on blank examples either",
+}
+"""How an approval ends before its run does: marks of these names and the approval's, so that an old copy shows."""
+
+Marks = Mapping[int, str]
+"""Number -> head of the newest changes of a state."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What an approved experiment may cost at most, over its whole length."""
+
+    approval: str
+    label: str
+    mu: float
+    d0: float
+
+    @property
+    def bound(self) -> GaussianBound:
+        """The cost as the filter sees it."""
+        return GaussianBound(self.mu, self.d0)
+
+
+@dataclass(frozen=True)
+class LifetimeRecord:
+    """What a state remembers, for comparison with its other files."""
+
+    events: Mapping[str, str]
+    """Approval -> the digest of the events that were reserved for it."""
+    counted: frozenset[str]
+    """The names of the changes that were counted."""
+    marks: Marks
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        """Approval -> how it ended, one of ENDINGS."""
+        words = (what.partition(" ") for what in self.counted)
+        return {approval: how for how, _, approval in words if how in ENDINGS}
+
+
+class BudgetStore:
+    """The tables of a lifetime budget: the budget itself, the marks, the reservations."""
+
+    def __init__(self, connection: sqlite3.Connection, budget: GaussianFilter) -> None:
+        self._connection = connection
+        with transaction(connection):
+            for table in TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            if not self.marks():
+                connection.execute("INSERT INTO mark VALUES (0, ?)", (GENESIS,))
+            fixed = (budget.epsilon, budget.delta, budget.failures)
+            connection.execute("INSERT OR IGNORE INTO budget VALUES (1, ?, ?, ?, 0)", fixed)
+        held = connection.execute("SELECT epsilon, delta, failures FROM budget").fetchone()
+        if held != fixed:
+            law = f"a budget for life is fixed beforehand, and here it is epsilon={held[0]:g}, delta={held[1]:g}"
+            invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", law, "put the old values back")
+
+    def marks(self) -> Marks:
+        """The newest marks."""
+        return dict(self._connection.execute("SELECT number, head FROM mark"))
+
+    def number(self) -> int:
+        """The number of the newest mark."""
+        return max(self.marks())
+
+    def is_counted(self) -> bool:
+        """Whether a counter has ever confirmed this state."""
+        return bool(self._connection.execute("SELECT counted FROM budget").fetchone()[0])
+
+    def set_counted(self) -> None:
+        """Remember that a counter outside knows this state."""
+        if not self.is_counted():
+            self._connection.execute("UPDATE budget SET counted = 1")
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All reservations, in their order."""
+        rows = self._connection.execute("SELECT approval, label, mu, d0 FROM reservation ORDER BY number")
+        return tuple(Reservation(*row) for row in rows)
+
+    def find_reservation(self, approval: str) -> tuple[Reservation, str] | None:
+        """The reservation of an approval and the digest of its events."""
+        columns = "approval, label, mu, d0, events"
+        row = self._connection.execute(f"SELECT {columns} FROM reservation WHERE approval = ?", (approval,)).fetchone()
+        return None if row is None else (Reservation(*row[:4]), row[4])
+
+    def record(self) -> LifetimeRecord:
+        """All that the other files of the state are compared with."""
+        events = dict(self._connection.execute("SELECT approval, events FROM reservation"))
+        counted = frozenset(row[0] for row in self._connection.execute("SELECT what FROM counted"))
+        return LifetimeRecord(events, counted, self.marks())
+
+    def refuse_ended(self, approval: str) -> None:
+        """Raise Refused when the approval has ended."""
+        for how, law in ENDINGS.items():
+            if self.was_counted(f"{how} {approval}"):
+                raise Refused(one_line("approval", approval, law, "nothing more is answered"))
+
+    def add_reservation(self, made: Reservation, events: str) -> None:
+        """Write a reservation and its mark together."""
+        row = (made.approval, made.label, made.mu, made.d0, events)
+        with transaction(self._connection):
+            number = self._insert_mark(repr(row))
+            self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
+
+    def add_mark(self, what: str) -> int:
+        """Write a mark alone, and remember its name."""
+        with transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO counted VALUES (?)", (what,))
+            return self._insert_mark(what)
+
+    def was_counted(self, what: str) -> bool:
+        """Whether a mark of this name was ever written."""
+        return self._connection.execute("SELECT 1 FROM counted WHERE what = ?", (what,)).fetchone() is not None
+
+    def _insert_mark(self, what: str) -> int:
+        """The next mark: its head is a hash of the last one, of what changes, and of something that no copy has."""
+        marks = self.marks()
+        number = max(marks) + 1
+        head = hashlib.sha256(f"{marks[number - 1]}{what}".encode() + os.urandom(16)).hexdigest()
+        self._connection.execute("INSERT INTO mark VALUES (?, ?)", (number, head))
+        self._connection.execute("DELETE FROM mark WHERE number <= ?", (number - REMEMBERED,))
+        return number
+
+
+TABLES = (
+    "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
+    "counted (what TEXT PRIMARY KEY)",
+    "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
+    "counted INTEGER NOT NULL)",
+    "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "
+    "d0 REAL NOT NULL, events TEXT NOT NULL)",
+)
+
+
+def events_digest(composition: Composition) -> str:
+    """The same for equal compositions, however they are ordered."""
+    rows = sorted(json.dumps([to_json(event), int(times)], sort_keys=True) for event, times in composition.items())
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()

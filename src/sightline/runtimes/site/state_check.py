@@ -1,0 +1,61 @@
+"""The files of a site's state against each other: one that was lost, or put back from a copy, contradicts the others.
+
+What is written, in this order: the reservation (`lifetime.sqlite`), the approval, the run's memory (`approvals/`), the
+ledger (`budget.sqlite`), the count of the answer (`lifetime.sqlite`). A crash between two of them leaves a state that
+passes: nothing has left the site yet.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from sightline.errors import invalid, one_line
+from sightline.ledger import LedgerDamaged
+from sightline.runtimes.site.approval import APPROVALS, Approval, read_approved
+from sightline.runtimes.site.budget import LIFETIME, RESTORE
+from sightline.runtimes.site.budget_store import LifetimeRecord, events_digest
+from sightline.runtimes.site.policy import POLICY, SitePolicy
+
+BUDGET = "budget.sqlite"
+
+
+def check_reservations(approvals: Sequence[Approval], ended: Collection[str], record: LifetimeRecord) -> None:
+    """Raise LedgerDamaged unless every approval has its reservation, and every ended one is known to have ended."""
+    for approval in approvals:
+        if record.events.get(approval.id) != events_digest(approval.composition):
+            _damaged(LIFETIME, f"holds no reservation of approval {approval.id}")
+    for id in ended:
+        if id not in record.ended:
+            _damaged(LIFETIME, f"does not know that approval {id} has ended")
+
+
+def check_answers(runs: Mapping[str, Mapping[str, Any]], record: LifetimeRecord, joints: Collection[str]) -> None:
+    """Raise LedgerDamaged unless all answers belong to an approval, a reservation and a line of the ledger.
+
+    `runs` has the memory of every approval's run, empty where no run has begun; `joints` are the ledger's names.
+    """
+    answers = [tuple(what.split(" ")[1:]) for what in record.counted if what.startswith("answer ")]
+    for id, place in answers:
+        if f"{id}, {place}" not in joints:
+            _damaged(BUDGET, f"lacks answer {place} of approval {id}")
+    for id in {joint.partition(", ")[0] for joint in joints}:
+        if id not in record.events:
+            _damaged(LIFETIME, f"holds no reservation of approval {id}, which has answered")
+        if id not in runs:
+            _damaged(APPROVALS, f"lacks approval {id}, which has answered")
+    for words in runs.values():
+        number, head = words.get("mark", (0, None))
+        if number > max(record.marks) or (head is not None and record.marks.get(number, head) != head):
+            _damaged(LIFETIME, f"is older than the run that knew change {number}")
+
+
+def check_unit(approvals: Sequence[Approval], policy: SitePolicy) -> None:
+    """Raise InvalidInput when the budget was spent on another unit: costs per example and per client do not add up."""
+    for approval in approvals:
+        privacy = read_approved(approval).privacy
+        if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
+            law = f"the budget for life was begun for unit={privacy.unit}, adjacency={privacy.adjacency}"
+            invalid(f"{POLICY}: unit", f"{policy.unit}/{policy.adjacency}", law, "put the old values back")
+
+
+def _damaged(file: str, law: str) -> NoReturn:
+    raise LedgerDamaged(one_line("state", file, f"it {law}: it was lost, or it is an older copy", RESTORE))
