@@ -135,7 +135,7 @@ await page.goto(at("/groups?structure=ring&workers=40&groups=8&period=5&epochs=3
 seen.groups = [await numbers()];
 await page.locator('input[data-for="noise"]').focus();
 for (let i = 0; i < 12; i += 1) await page.keyboard.press("ArrowRight");
-await page.waitForFunction((old) => document.querySelector(".epsilons b").innerText !== old, seen.groups[0]["the worst off worker"]);
+await page.waitForFunction((old) => document.querySelector(".epsilons b").innerText !== old, seen.groups[0]["worst worker"]);
 await page.waitForFunction(() => !document.querySelector("#live.busy") && location.search.includes(`noise=${document.querySelector("input[name=noise]").value}`));
 seen.groups.push({ noise: await page.locator("input[name=noise]").inputValue(), numbers: await numbers() });
 await page.locator(".map .cells").focus();

@@ -220,8 +220,8 @@ def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
     asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
     for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
         answer = answer_question(Question(noise=noise, **asked))
-        assert numbers["the worst off worker"] == format_upper(answer.largest, digits=4)
-        assert numbers["mean over the workers"] == format_upper(answer.mean, digits=4)
+        assert numbers["worst worker"] == format_upper(answer.largest, digits=4)
+        assert numbers["mean over workers"] == format_upper(answer.mean, digits=4)
     assert float(turned["noise"]) > 3
     assert chosen.startswith("Of ") or "itself" in chosen
     assert len(seen["tree"]) == 6
