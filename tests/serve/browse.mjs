@@ -53,7 +53,7 @@ for (let presses = 0; presses < 60; presses += 1) {
   await page.keyboard.press("Tab");
   const here = await page.evaluate(() => { const e = document.activeElement; return { type: e.type, value: e.value, words: e.innerText }; });
   if (here.type === "checkbox" && chosen.length < 2) { await page.keyboard.press("Space"); chosen.push(here.value); }
-  if (here.words === "Compare the chosen") break;
+  if (here.words === "Compare selected runs") break;
 }
 seen.chosen = chosen;
 seen.counted = await text(page, "#chosen-count");

@@ -205,7 +205,7 @@ def test_equal_rounds_are_told_and_not_drawn_as_bars(tmp_path: Path, made: dict[
     write(tmp_path / "run", FACTS, [], releases)
     page = asking(site_of(tmp_path))("/ledger?run=run").body.decode()
     assert ('class="strip even"' in page) == bool(words)
-    assert (f"{words}: choose a place to go there" if words else "choose a bar to go there") in page
+    assert (f"{words}: select a place to jump there" if words else "select a bar to jump there") in page
 
 
 def test_the_pages_of_a_ledger_hold_every_release_once_both_ways(long_ask: Ask) -> None:
@@ -306,10 +306,10 @@ def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("sightline.apps.serve.matrix.QUICK", 1)
     ask = asking(site_of(tmp_path))
     first = ask("/sight?run=many").body.decode()
-    assert "Working out" in first
+    assert "Computing" in first
     assert 'class="map"' not in first
     assert 'class="map"' in ask("/sight?run=many&part=page").body.decode()
-    assert "Working out" not in ask("/sight?run=many").body.decode()
+    assert "Computing" not in ask("/sight?run=many").body.decode()
 
 
 def test_the_cells_of_a_map_say_what_the_json_says(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     assert format_upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair
     nothing = text_of(ask("/pair?run=quick&subject=public&observer=client-1").body)
-    assert "No release got through" in nothing
+    assert "No release reached this observer" in nothing
 
 
 def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
@@ -345,7 +345,7 @@ def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
     assert ask("/pair?run=quick&subject=client-24&observer=public").status == 400
     together = text_of(ask("/pair?run=quick&subject=client-1&observer=client-2,public").body)
     assert "12 releases of server up to round 12, seen directly" in together
-    assert "No participant has" in text_of(ask("/sight?run=quick&q=client-24").body)
+    assert "No participant’s name contains" in text_of(ask("/sight?run=quick&q=client-24").body)
 
 
 def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:

@@ -152,9 +152,9 @@ def test_slow_and_silent_callers_are_hung_up_on_and_make_no_threads(server: Serv
         held = [crowd.enter_context(line(server)) for _ in range(12)]
         for one in held[::2]:
             one.sendall(b"GET / HTTP/1.1\r\nHost:")
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
         assert [last_words(one) for one in held] == [b""] * 12
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert status(raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")) == 200
 
 

@@ -36,9 +36,9 @@ Page = Callable[["PageServer", Request], Response]
 STATIC = {"page.css": "text/css", "page.js": "text/javascript", "serve.css": "text/css", "serve.js": "text/javascript"}
 
 
-def html_response(text: str, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
+def html_response(text: str, headers: dict[str, str] | None = None) -> Response:
     """Return a page, or a part of one; lone surrogates, which UTF-8 cannot encode, become question marks."""
-    return HTMLResponse(text.encode(errors="replace"), status, headers)
+    return HTMLResponse(text.encode(errors="replace"), headers=headers)
 
 
 def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
@@ -92,13 +92,10 @@ class PageServer:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             return self._problem_page(request, status, "The page failed; the terminal shows the error.")
 
-    def draw(
-        self, request: Request, template: str, title: str, *, status: HTTPStatus = HTTPStatus.OK, **content: Any
-    ) -> Response:
+    def draw(self, request: Request, template: str, title: str, **content: Any) -> Response:
         """Return a whole page, or with `part` in the query only the part that can change."""
         frame = self.templates.get_template("part.html" if query_value(request, "part") else "frame.html")
-        path = request.scope["path"]
-        return html_response(frame.render(template=template, title=title, path=path, content=content), status)
+        return html_response(frame.render(template=template, title=title, path=request.scope["path"], content=content))
 
     def runs(self) -> tuple[list[Glance], list[str]]:
         """Return every run that can be read, the newest first, and the names of those that cannot.
@@ -127,7 +124,9 @@ class PageServer:
         if request.scope["path"].startswith("/api/"):
             return json_response({"error": reason.encode(errors="replace").decode()}, status)
         title = "Not found" if status is HTTPStatus.NOT_FOUND else "This cannot be shown"
-        return self.draw(request, "problem.html", title, status=status, heading=title, words=reason)
+        response = self.draw(request, "problem.html", title, heading=title, words=reason)
+        response.status_code = status
+        return response
 
 
 def static_file(site: PageServer, request: Request) -> Response:
