@@ -24,19 +24,15 @@ ALLOWED = {
 
 def run() -> dict[str, Any]:
     """Each page once, in this order."""
-    from sightline.apps.serve.guard import Guard, Request
-    from sightline.apps.serve.pages import PageServer
-    from sightline.apps.serve.server import ROUTES
     from tests.report.report_runs import quickstart
+    from tests.serve.serve_asking import asking, site_of
 
     with tempfile.TemporaryDirectory() as place:
         quickstart(Path(place) / "long", rounds=ROUNDS)
-        site = PageServer(Path(place), Guard("token"), ROUTES)
-        headers = {"Host": "localhost", "Cookie": "sightline=token"}
-        seconds = {}
+        ask, seconds = asking(site_of(Path(place))), {}
         for target in ALLOWED:
             begun = time.process_time()
-            answer = site.answer(Request.of(target, headers))
+            answer = ask(target)
             seconds[target] = time.process_time() - begun
             if answer.status != 200:
                 raise RuntimeError(f"{target}: {answer.status}")

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 
 from sightline.apps.cli.main import run_arguments
-from sightline.apps.serve.guard import Guard, Request
-from sightline.apps.serve.pages import PageServer
-from sightline.apps.serve.server import ROUTES
 from sightline.apps.sweep.jobs import folder_name
 from sightline.config import parse
 from sightline.data import Client, Shard
@@ -20,6 +17,7 @@ from sightline.runtimes.site.approval import build_for_site, draw_up_approval
 from sightline.runtimes.site.policy import SitePolicy
 from tests.house.test_packages import SOURCE, imports
 from tests.laws.combinations import Combination, plain
+from tests.serve.serve_asking import asking, site_of
 
 FEDEMA = "sightline_example.fedema:ALGORITHM"
 MEDIAN = "sightline_example.median:MECHANISM"
@@ -171,13 +169,7 @@ def test_pages_show_the_names_as_they_are(example, tmp_path, capsys):
     out = tmp_path / "runs" / "own"
     run_arguments(["run", file_of(tmp_path), "--out", str(out), "--json", "--set", f"algorithm.name={FEDEMA}"])
     capsys.readouterr()
-    site = PageServer(tmp_path / "runs", Guard("token"), ROUTES)
+    ask = asking(site_of(tmp_path / "runs"))
     for target in ("/", "/run?run=own", "/api/runs"):
-        answer = site.answer(Request.of(target, {"Host": "127.0.0.1:8710", "Cookie": "sightline=token"}))
-        assert answer.status == 200, target
-    assert (
-        FEDEMA
-        in site.answer(
-            Request.of("/run?run=own", {"Host": "127.0.0.1:8710", "Cookie": "sightline=token"})
-        ).body.decode()
-    )
+        assert ask(target).status == 200, target
+    assert FEDEMA in ask("/run?run=own").body.decode()

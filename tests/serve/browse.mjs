@@ -53,7 +53,7 @@ for (let presses = 0; presses < 60; presses += 1) {
   await page.keyboard.press("Tab");
   const here = await page.evaluate(() => { const e = document.activeElement; return { type: e.type, value: e.value, words: e.innerText }; });
   if (here.type === "checkbox" && chosen.length < 2) { await page.keyboard.press("Space"); chosen.push(here.value); }
-  if (here.words === "Compare the chosen") break;
+  if (here.words === "Compare selected runs") break;
 }
 seen.chosen = chosen;
 seen.counted = await text(page, "#chosen-count");
@@ -135,7 +135,7 @@ await page.goto(at("/groups?structure=ring&workers=40&groups=8&period=5&epochs=3
 seen.groups = [await numbers()];
 await page.locator('input[data-for="noise"]').focus();
 for (let i = 0; i < 12; i += 1) await page.keyboard.press("ArrowRight");
-await page.waitForFunction((old) => document.querySelector(".epsilons b").innerText !== old, seen.groups[0]["the worst off worker"]);
+await page.waitForFunction((old) => document.querySelector(".epsilons b").innerText !== old, seen.groups[0]["worst worker"]);
 await page.waitForFunction(() => !document.querySelector("#live.busy") && location.search.includes(`noise=${document.querySelector("input[name=noise]").value}`));
 seen.groups.push({ noise: await page.locator("input[name=noise]").inputValue(), numbers: await numbers() });
 await page.locator(".map .cells").focus();

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serve_asking import at_work
 
 import sightline
 from sightline import accounting
@@ -89,13 +90,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> Iterator[dict[str, Any]]:
     ends = threading.Event()
-    with Server(folder, host="127.0.0.1", port=0) as server:
-        threads = [
-            threading.Thread(target=server.serve_forever),
-            threading.Thread(target=begin_when_looked_at, args=(server, folder / "live", ends)),
-        ]
-        for thread in threads:
-            thread.start()
+    with at_work(folder) as server:
+        thread = threading.Thread(target=begin_when_looked_at, args=(server, folder / "live", ends))
+        thread.start()
         real = ["run", str(EXAMPLES / "quickstart.toml"), "--out", str(folder / "real")]
         working = stopped_after(1, [*real, "--set", f"rounds={FOLLOWED}", "--json"])
         try:
@@ -107,9 +104,7 @@ def seen(folder: Path) -> Iterator[dict[str, Any]]:
             working.kill()
             working.communicate()
             ends.set()
-            server.shutdown()
-            for thread in threads:
-                thread.join()
+            thread.join()
 
 
 def test_nothing_is_said_on_the_console_and_nothing_is_asked_elsewhere(seen: dict[str, Any]) -> None:
@@ -162,7 +157,7 @@ def test_the_matrix_answers_to_pointer_keys_and_search(seen: dict[str, Any], fol
     assert "80 releases of server up to round 80, seen directly" in seen["hovered"][1]
     assert seen["moved"][0].startswith("Of client-0..23, client-0..23 can learn at most")
     assert "client-1 seen by client-0" in seen["moved"][1]
-    assert "What others can learn of it" in seen["searched"]
+    assert "What others can learn about it" in seen["searched"]
     assert value in seen["searched"]
 
 
@@ -179,7 +174,7 @@ def test_the_map_of_every_topology_says_what_the_json_says(seen: dict[str, Any],
     assert observer in told["observers"][x] or "client" in observer
     epsilon = run.ledger.epsilon(subject, observer, run.delta or 0.0)
     assert ("no bound" if epsilon == float("inf") else format_upper(epsilon)) in found["ways"]
-    assert "What others can learn of it" in found["searched"]
+    assert "What others can learn about it" in found["searched"]
 
 
 def test_a_run_of_another_process_is_followed_from_the_list_to_its_end(seen: dict[str, Any], folder: Path) -> None:
@@ -220,8 +215,8 @@ def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
     asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
     for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
         answer = answer_question(Question(noise=noise, **asked))
-        assert numbers["the worst off worker"] == format_upper(answer.largest, digits=4)
-        assert numbers["mean over the workers"] == format_upper(answer.mean, digits=4)
+        assert numbers["worst worker"] == format_upper(answer.largest, digits=4)
+        assert numbers["mean over workers"] == format_upper(answer.mean, digits=4)
     assert float(turned["noise"]) > 3
     assert chosen.startswith("Of ") or "itself" in chosen
     assert len(seen["tree"]) == 6

@@ -18,9 +18,9 @@ from sightline.apps.report import RunView
 from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
 from sightline.apps.report.numbers import format_percent, format_upper
+from sightline.apps.serve.matrix import pair_classes
 from sightline.apps.serve.run_folder import LiveRuns
 from sightline.apps.serve.running import PAGE
-from sightline.apps.serve.sight import pair_classes
 from sightline.config import read
 from sightline.engine.record import RunRecord
 from sightline.ledger import LedgerDamaged
@@ -205,7 +205,7 @@ def test_equal_rounds_are_told_and_not_drawn_as_bars(tmp_path: Path, made: dict[
     write(tmp_path / "run", FACTS, [], releases)
     page = asking(site_of(tmp_path))("/ledger?run=run").body.decode()
     assert ('class="strip even"' in page) == bool(words)
-    assert (f"{words}: choose a place to go there" if words else "choose a bar to go there") in page
+    assert (f"{words}: select a place to jump there" if words else "select a bar to jump there") in page
 
 
 def test_the_pages_of_a_ledger_hold_every_release_once_both_ways(long_ask: Ask) -> None:
@@ -258,8 +258,8 @@ def test_every_pair_is_what_the_ledger_says_of_it(folder: Path, name: str) -> No
 def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Nine participants and a server, three at a time."""
     per_sample(tmp_path / "many", rounds=2, number=9)
-    monkeypatch.setattr("sightline.apps.serve.sight.MOST", 3)
-    monkeypatch.setattr("sightline.apps.serve.sight.LEAST", 3)
+    monkeypatch.setattr("sightline.apps.serve.matrix.MOST", 3)
+    monkeypatch.setattr("sightline.apps.serve.matrix.LEAST", 3)
     return asking(site_of(tmp_path))
 
 
@@ -298,7 +298,7 @@ def test_where_observers_are_too_many_to_ask_the_worst_of_all_stands(
     page = text_of(asking(site_of(tmp_path))("/sight?run=many&q=client-3").body)
     run = RunView.read(tmp_path / "many")
     for kind, value in run.spent.items():
-        assert f"{kind}, of whoever is worst off {format_upper(value)}" in page
+        assert f"{kind}, worst case over all participants {format_upper(value)}" in page
 
 
 def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,10 +306,10 @@ def test_long_work_is_announced_before_it_is_done(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("sightline.apps.serve.matrix.QUICK", 1)
     ask = asking(site_of(tmp_path))
     first = ask("/sight?run=many").body.decode()
-    assert "Working out" in first
+    assert "Computing" in first
     assert 'class="map"' not in first
     assert 'class="map"' in ask("/sight?run=many&part=page").body.decode()
-    assert "Working out" not in ask("/sight?run=many").body.decode()
+    assert "Computing" not in ask("/sight?run=many").body.decode()
 
 
 def test_the_cells_of_a_map_say_what_the_json_says(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     assert format_upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair
     nothing = text_of(ask("/pair?run=quick&subject=public&observer=client-1").body)
-    assert "No release got through" in nothing
+    assert "No release reached this observer" in nothing
 
 
 def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
@@ -345,7 +345,7 @@ def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
     assert ask("/pair?run=quick&subject=client-24&observer=public").status == 400
     together = text_of(ask("/pair?run=quick&subject=client-1&observer=client-2,public").body)
     assert "12 releases of server up to round 12, seen directly" in together
-    assert "No participant has" in text_of(ask("/sight?run=quick&q=client-24").body)
+    assert "No participant’s name contains" in text_of(ask("/sight?run=quick&q=client-24").body)
 
 
 def test_the_comparison_is_that_of_the_command(ask: Ask, folder: Path) -> None:
@@ -499,16 +499,16 @@ def test_the_page_of_groups_says_what_the_command_says(
     assert {name: said[name] for name in told} == told
     page = ask(f"/groups?{query}&delta=1e-5").body.decode()
     shown = dict(re.findall(r"<dt>([^<]*)</dt><dd><b>([^<]*)</b>", page))
-    assert shown["the worst off worker"] == format_upper(said["epsilon_max"], digits=4)
-    assert shown["mean over the workers"] == format_upper(said["epsilon_mean"], digits=4)
+    assert shown["worst worker"] == format_upper(said["epsilon_max"], digits=4)
+    assert shown["mean over workers"] == format_upper(said["epsilon_mean"], digits=4)
     data = json.loads(re.search(r'json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert any(format_upper(said["epsilon_max"]) in phrase for phrase in data["phrases"])
 
 
 def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
     page = ask("/groups?structure=global&threat=out-of-group").body.decode()
-    assert "<b>nobody</b>" in page
-    assert "share a group: not asked here" in page
+    assert "<b>no observer</b>" in page
+    assert "share a group: outside this threat" in page
 
 
 def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
@@ -616,7 +616,7 @@ def test_a_failure_inside_is_one_line_for_the_reader(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("sightline.apps.serve.calculator.worked_out", broken)
+    monkeypatch.setattr("sightline.apps.serve.calculator.epsilon_rows", broken)
     answer = ask("/calculator")
     assert answer.status == 500
     assert b"secret" not in answer.body

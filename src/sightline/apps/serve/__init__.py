@@ -1,4 +1,4 @@
-"""A local web page over the runs folder."""
+"""A local web server that shows the runs folder."""
 
 from sightline.apps.serve.server import Server
 

@@ -1,28 +1,22 @@
-"""Questions and answers as plain values, who may ask, and for how long: tokens, deadlines, limits."""
+"""Who may ask: one ASGI middleware checks the form of a request, its host, its origin and its token."""
 
-import hashlib
 import hmac
-import io
 import ipaddress
-import json
 import socket
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
-from threading import Lock
-from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 SECURITY = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -30,144 +24,121 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-"""On every answer, also on refusals."""
+"""Sent with every response, refusals included."""
 
-HTML, JSON = "text/html; charset=utf-8", "application/json"
-
-
-@dataclass(frozen=True)
-class Request:
-    """A question: path, values of the query, headers by lower-case name."""
-
-    path: str
-    query: Mapping[str, list[str]] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, target: str, headers: Mapping[str, str]) -> "Request":
-        """From the target of a request line."""
-        parts = urlsplit(target)
-        if not target.startswith("/") or parts.netloc:
-            raise ValueError("the target of a request is a path")
-        query = parse_qs(parts.query, max_num_fields=200, errors="replace")
-        return cls(parts.path, query, {name.lower(): value for name, value in headers.items()})
-
-    def one(self, name: str, otherwise: str = "") -> str:
-        """A value of the query, the first where it is given several times."""
-        return self.query.get(name, [otherwise])[0]
-
-
-@dataclass(frozen=True)
-class Response:
-    """An answer."""
-
-    status: HTTPStatus
-    body: bytes = b""
-    kind: str = HTML
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def html_response(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Response:
-    """A page, or a part of one; halves of characters, which no page can hold, are question marks."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Response(status, text.encode(errors="replace"), HTML, named)
-
-
-def json_response(value: Any) -> Response:
-    """One JSON value."""
-    return Response(HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), JSON)
-
-
-def unless_known(request: Request, response: Response) -> Response:
-    """The answer, or the short word that the asker has it already."""
-    if response.status is not HTTPStatus.OK:
-        return response
-    mark = f'"{hashlib.sha256(response.body).hexdigest()[:24]}"'
-    headers = {**response.headers, "ETag": mark}
-    if request.headers.get("if-none-match") == mark:
-        return Response(HTTPStatus.NOT_MODIFIED, b"", response.kind, headers)
-    return Response(response.status, response.body, response.kind, headers)
-
-
-HEAD = '<!doctype html><meta charset="utf-8"><title>Sightline</title><link rel="icon" href="data:,">'
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-REFUSALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
-"""What strangers are answered, and nobody else."""
+MAX_HEAD_BYTES = 65_536
+MAX_HEADERS = 100
+MAX_QUERY_FIELDS = 200
+_PAGE = '<!doctype html><meta charset="utf-8"><title>Sightline</title><link rel="icon" href="data:,"><p>{}</p>'
+
+
+def query_value(request: Request, name: str, default: str = "") -> str:
+    """Return the first value of a query field that is not empty, or the default."""
+    return next((value for value in request.query_params.getlist(name) if value), default)
+
+
+def refuse(status: HTTPStatus, sentence: str) -> Response:
+    """Return a refusal: one sentence, not stored by the browser, after which the connection closes."""
+    return HTMLResponse(_PAGE.format(sentence), status, {"Cache-Control": "no-store", "Connection": "close"})
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Guarantees: without the token nothing is answered but a refusal, whatever is asked.
+    """Middleware that passes a request on to `app` only if it carries the token.
 
-    The `Host` must be a name that this server goes by: a page of another site whose name was made to point here
-    (DNS rebinding) comes with its own. Addresses in figures cannot be made to point anywhere, so where the server
-    listens to others than this machine all of them are welcome.
+    Guarantees: any other request gets a refusal that depends on nothing but its own bytes; no file is read for it and
+    no thread is started. `scope["state"]["owner"]` tells the connection whether the token was shown.
     """
 
+    app: ASGIApp = field(repr=False)
     token: str = field(repr=False)
     names: frozenset[str] = LOCAL
     any_address: bool = False
     cookie: str = "sightline"
 
-    def refusal(self, request: Request) -> Response | None:
-        """Why not, or None when the request is welcome; a token in the address is exchanged for a cookie."""
-        if not self._is_named(request.headers.get("host", "")):
-            return _refuse_with(HTTPStatus.MISDIRECTED_REQUEST, "This server does not go by that name.")
-        if self._is_foreign(request):
-            return _refuse_with(HTTPStatus.FORBIDDEN, "Other sites may not ask.")
-        if "token" in request.query:
-            return self._enter_with_cookie(request)
-        if self._is_known(self._cookie_of(request)) or self._is_known(_bearer_token(request)):
-            return None
-        return _refuse_with(
-            HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it holds the token."
-        )
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = self.check(Request(scope))
+        scope.setdefault("state", {})["owner"] = response is None or response.status_code == HTTPStatus.OK
+        await (response or self.app)(scope, receive, send)
 
-    def _is_named(self, host: str) -> bool:
+    def check(self, request: Request) -> Response | None:
+        """Return None if the request may pass, otherwise the refusal, or the page that sets the cookie."""
+        refusal = _check_form(request)
+        if refusal is not None:
+            return refusal
+        if not self._is_own_name(request.headers["host"]):
+            return refuse(HTTPStatus.MISDIRECTED_REQUEST, "The Host of this request is not a name of this server.")
+        if _is_cross_origin(request):
+            return refuse(HTTPStatus.FORBIDDEN, "Pages of other origins may link to this server, but not fetch.")
+        if query_value(request, "token"):
+            return self._exchange_token(request)
+        if self._is_token(request.cookies.get(self.cookie, "")) or self._is_token(_bearer_token(request)):
+            return None
+        return refuse(HTTPStatus.UNAUTHORIZED, "Open the address that sightline serve printed: it contains the token.")
+
+    def _is_own_name(self, host: str) -> bool:
+        # A site that points its own name at this machine (DNS rebinding) sends that name. A numeric address cannot be
+        # pointed elsewhere, so a server that others may reach accepts all of them.
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]").lower().rstrip(".")
         return name in self.names or (self.any_address and is_address(name))
 
-    def _is_foreign(self, request: Request) -> bool:
-        """Whether a page of another origin asks: it may lead here, but not fetch. Another port is another origin."""
-        if (
-            request.headers.get("sec-fetch-mode") == "navigate"
-            and request.headers.get("sec-fetch-dest", "document") == "document"
-        ):
-            return False
-        origin = request.headers.get("origin")
-        if origin is not None and origin != f"http://{request.headers.get('host', '')}":
-            return True
-        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-
-    def _is_known(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
-    def _cookie_of(self, request: Request) -> str:
-        try:
-            held = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return ""
-        return held.value if held else ""
+    def _exchange_token(self, request: Request) -> Response:
+        """Set the cookie and lead to the same page without the token, so that the address bar does not show it."""
+        if not self._is_token(query_value(request, "token")):
+            return refuse(HTTPStatus.UNAUTHORIZED, "This token is wrong, or of an earlier start of the server.")
+        rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+        # The raw path: a decoded one could hold line breaks. One leading slash: two would name another host.
+        path = "/" + request.scope["raw_path"].decode("ascii").lstrip("/\\")
+        headers = {"Cache-Control": "no-store", "Refresh": f"0; url={path}{'?' if rest else ''}{rest}"}
+        # A page that leads on, not a redirect: browsers do not send a strict cookie along with a redirect that began
+        # on another site.
+        response = HTMLResponse(_PAGE.format("Opening …"), headers=headers)
+        response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
+        return response
 
-    def _enter_with_cookie(self, request: Request) -> Response:
-        """Set the cookie and lead on to the same page without the token, so that it is in no address bar."""
-        if not self._is_known(request.one("token")):
-            return _refuse_with(HTTPStatus.UNAUTHORIZED, "That token is not, or no longer, the right one.")
-        rest = urlencode({name: values for name, values in request.query.items() if name != "token"}, doseq=True)
-        path = "/" + request.path.lstrip("/\\")
-        cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-        # a 200 that leads on, not a redirect: a strict cookie would not be sent along with a redirect from elsewhere
-        return html_response(
-            f"{HEAD}<p>Opening …</p>",
-            Set_Cookie=cookie,
-            Cache_Control="no-store",
-            Refresh=f"0; url={path}{'?' if rest else ''}{rest}",
-        )
+
+def _check_form(request: Request) -> Response | None:
+    """Refuse what no browser sends to this server: other methods, bodies, odd targets, a missing or second Host."""
+    scope, headers = request.scope, request.headers
+    if scope["method"] not in ("GET", "HEAD"):
+        return refuse(HTTPStatus.NOT_IMPLEMENTED, "This server only answers GET and HEAD.")
+    if scope["http_version"] not in ("1.0", "1.1"):
+        return refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "This server speaks HTTP/1.1.")
+    head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in scope["headers"])
+    if head > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
+        return refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The address or the headers are too long.")
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        return refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "This server takes no request body.")
+    is_path = scope["raw_path"].startswith(b"/") and not scope["raw_path"].startswith(b"//")
+    if not is_path or scope["query_string"].count(b"&") >= MAX_QUERY_FIELDS or len(headers.getlist("host")) != 1:
+        return refuse(HTTPStatus.BAD_REQUEST, "Bad request.")
+    return None
+
+
+def _is_cross_origin(request: Request) -> bool:
+    """Return whether a page of another origin makes this request other than by a link; another port is another."""
+    mode, target = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest", "document")
+    if mode == "navigate" and target == "document":
+        return False
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{request.headers['host']}":
+        return True
+    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _bearer_token(request: Request) -> str:
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else ""
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an address in figures."""
+    """Return whether a host is a numeric address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -176,103 +147,6 @@ def is_address(name: str) -> bool:
 
 
 def names_of(host: str, more: Iterable[str] = ()) -> frozenset[str]:
-    """The names a server goes by that listens on `host`."""
+    """Return the names of a server that listens on `host`."""
     own = set() if host in LOCAL else {host.lower(), socket.gethostname().lower()}
     return LOCAL | own | {name.lower() for name in more}
-
-
-def _bearer_token(request: Request) -> str:
-    scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else ""
-
-
-def _refuse_with(status: HTTPStatus, words: str) -> Response:
-    return html_response(f"{HEAD}<p>{words}</p>", status, Cache_Control="no-store")
-
-
-class TimedReader(io.RawIOBase):
-    """Reads a socket until a moment, however often a byte arrives before it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._until, self._once_begun = connection, time.monotonic(), 0.0
-
-    def await_request(self, *, first_byte: float, whole: float) -> None:
-        """So many seconds until a request begins, and from then on so many until all of it is here."""
-        self._until, self._once_begun = time.monotonic() + first_byte, whole
-
-    def readable(self) -> bool:
-        """It reads."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """What has arrived, once something has; too late is a `TimeoutError`."""
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request took too long")
-        self._connection.settimeout(left)
-        number = self._connection.recv_into(buffer)
-        if self._once_begun:
-            self._until, self._once_begun = min(self._until, time.monotonic() + self._once_begun), 0.0
-        return number
-
-
-@dataclass
-class _Place:
-    """Since when its next request is awaited (None: one is answered), and whether it had the token."""
-
-    awaited_since: float | None
-    known: bool = False
-
-
-class Places:
-    """So many connections at a time.
-
-    Guarantees: while any connection waits for its caller, a new one finds a place: it takes that of a caller who never
-    showed the token and has been waited for longest, or else that of the longest silent one. An answer under way is not
-    broken off.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, Lock()
-        self._held: dict[socket.socket, _Place] = {}
-
-    def take(self, connection: socket.socket) -> bool:
-        """A place for a new connection; False when all callers are being answered."""
-        with self._lock:
-            if len(self._held) >= self._most and not self._make_room():
-                return False
-            self._held[connection] = _Place(time.monotonic())
-            return True
-
-    def _make_room(self) -> bool:
-        waiting = [
-            (place.known, place.awaited_since, one)
-            for one, place in self._held.items()
-            if place.awaited_since is not None
-        ]
-        if not waiting:
-            return False
-        _, _, dropped = min(waiting, key=lambda one: one[:2])
-        del self._held[dropped]
-        with suppress(OSError):  # it may have hung up meanwhile
-            dropped.shutdown(socket.SHUT_RDWR)  # wakes its thread, which then ends
-        return True
-
-    def begin_answer(self, connection: socket.socket) -> bool:
-        """The request is whole; False when the connection had to make room before that."""
-        with self._lock:
-            place = self._held.get(connection)
-            if place is not None:
-                place.awaited_since = None
-            return place is not None
-
-    def end_answer(self, connection: socket.socket, *, known: bool) -> None:
-        """The answer is sent; from now on the next request is awaited."""
-        with self._lock:
-            if connection in self._held:
-                self._held[connection] = _Place(time.monotonic(), known)
-
-    def leave(self, connection: socket.socket) -> None:
-        """The connection has ended."""
-        with self._lock:
-            self._held.pop(connection, None)

@@ -1,24 +1,144 @@
-"""One line of sight in full: what it adds up to, and by which way each release got through."""
+"""Who can learn how much about whom: classes of participants against each other, and each pair in full."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sightline.apps.report import RunView
 from sightline.apps.report.ledger_words import explain_event
 from sightline.apps.report.matrix import cell_phrase, draw_heat
 from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
-from sightline.apps.serve.guard import Request, Response, json_response
-from sightline.apps.serve.pages import PageServer
-from sightline.apps.serve.sight import WORK, Class, PairClasses, epsilon_of, find_named, pair_classes
+from sightline.apps.serve.guard import query_value
+from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
-from sightline.ledger.pairs import Route, next_hops, trace_routes
+from sightline.ledger import Composition, write_parties
+from sightline.ledger.pairs import Route, group_alike, next_hops, trace_routes
+
+MOST = 200
+"""The most classes on each side of the matrix; with more, a window is shown."""
+WORK = 800_000
+"""The most releases times observers that are visited for a window."""
+LEAST = 12
+"""The smallest window, however long the run is."""
+
+
+@dataclass(frozen=True)
+class Class:
+    """Participants that every release treats alike."""
+
+    names: tuple[str, ...]
+    subject: bool
+    observer: bool
+    trusted: bool
+
+    @cached_property
+    def words(self) -> str:
+        """The names, in short form."""
+        return write_parties(frozenset(self.names))
+
+    def other_than(self, name: str) -> str | None:
+        """Return a member with another name."""
+        return next((one for one in self.names[:2] if one != name), None)
+
+
+@dataclass(frozen=True, eq=False)
+class PairClasses:
+    """The classes of a run; the epsilon of a pair is computed on demand and cached."""
+
+    run: RunView
+    classes: tuple[Class, ...]
+    _known: dict[tuple[int, int], float | None] = field(default_factory=dict)
+
+    @cached_property
+    def subjects(self) -> list[int]:
+        """Classes about which something was released."""
+        return [place for place, one in enumerate(self.classes) if one.subject]
+
+    @cached_property
+    def observers(self) -> list[int]:
+        """Classes that saw something."""
+        return [place for place, one in enumerate(self.classes) if one.observer]
+
+    @cached_property
+    def _class_of(self) -> dict[str, int]:
+        return {name: place for place, one in enumerate(self.classes) for name in one.names}
+
+    def class_of(self, name: str) -> int | None:
+        """Return the class of a participant."""
+        return self._class_of.get(name)
+
+    @property
+    def width(self) -> int:
+        """The number of classes on each side of a window."""
+        return min(MOST, max(LEAST, WORK // max(1, len(self.run.ledger))))
+
+    def epsilon(self, subject: int, observer: int) -> float | None:
+        """Return epsilon of a pair of classes; None if its only pair is a participant with itself."""
+        return self.column([subject], observer)[0]
+
+    def column(self, subjects: Sequence[int], observer: int) -> list[float | None]:
+        """Return, for each subject class, the epsilon of one of its members against a member of the observer class."""
+        missing = [n for n in subjects if (n, observer) not in self._known]
+        if missing:
+            self._compute(missing, observer)
+        return [self._known[n, observer] for n in subjects]
+
+    def _compute(self, subjects: Sequence[int], observer: int) -> None:
+        seen = self.classes[observer].names[0]
+        others = {n: self.classes[n].other_than(seen) for n in subjects}
+        found = self.run.ledger.passing_view(seen).compositions_of(frozenset(filter(None, others.values())))
+        for n, other in others.items():
+            self._known[n, observer] = None if other is None else epsilon_of(self.run, found[other])
+
+
+def pair_classes(run: RunView) -> PairClasses:
+    """Return the classes of a run's participants, subjects and observers alike."""
+    subjects, observers = (
+        _union_of(release.subjects for release in run.ledger),
+        _union_of(release.audience for release in run.ledger),
+    )
+    trusted = frozenset(run.trusted)
+    names = sorted(subjects | observers | run.ledger.participants, key=_natural_key)
+    found = [
+        Class(some, some[0] in subjects, some[0] in observers, not trusted.isdisjoint(some))
+        for some in group_alike(run.ledger, names)
+    ]
+    return PairClasses(run, tuple(found))
+
+
+def epsilon_of(run: RunView, composed: Composition) -> float:
+    """Return epsilon of a composition; zero if nothing was seen, infinite without a guarantee."""
+    return run.epsilon_of(frozenset(composed.items())) if composed else 0.0
+
+
+def find_named(sight: PairClasses, text: str, most: int = 24) -> Sequence[str]:
+    """Return the participants with that name, or else those whose name contains the text."""
+    wanted = text.strip().lower()
+    if not wanted:
+        return ()
+    names = [name for one in sight.classes for name in one.names]
+    exact = [name for name in names if name.lower() == wanted]
+    return exact or [name for name in names if wanted in name.lower()][:most]
+
+
+def _union_of(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*set(sets))
+
+
+def _natural_key(name: str) -> tuple[str, int]:
+    kind, _, number = name.rpartition("-")
+    return (kind, int(number)) if kind and number.isdigit() else (name, -1)
 
 
 def pair_page(site: PageServer, request: Request) -> Response:
-    """One pair in full: what it adds up to, and by which way each release got through."""
-    subject, observer = request.one("subject"), request.one("observer")
-    with site.live.held(site.runs_folder.directory(request.one("run"))) as (run, made):
+    """Return one pair in full: its epsilon, and the route of each release."""
+    subject, observer = query_value(request, "subject"), query_value(request, "observer")
+    with site.live.held(site.runs_folder.directory(query_value(request, "run"))) as (run, made):
         view = run.ledger.view(observer)
         composed = view.composition(subject)
         hops = made.once(("hops", view.observers), lambda: next_hops(run.ledger, view.observers))
@@ -34,7 +154,7 @@ def pair_page(site: PageServer, request: Request) -> Response:
 
 def _pair_words(run: RunView, value: float) -> str:
     if math.isinf(value):
-        return "no bound: something came without noise, or nothing is promised"
+        return "no bound: a value was released without noise, or the run has no guarantee"
     return f"epsilon {format_upper(value)}" + (f" at δ = {format_short(run.delta)}" if run.delta else "")
 
 
@@ -44,18 +164,18 @@ def _way_words(way: Route) -> str:
 
 
 TABLE = 90
-"""Up to so many cells are printed as numbers; more are shades."""
+"""The most cells shown as numbers; more are shades."""
 QUICK = 100_000
-"""Up to so many releases times observers are walked before the page is answered; more are announced first."""
+"""The most releases times observers that are visited before the page is answered; more are announced first."""
 LISTED = 12
-"""So many lines tell of a participant that is searched for; the rest is summed up."""
+"""The most lines about a participant; the rest is one line."""
 
 NOTHING: dict[str, Any] = {"table": None, "map": None, "sides": [], "beside": {}}
 
 
 @dataclass(frozen=True)
 class Window:
-    """The classes that are set against each other: all of them where they are few."""
+    """The classes that are shown: all of them if they fit."""
 
     held: PairClasses
     row: int
@@ -79,14 +199,14 @@ class Window:
 
     @property
     def quick(self) -> bool:
-        """Whether it is worked out in no time."""
+        """Whether the values are quick to compute."""
         return len(self.observers) * len(self.held.run.ledger) <= QUICK
 
 
 def matrix_window(held: PairClasses, request: Request, found: str | None) -> Window:
-    """The window that holds who is searched for, or that starts where the query says."""
+    """Return the window with the participant that was searched for, or the one the query asks for."""
     mine = held.class_of(found) if found else None
-    return Window(held, *(_window_start(request.one(n), held.width, side, mine) for n, side in
+    return Window(held, *(_window_start(query_value(request, n), held.width, side, mine) for n, side in
                           (("row", held.subjects), ("column", held.observers))))  # fmt: skip
 
 
@@ -98,14 +218,14 @@ def _window_start(asked: str, width: int, side: list[int], mine: int | None) -> 
 
 
 def matrix_page(site: PageServer, request: Request) -> Response:
-    """Pairs as a table or a map, and those of a participant that is searched for."""
-    id, q = request.one("run"), request.one("q")[:200]
+    """Return the pairs as a table or a map, and those of the participant that was searched for."""
+    id, q = query_value(request, "run"), query_value(request, "q")[:200]
     with site.live.held(site.runs_folder.directory(id)) as (run, made):
         held = made.once("sight", lambda: pair_classes(run))
         names = list(find_named(held, q))
         view = matrix_window(held, request, names[0] if names else None)
         place = ("window", view.row, view.column)
-        ready = view.quick or bool({"part", "wait"} & set(request.query)) or made.has(place)
+        ready = view.quick or bool({"part", "wait"} & request.query_params.keys()) or made.has(place)
         found: dict[str, Any] = {
             "run": id,
             "q": q,
@@ -123,7 +243,7 @@ def matrix_page(site: PageServer, request: Request) -> Response:
 
 
 def draw_window(view: Window, values: list[list[float | None]], mine: int | None) -> dict[str, Any]:
-    """The table or the map, and where the windows beside it start."""
+    """Return the table or the map, and where the neighbouring windows start."""
     small = len(view.subjects) * len(view.observers) <= TABLE
     return {
         "table": pairs_table(view, values) if small else None,
@@ -150,11 +270,11 @@ def _side_words(title: str, name: str, start: int, shown: int, total: int, width
 
 
 def matrix_api(site: PageServer, request: Request) -> Response:
-    """Classes and epsilons as JSON: rows are subjects, columns observers; null is infinite, or nobody but itself.
+    """Return classes and epsilons as JSON: rows are subjects, columns observers; null is infinite, or only itself.
 
-    Of more classes than fit, `row` and `column` say where the window starts; `total` says how many there are.
+    `row` and `column` tell where the window starts, `total` how many classes there are.
     """
-    with site.live.held(site.runs_folder.directory(request.one("run"))) as (run, made):
+    with site.live.held(site.runs_folder.directory(query_value(request, "run"))) as (run, made):
         held = made.once("sight", lambda: pair_classes(run))
         view = matrix_window(held, request, None)
         found = {
@@ -171,7 +291,7 @@ def matrix_api(site: PageServer, request: Request) -> Response:
 
 
 def pairs_table(view: Window, values: list[list[float | None]]) -> dict[str, Any]:
-    """Every pair as a number in a table."""
+    """Return every pair as a number in a table."""
     held = view.held
     rows: list[dict[str, Any]] = [
         {
@@ -203,7 +323,7 @@ def _table_cell(subjects: Class, observers: Class, value: float | None) -> dict[
 
 
 def pairs_map(view: Window, values: list[list[float | None]], mine: int | None) -> dict[str, Any]:
-    """Every pair as a shade; `mine` is the class that is marked."""
+    """Return every pair as a shade; `mine` is the class to mark."""
     held = view.held
     subjects, observers = ([held.classes[n] for n in side] for side in (view.subjects, view.observers))
     found = draw_heat(values, [_short_name(one) for one in subjects], [_short_name(one) for one in observers])
@@ -214,7 +334,7 @@ def pairs_map(view: Window, values: list[list[float | None]], mine: int | None) 
 
 
 def about_participant(held: PairClasses, name: str) -> dict[str, Any]:
-    """What others can learn of a participant, and what it can learn of them; the most first."""
+    """Return what others can learn about a participant, and what it can learn about them; the largest first."""
     mine = held.class_of(name)
     if mine is None:
         return {"name": name, "learned": [], "learns": [], "silent": True}
@@ -231,9 +351,9 @@ def about_participant(held: PairClasses, name: str) -> dict[str, Any]:
 
 
 def _by_kind(held: PairClasses) -> list[dict[str, Any]]:
-    """Where observers are too many to ask them all: the worst of each kind, of whoever is worst off."""
+    """Return the worst epsilon of each kind of observer, over all subjects: there are too many observers to list."""
     return [
-        {"words": f"{kind}, of whoever is worst off", "trusted": False, "epsilon": _epsilon_words(value)}
+        {"words": f"{kind}, worst case over all participants", "trusted": False, "epsilon": _epsilon_words(value)}
         for kind, value in sorted(held.run.spent.items(), key=lambda one: -one[1])
     ]
 

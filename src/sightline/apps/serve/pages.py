@@ -1,10 +1,11 @@
-"""The site: one function per page, over one folder of runs."""
+"""The pages: how each is found, drawn and answered, and the first of them, the list of runs."""
 
+import hashlib
 import json
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from http import HTTPStatus
 from importlib import resources
@@ -12,74 +13,96 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
+from sightline.apps.report.numbers import (
+    NONE,
+    format_duration,
+    format_metric,
+    format_plural,
+    format_short,
+    format_upper,
+)
 from sightline.apps.report.page import read_asset, template_environment
 from sightline.apps.report.run_view import UNLIKE_A_RUN, locate_error
-from sightline.apps.serve.guard import Guard, Request, Response, html_response, unless_known
+from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.run_folder import Glance, Glances, LiveRuns, NotThere, RunFolder, read_glance
 from sightline.errors import SightlineError
+from sightline.shown import metric_named
 
 Page = Callable[["PageServer", Request], Response]
 
-STATIC = {
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "serve.css": "text/css; charset=utf-8",
-    "serve.js": "text/javascript; charset=utf-8",
-}
+STATIC = {"page.css": "text/css", "page.js": "text/javascript", "serve.css": "text/css", "serve.js": "text/javascript"}
+
+
+def html_response(text: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a page, or a part of one; lone surrogates, which UTF-8 cannot encode, become question marks."""
+    return HTMLResponse(text.encode(errors="replace"), headers=headers)
+
+
+def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Return one JSON value."""
+    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def _unless_known(request: Request, response: Response) -> Response:
+    """Return the response with its ETag, or 304 if the browser has it already."""
+    if response.status_code != HTTPStatus.OK:
+        return response
+    tag = f'"{hashlib.sha256(response.body).hexdigest()[:24]}"'
+    response.headers["ETag"] = tag
+    if request.headers.get("if-none-match") != tag:
+        return response
+    del response.headers["Content-Length"]
+    return Response(None, HTTPStatus.NOT_MODIFIED, response.headers)
 
 
 class PageServer:
-    """Answers requests; reads runs and never writes."""
+    """Answers requests that passed the guard; reads runs and never writes."""
 
-    def __init__(self, folder: Path, guard: Guard, routes: dict[str, Page]) -> None:
-        self.runs_folder, self.guard, self._routes = RunFolder(folder), guard, routes
-        self.glances, self.live = Glances(), LiveRuns()
+    def __init__(self, folder: Path) -> None:
+        self.runs_folder, self.glances, self.live = RunFolder(folder), Glances(), LiveRuns()
 
     @cached_property
     def templates(self) -> Environment:
-        """Our own templates and those of the report."""
+        """The templates of the server and of the report."""
         return template_environment("serve")
 
-    def answer(self, request: Request) -> Response:
-        """The answer to any request; whatever goes wrong is told in one line, never in a traceback."""
-        refusal = self.guard.refusal(request)
-        if refusal is not None:
-            return refusal
+    def answer(self, page: Page, request: Request) -> Response:
+        """Return what the page answers; an error becomes a page with one line, never a traceback."""
+        response = _unless_known(request, self._answer(page, request))
+        response.headers["Cache-Control"] = "private, no-cache"
+        return response
+
+    def _answer(self, page: Page, request: Request) -> Response:
         try:
-            if request.path.startswith("/static/"):
-                return unless_known(request, _static_file(request.path.removeprefix("/static/")))
-            if request.path not in self._routes:
-                raise NotThere(request.path)
-            return unless_known(request, self._routes[request.path](self, request))
+            return page(self, request)
         except NotThere:
-            return self._problem_page(request, HTTPStatus.NOT_FOUND, "There is no such page, or no such run.")
+            return self._problem_page(request, HTTPStatus.NOT_FOUND, "There is no such page or run.")
         except (sqlite3.DatabaseError, MemoryError) as error:
-            return self._problem_page(request, HTTPStatus.BAD_REQUEST, f"The run's database cannot be read ({error}).")
+            return self._problem_page(request, HTTPStatus.BAD_REQUEST, f"Cannot read the run's database ({error}).")
         except SightlineError as error:
             return self._problem_page(request, HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
-            if "run" in request.query:
-                return self._problem_page(
-                    request,
-                    HTTPStatus.BAD_REQUEST,
-                    f"Its records {UNLIKE_A_RUN} ({locate_error(error)}). Other runs are not touched by it.",
-                )
+            if query_value(request, "run"):
+                reason = f"Its records {UNLIKE_A_RUN} ({locate_error(error)}). Other runs are not affected."
+                return self._problem_page(request, HTTPStatus.BAD_REQUEST, reason)
             traceback.print_exc(file=sys.stderr)
-            return self._problem_page(request, HTTPStatus.INTERNAL_SERVER_ERROR, "Something failed; see the terminal.")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return self._problem_page(request, status, "The page failed; the terminal shows the error.")
 
     def draw(self, request: Request, template: str, title: str, **content: Any) -> Response:
-        """A whole page, or with `part` in the query only the part that can change."""
-        name = "part.html" if "part" in request.query else "frame.html"
-        drawn = self.templates.get_template(name)
-        return html_response(drawn.render(template=template, title=title, path=request.path, content=content))
+        """Return a whole page, or with `part` in the query only the part that can change."""
+        frame = self.templates.get_template("part.html" if query_value(request, "part") else "frame.html")
+        return html_response(frame.render(template=template, title=title, path=request.scope["path"], content=content))
 
     def runs(self) -> tuple[list[Glance], list[str]]:
-        """Every run that can be read, the newest first, and the names of those that cannot.
+        """Return every run that can be read, the newest first, and the names of those that cannot.
 
-        A run that leads out of the folder is passed over, and hides no other.
+        Runs that lead out of the folder are skipped.
         """
-        found: list[Glance] = []
+        glances: list[Glance] = []
         unreadable: list[str] = []
         for id in self.runs_folder.ids():
             try:
@@ -89,31 +112,146 @@ class PageServer:
             if glance is None:
                 unreadable.append(id)
             else:
-                found.append(glance)
-        return sorted(found, key=lambda one: (one.created, one.run), reverse=True), unreadable
+                glances.append(glance)
+        return sorted(glances, key=lambda glance: (glance.created, glance.run), reverse=True), unreadable
 
     def glance(self, id: str) -> Glance:
-        """One run at a glance; what is wrong with a run that cannot be read is raised."""
+        """Return the summary of one run; raise what is wrong with a run that cannot be read."""
         directory = self.runs_folder.directory(id)
         return self.glances.of(id, directory) or read_glance(id, directory)
 
-    def _problem_page(self, request: Request, status: HTTPStatus, words: str) -> Response:
-        words = words.encode(errors="replace").decode()
-        if request.path.startswith("/api/"):
-            return Response(status, json.dumps({"error": words}).encode(), "application/json")
-        title = "Not here" if status is HTTPStatus.NOT_FOUND else "This cannot be shown"
-        drawn = self.draw(request, "problem.html", title, heading=title, words=words)
-        return Response(status, drawn.body, drawn.kind)
+    def _problem_page(self, request: Request, status: HTTPStatus, reason: str) -> Response:
+        if request.scope["path"].startswith("/api/"):
+            return json_response({"error": reason.encode(errors="replace").decode()}, status)
+        title = "Not found" if status is HTTPStatus.NOT_FOUND else "This cannot be shown"
+        response = self.draw(request, "problem.html", title, heading=title, words=reason)
+        response.status_code = status
+        return response
+
+
+def static_file(site: PageServer, request: Request) -> Response:
+    """Return a style sheet or script."""
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise NotThere(name)
+    return Response(_read_static(name), media_type=STATIC[name])
 
 
 @cache
-def _page_file(name: str) -> bytes:
+def _read_static(name: str) -> bytes:
     if name.startswith("page."):
         return read_asset(name).encode()
     return resources.files("sightline.apps.serve").joinpath(name).read_bytes()
 
 
-def _static_file(name: str) -> Response:
-    if name not in STATIC:
-        raise NotThere(name)
-    return Response(HTTPStatus.OK, _page_file(name), STATIC[name])
+def missing_page(site: PageServer, request: Request) -> Response:
+    """Answer a path that is no page."""
+    raise NotThere(request.scope["path"])
+
+
+STATUSES = ("running", "finished", "stopped")
+NAMED = 12
+"""Unreadable runs named on the page; further ones are counted."""
+
+
+def listing_page(site: PageServer, request: Request) -> Response:
+    """Return the list of runs."""
+    found, unreadable = site.runs()
+    chosen = filter_runs(found, request)
+    return site.draw(
+        request,
+        "listing.html",
+        "Runs",
+        folder=str(site.runs_folder.folder),
+        rows=[run_row(one) for one in chosen],
+        metric=_common_metric(chosen),
+        shown=f"{len(chosen)} of {format_plural(len(found), 'run')}"
+        if len(chosen) < len(found)
+        else format_plural(len(found), "run"),
+        any=bool(found),
+        unreadable=unreadable[:NAMED],
+        more_unreadable=max(0, len(unreadable) - NAMED),
+        q=query_value(request, "q"),
+        selects=[
+            ("status", "Status", STATUSES, query_value(request, "status")),
+            (
+                "algorithm",
+                "Algorithm",
+                sorted({one.algorithm for one in found} - {""}),
+                query_value(request, "algorithm"),
+            ),
+            ("unit", "Protects", sorted({one.unit for one in found}), query_value(request, "unit")),
+        ],
+        running=any(one.status == "running" for one in found),
+    )
+
+
+def listing_api(site: PageServer, request: Request) -> Response:
+    """Return the list as JSON."""
+    return json_response({"runs": [one.plain() for one in filter_runs(site.runs()[0], request)]})
+
+
+def filter_runs(found: Iterable[Glance], request: Request) -> list[Glance]:
+    """Return the runs that match every word of `q`, and the chosen status, algorithm and unit."""
+    words = query_value(request, "q").lower().split()
+    wanted = {
+        name: query_value(request, name) for name in ("status", "algorithm", "unit") if query_value(request, name)
+    }
+    return [
+        one
+        for one in found
+        if all(word in _search_text(one) for word in words)
+        and all(getattr(one, n) == value for n, value in wanted.items())
+    ]
+
+
+def _search_text(one: Glance) -> str:
+    return f"{one.run} {one.name} {one.algorithm} {one.source} {one.topology} {one.unit} seed {one.seed}".lower()
+
+
+def run_row(one: Glance) -> dict[str, Any]:
+    """Return a row of the list, as text."""
+    return {
+        "run": one.run,
+        "folder": one.run.rpartition("/")[0],
+        "title": one.run.rpartition("/")[2] if one.run != "." else one.name,
+        "status": one.status,
+        "share": f"{min(1.0, one.round / one.planned):.4f}" if one.planned else "0",
+        "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
+        "left": progress_words(one),
+        "about": [word for word in (one.algorithm, one.source, one.topology) if word],
+        "metric": metric_named(one.metric).heading,
+        "reached": format_metric(metric_named(one.metric), one.reached),
+        "epsilon": epsilon_words(one),
+        "note": epsilon_note(one),
+        "time": format_duration(one.seconds) if one.seconds else NONE,
+        "created": one.created[:16].replace("T", " "),
+    }
+
+
+def _common_metric(found: Iterable[Glance]) -> str:
+    """Return the heading of the metric column: the metric if all runs share it, otherwise "Metric"."""
+    names = {one.metric for one in found}
+    return metric_named(names.pop() if names else None).heading if len(names) < 2 else "Metric"
+
+
+def progress_words(one: Glance) -> str:
+    """Return the time left, or for how long the run has written nothing."""
+    if one.silent is not None:
+        return f"nothing written for {format_duration(one.silent)}"
+    return f"about {format_duration(one.left)} left" if one.left else ""
+
+
+def epsilon_words(one: Glance) -> str:
+    """Return the last epsilon that a round recorded, rounded up."""
+    if one.unit == "none":
+        return "none"
+    return NONE if one.epsilon is None else format_upper(one.epsilon)
+
+
+def epsilon_note(one: Glance) -> str:
+    """Return the delta of the shown epsilon, and how many later releases it does not include."""
+    if one.unit == "none":
+        return "no guarantee"
+    words = f"δ = {format_short(one.delta)}" if one.delta else ""
+    return words + (f", {format_plural(one.since, 'release')} since" if one.since else "")

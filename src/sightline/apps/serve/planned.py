@@ -1,17 +1,20 @@
-"""The calculator for overlapping groups: who could learn how much of whom, from who is in which group."""
+"""Calculators for overlapping groups and trees: who could learn how much about whom, before anything is trained."""
 
 import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from sightline import accounting
 from sightline.accounting.schemes import CLIP_NORM
 from sightline.apps.report.matrix import ITSELF, draw_heat
 from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
-from sightline.apps.serve.guard import Request, Response, json_response
-from sightline.apps.serve.pages import PageServer
+from sightline.apps.serve.guard import query_value
+from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.events import Event, Gaussian, Pooled
@@ -20,7 +23,7 @@ from sightline.ledger.group_privacy import Answer, Question, answer_question
 from sightline.topology import client_name
 
 MOST = 200
-"""So many different memberships are drawn."""
+"""The most memberships in the map."""
 
 GROUPS_KNOBS = (
     Knob("workers", "Workers", 2, 10_000, 100, whole=True, command="groups"),
@@ -37,12 +40,15 @@ STRUCTURES = {
     "clusters": "Clusters: no group shares a worker",
     "global": "Global: one group",
 }
-SILENT = {"everyone": ITSELF, "out-of-group": "{of} and {by} share a group: not asked here."}
-THREATS = {"everyone": "Every other worker is curious", "out-of-group": "Workers outside of one's groups are curious"}
+SILENT = {"everyone": ITSELF, "out-of-group": "{of} and {by} share a group: outside this threat."}
+THREATS = {
+    "everyone": "Every other worker is curious",
+    "out-of-group": "Only workers outside a worker's groups are curious",
+}
 
 
 def groups_page(site: PageServer, request: Request) -> Response:
-    """The form, the numbers and the map."""
+    """Return the form, the numbers and the map."""
     content: dict[str, Any] = {"numbers": [], "mistake": "", "map": None, "about": "", "cut": ""}
     try:
         content |= groups_result(read_groups(request))
@@ -54,47 +60,47 @@ def groups_page(site: PageServer, request: Request) -> Response:
         "Groups",
         knobs=[drawn_knob(knob, request) for knob in GROUPS_KNOBS],
         selects=[
-            ("structure", "Structure", STRUCTURES, request.one("structure", "ring")),
-            ("threat", "Threat", THREATS, request.one("threat", "everyone")),
+            ("structure", "Structure", STRUCTURES, query_value(request, "structure", "ring")),
+            ("threat", "Threat", THREATS, query_value(request, "threat", "everyone")),
         ],
-        plus=bool(request.one("plus")),
+        plus=bool(query_value(request, "plus")),
         **content,
     )
 
 
 def groups_api(site: PageServer, request: Request) -> Response:
-    """What `sightline groups --json` says of the same numbers, in part; null is infinite, or nobody is curious."""
-    answer = worked_out(read_groups(request))
+    """Return part of what `sightline groups --json` prints; null is infinite, or there is no observer."""
+    answer = cached_answer(read_groups(request))
     found: dict[str, Any] = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
     found |= {"workers": answer.workers, "groups": answer.groups}
     return json_response(replace_nonfinite(found | answer.claim.facts()))
 
 
 def read_groups(request: Request) -> Question:
-    """The question of a request."""
-    numbers: dict[str, Any] = {knob.name: knob.read(request.one(knob.name)) for knob in GROUPS_KNOBS}
+    """Return the question in a request."""
+    numbers: dict[str, Any] = {knob.name: knob.read(query_value(request, knob.name)) for knob in GROUPS_KNOBS}
     words: dict[str, Any] = {}
     for name, known in (("structure", STRUCTURES), ("threat", THREATS)):
-        words[name] = request.one(name, next(iter(known)))
+        words[name] = query_value(request, name, next(iter(known)))
         if words[name] not in known:
             invalid(name, words[name], f"no such {name}", did_you_mean(words[name], list(known)))
-    return Question(count=numbers.pop("groups"), plus=bool(request.one("plus")), **numbers, **words)
+    return Question(count=numbers.pop("groups"), plus=bool(query_value(request, "plus")), **numbers, **words)
 
 
 @lru_cache(maxsize=64)
-def worked_out(question: Question) -> Answer:
-    """The answer; turning a knob back does not ask twice."""
+def cached_answer(question: Question) -> Answer:
+    """Return the answer, cached: turning a knob back computes nothing."""
     return answer_question(question)
 
 
 def groups_result(question: Question) -> dict[str, Any]:
-    """The numbers as bars, and the map of all pairs."""
-    answer = worked_out(question)
-    together = worked_out(replace(question, structure="global", threat="everyone"))
+    """Return the numbers as bars, and the map of all pairs."""
+    answer = cached_answer(question)
+    together = cached_answer(replace(question, structure="global", threat="everyone"))
     rows = {
-        "the worst off worker": answer.largest,
-        "mean over the workers": answer.mean,
-        "all in one group": together.largest,
+        "worst worker": answer.largest,
+        "mean over workers": answer.mean,
+        "all workers in one group": together.largest,
     }
     return {
         "numbers": groups_bars(rows),
@@ -107,12 +113,12 @@ def groups_result(question: Question) -> dict[str, Any]:
 
 
 def groups_bars(found: dict[str, float]) -> list[dict[str, str]]:
-    """Name, words and length of every number; nobody is curious where there is none."""
+    """Return name, text and length of every number; NaN means that there is no observer."""
     top = max((value for value in found.values() if math.isfinite(value)), default=0.0)
     return [
         {
             "name": name,
-            "words": "nobody" if math.isnan(value) else format_upper(value, digits=4),
+            "words": "no observer" if math.isnan(value) else format_upper(value, digits=4),
             "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
         }
         for name, value in found.items()
@@ -120,7 +126,7 @@ def groups_bars(found: dict[str, float]) -> list[dict[str, str]]:
 
 
 def pairs_map(answer: Answer) -> dict[str, Any]:
-    """Every membership against every other."""
+    """Return the map of every membership against every other."""
     members: list[list[str]] = [[] for _ in range(len(answer.pairs))]
     for worker, kind in enumerate(answer.pairs.class_of.tolist()):
         members[kind].append(client_name(worker))
@@ -136,8 +142,8 @@ def _known_or(value: float) -> float | None:
 
 TREE_KNOBS = (
     NOISE,
-    Knob("devices", "Devices of a subnet", 1, 100_000, 20, whole=True),
-    Knob("segments", "Local aggregations a round", 1, 1000, 2, whole=True),
+    Knob("devices", "Devices per subnet", 1, 100_000, 20, whole=True),
+    Knob("segments", "Local aggregations per round", 1, 1000, 2, whole=True),
     Knob("rounds", "Rounds", 1, 100_000, 15, whole=True),
     DELTA,
 )
@@ -145,7 +151,7 @@ OBSERVERS = ("its edge", "its subnet", "all others")
 
 
 def tree_page(site: PageServer, request: Request) -> Response:
-    """The form and the table."""
+    """Return the form and the table."""
     content: dict[str, Any] = {"rows": [], "mistake": "", "means": []}
     try:
         numbers = read_tree(request)
@@ -157,7 +163,7 @@ def tree_page(site: PageServer, request: Request) -> Response:
 
 
 def tree_api(site: PageServer, request: Request) -> Response:
-    """The same as JSON; null is without noise."""
+    """Return the table as JSON; null is without noise."""
     numbers = read_tree(request)
     found: dict[str, Any] = {"trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
     found |= {"adjacency": "add_remove", "noise_relative_to": CLIP_NORM}
@@ -165,16 +171,16 @@ def tree_api(site: PageServer, request: Request) -> Response:
 
 
 def read_tree(request: Request) -> dict[str, float]:
-    """The numbers of a request."""
-    return {knob.name: knob.read(request.one(knob.name)) for knob in TREE_KNOBS}
+    """Return the numbers in a request."""
+    return {knob.name: knob.read(query_value(request, knob.name)) for knob in TREE_KNOBS}
 
 
 def tree_epsilons(numbers: dict[str, float], trusted: bool) -> dict[str, float]:
-    """Observer -> epsilon, for a device that takes part in every segment.
+    """Return epsilon by observer, for a device that takes part in every segment.
 
-    Guarantees: what the ledger of such a run adds up to (decisions 0070, 0072): a trusted edge noises the sum of
-    its devices; below an untrusted one each device noises what it sends, and who sees only sums is charged with all
-    noises of the subnet but one.
+    Guarantees: equal to what the ledger of such a run composes (decisions 0070, 0072). A trusted edge adds noise to
+    the sum of its devices. Below an untrusted edge each device adds noise to what it sends; an observer of sums only
+    is charged for all noise of the subnet except one device's.
     """
     alone = Gaussian(numbers["noise"])
     others = int(numbers["devices"]) - 1

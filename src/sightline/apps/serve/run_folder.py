@@ -1,4 +1,4 @@
-"""The runs folder: which runs are in it, each at a glance, and whole runs that are kept in memory as they grow."""
+"""The runs folder: its runs, a summary of each, and whole runs kept in memory and updated as they grow."""
 
 import math
 import sqlite3
@@ -21,16 +21,16 @@ from sightline.ledger import GENESIS, Ledger
 from sightline.shown import metric_named
 
 READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
-"""The files of a run that pages are made of."""
+"""The files of a run that pages are made from."""
 
 
 class NotThere(Exception):
-    """No run of that name."""
+    """There is no run or page of that name."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Runs by their path inside one folder."""
+    """The runs of one folder, by their path inside it."""
 
     folder: Path
 
@@ -39,7 +39,7 @@ class RunFolder:
         return self.folder.resolve()
 
     def ids(self) -> Iterator[str]:
-        """The name of every run: its path inside the folder, with slashes; what cannot be shown is passed over."""
+        """Yield the name of every run: its path inside the folder, with slashes. Unprintable names are skipped."""
         if self.folder.is_dir():
             for directory in runs_below(self.folder):
                 id = directory.relative_to(self.folder).as_posix()
@@ -47,7 +47,7 @@ class RunFolder:
                     yield id
 
     def directory(self, id: str) -> Path:
-        """The folder of a run; a name that leads out of the runs folder, by dots or by links, is no run."""
+        """Return the folder of a run; raise NotThere if the name leads out of the runs folder, by dots or by links."""
         parts = PurePosixPath(id).parts
         if not id or id.startswith("/") or "\\" in id or "\0" in id or ".." in parts:
             raise NotThere(id)
@@ -57,22 +57,22 @@ class RunFolder:
             there = (directory / DATABASE).is_file()
             if not all(inside) or not (there or (directory / DATABASE).is_dir()):
                 raise NotThere(id)
-        except (OSError, RuntimeError, ValueError):  # too long a name, links that go in circles, half a character
+        except (OSError, RuntimeError, ValueError):  # name too long, circular links, lone surrogate
             raise NotThere(id) from None
         if not there:
-            invalid("run", id, f"{DATABASE} in it is a folder, where a run has a file", "restore it from a copy")
+            invalid("run", id, f"its {DATABASE} is a folder, not a file", "restore it from a copy")
         return directory
 
 
 Signature = tuple[tuple[int, int], ...]
 
 QUIET = 60
-"""A run that says it is running and wrote nothing for so many seconds is said to be silent."""
+"""Seconds without a write after which a running run is reported as silent."""
 
 
 @dataclass(frozen=True)
 class Glance:
-    """The list's row. `epsilon` is what the last round that knew it wrote; `since` counts releases made after it."""
+    """The summary of a run. `epsilon` is the last one that a round recorded; `since` counts the releases after it."""
 
     run: str
     name: str
@@ -82,7 +82,7 @@ class Glance:
     accuracy: float | None
     metric: str
     reached: float | None
-    """What the run is judged by, and how far it got."""
+    """The latest value of `metric`."""
     epsilon: float | None
     since: int
     releases: int
@@ -101,24 +101,24 @@ class Glance:
 
     @property
     def left(self) -> float | None:
-        """About how many seconds are left."""
+        """The estimated seconds left."""
         running = self.status == "running" and self.pace > 0
         return self.pace * (self.planned - self.round) if running else None
 
     @property
     def silent(self) -> float | None:
-        """For how long a running run has written nothing; None when that is not worth a word."""
+        """Seconds since a running run last wrote; None if it is not silent."""
         quiet = time.time() - self.wrote
         return quiet if self.status == "running" and quiet > max(QUIET, 5 * self.pace) else None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON; null is infinite or unknown."""
+        """Return the summary as JSON; null is infinite or unknown."""
         found: dict[str, Any] = replace_nonfinite(asdict(self) | {"left": self.left, "silent": self.silent})
         return found
 
 
 def database_signature(directory: Path) -> Signature:
-    """Changes whenever the database does."""
+    """Return a value that changes whenever the database does."""
     found = []
     for name in (DATABASE, f"{DATABASE}-wal"):
         try:
@@ -130,14 +130,14 @@ def database_signature(directory: Path) -> Signature:
 
 
 class Glances:
-    """Glances that are remembered until the run writes again."""
+    """Summaries, cached until the run writes again."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Signature, Glance | None]] = {}
         self._lock = Lock()
 
     def of(self, id: str, directory: Path) -> Glance | None:
-        """The glance of a run; None while, or because, it cannot be read."""
+        """Return the summary of a run; None if it cannot be read (now)."""
         now = database_signature(directory)
         with self._lock:
             held = self._held.get(id)
@@ -150,7 +150,7 @@ class Glances:
 
 
 def glance_at(id: str, directory: Path) -> Glance | None:
-    """Read a glance; None of a run that has not begun, is being written, or is damaged in whatever way."""
+    """Read a summary; return None for a run that has not begun, is being written, or is damaged."""
     try:
         return read_glance(id, directory)
     except (SightlineError, OSError, sqlite3.Error, *STRANGE):
@@ -158,7 +158,7 @@ def glance_at(id: str, directory: Path) -> Glance | None:
 
 
 def read_glance(id: str, directory: Path) -> Glance:
-    """Read a glance; whatever is wrong with the run raises."""
+    """Read a summary; raise if the run cannot be read."""
     with RunRecord.open_to_read(directory) as record:
         return _read_record(id, directory, record)
 
@@ -196,24 +196,24 @@ def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
 Value = TypeVar("Value")
 
 HELD = 8
-"""So many runs are kept in memory."""
+"""The most runs kept in memory."""
 
 
 class Made:
-    """What was made of a run, kept until the run moves on."""
+    """Results computed from a run, cached until the run moves on."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What was made under that key, or make it."""
+        """Return the result of that key; compute it if it is missing."""
         if key not in self._held:
             self._held[key] = make()
         found: Value = self._held[key]
         return found
 
     def has(self, key: Hashable) -> bool:
-        """Whether something was made under that key."""
+        """Return whether there is a result of that key."""
         return key in self._held
 
 
@@ -229,7 +229,7 @@ class _Entry:
 
 
 class LiveRuns:
-    """The runs that were asked for last."""
+    """The runs that were requested last."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Path, _Entry] = OrderedDict()
@@ -237,7 +237,7 @@ class LiveRuns:
 
     @contextmanager
     def held(self, directory: Path) -> Iterator[tuple[RunView, Made]]:
-        """The run as it is now, held still while it is read, and room for what is made of it until it moves on."""
+        """Yield the run as it is now, locked while it is read, and a cache of results computed from it."""
         entry = self._entry_of(directory)
         with entry.lock:
             now = database_signature(directory)
@@ -248,7 +248,7 @@ class LiveRuns:
                 yield entry.run, entry.made
 
     def knows(self, directory: Path) -> bool:
-        """Whether the run is in memory already."""
+        """Return whether the run is in memory."""
         with self._lock:
             entry = self._entries.get(directory)
         return entry is not None and entry.run is not None
@@ -263,7 +263,7 @@ class LiveRuns:
 
 
 def _refresh_entry(entry: _Entry, directory: Path) -> None:
-    """Read what was added; everything, where the run was made anew."""
+    """Read what was added, or everything if the run was started again."""
     with RunRecord.open_to_read(directory) as record:
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []

@@ -1,7 +1,9 @@
-"""A run's pages: its report, drawn anew as the run goes on, and its ledger as a timeline."""
+"""The pages of a run (its report, drawn again as the run goes on, and its ledger) and the comparison of runs."""
 
-from http import HTTPStatus
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sightline.apps.report import RunView, render_run
 from sightline.apps.report.chart import nice_step
@@ -11,9 +13,8 @@ from sightline.apps.report.comparison_page import comparison_content
 from sightline.apps.report.ledger_words import explain_event, holds_clear
 from sightline.apps.report.numbers import format_count, format_plural
 from sightline.apps.report.page import section_contents
-from sightline.apps.serve.guard import HTML, Request, Response, json_response
-from sightline.apps.serve.listing import run_row
-from sightline.apps.serve.pages import PageServer
+from sightline.apps.serve.guard import query_value
+from sightline.apps.serve.pages import PageServer, html_response, json_response, run_row
 from sightline.engine.record import RunRecord, replace_nonfinite
 from sightline.errors import invalid
 from sightline.events import from_json
@@ -21,12 +22,12 @@ from sightline.ledger import Pages, Row
 
 PAGE = 100
 SPANS = 80
-"""So many bars tell how many releases each span of rounds made."""
+"""The most bars in the chart of releases by round."""
 
 
 def timeline_page(site: PageServer, request: Request) -> Response:
-    """A page of the ledger."""
-    id, found = request.one("run"), read_timeline(site, request)
+    """Return a page of the ledger."""
+    id, found = query_value(request, "run"), read_timeline(site, request)
     rows = [release_words(row) for row in found["rows"]]
     return site.draw(
         request,
@@ -43,7 +44,7 @@ def timeline_page(site: PageServer, request: Request) -> Response:
 
 
 def timeline_api(site: PageServer, request: Request) -> Response:
-    """The same page as JSON: releases as they are stored."""
+    """Return the same page as JSON: releases as they are stored."""
     found = read_timeline(site, request)
     rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
     return json_response(
@@ -52,24 +53,24 @@ def timeline_api(site: PageServer, request: Request) -> Response:
 
 
 def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
-    """The rows that are asked for, where the pages before and after start, and the spans."""
-    with RunRecord.open_to_read(site.runs_folder.directory(request.one("run"))) as record:
-        pages, q = record.pages, request.one("q").strip()[:200]
+    """Read the rows of a page, where the pages before and after start, and the bars."""
+    with RunRecord.open_to_read(site.runs_folder.directory(query_value(request, "run"))) as record:
+        pages, q = record.pages, query_value(request, "q").strip()[:200]
         total = pages.count_releases()
-        start = min(_whole_number(request.one("start")), max(0, total - 1))
-        if request.one("round"):
-            start = pages.first_of(_whole_number(request.one("round")))
+        start = min(_whole_number(query_value(request, "start")), max(0, total - 1))
+        if query_value(request, "round"):
+            start = pages.first_of(_whole_number(query_value(request, "round")))
         rows = pages.matching_rows(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
         return {
             "rows": rows[:PAGE],
             "start": start,
             "total": total,
             "q": q,
-            "round": request.one("round"),
+            "round": query_value(request, "round"),
             "matches": pages.count_matches(q) if q else total,
             "before": _start_before(pages, q, start),
             "after": rows[PAGE].id if len(rows) > PAGE else None,
-            "spans": round_spans(pages, request.one("run")),
+            "spans": round_spans(pages, query_value(request, "run")),
         }
 
 
@@ -84,7 +85,7 @@ def _whole_number(text: str) -> int:
 
 
 def round_spans(pages: Pages, run: str) -> list[dict[str, Any]]:
-    """Bars: releases by span of rounds, in thousandths, each with the round it leads to."""
+    """Return the bars: releases by span of rounds, in percent of the width and height, with the round each links to."""
     last = pages.last_time()
     if not last:
         return []
@@ -107,7 +108,7 @@ def round_spans(pages: Pages, run: str) -> list[dict[str, Any]]:
 
 
 def pace_words(spans: list[dict[str, Any]]) -> str:
-    """How many releases each span of rounds made where all made as many; of equal rounds bars tell nothing."""
+    """Return how many releases each span made if all made the same number (bars would be equal), otherwise ""."""
     long = [span["last"] - span["round"] + 1 for span in spans]
     paces = {span["made"] / rounds for span, rounds in zip(spans, long, strict=True)}
     if len(paces) != 1 or sum(long) != spans[-1]["last"]:
@@ -123,7 +124,7 @@ def _span_words(first: int, last: int, made: int) -> str:
 
 
 def release_words(row: Row) -> dict[str, Any]:
-    """A release in words; sets of participants stay in their short written form."""
+    """Return a release as text; sets of participants keep their short form."""
     stored, event = row.plain, from_json(row.plain["event"])
     inputs = list(stored.get("inputs", ()))
     return {
@@ -150,14 +151,14 @@ def _set_words(found: dict[str, Any]) -> str:
 
 
 LONG = 20_000
-"""More releases than these take a while to read and check for the first time."""
+"""Runs with more releases take seconds to read and check for the first time."""
 
 
 def run_page(site: PageServer, request: Request) -> Response:
-    """The report of a run, live; of a long run that is not in memory yet, first a page that says so and asks again."""
-    id = request.one("run")
+    """Return the live report of a run; for a long run that is not in memory yet, first a page that says so."""
+    id = query_value(request, "run")
     glance, directory = site.glance(id), site.runs_folder.directory(id)
-    if not {"part", "wait"} & set(request.query) and glance.releases > LONG and not site.live.knows(directory):
+    if not {"part", "wait"} & request.query_params.keys() and glance.releases > LONG and not site.live.knows(directory):
         about = {"run": id, "row": run_row(glance), "running": glance.status == "running", "sections": []}
         return site.draw(request, "running.html", glance.name, reading=format_count(glance.releases), **about)
     with site.live.held(directory) as (run, made):
@@ -168,7 +169,7 @@ def run_page(site: PageServer, request: Request) -> Response:
 
 
 def drawn_sections(site: PageServer, run: RunView) -> list[tuple[str, str, str]]:
-    """Name, title and drawing of every section of the report."""
+    """Return name, title and HTML of every section of the report."""
     return [
         (section.name, section.title, site.templates.get_template(section.template).render(content=content))
         for section, content in section_contents(run)
@@ -176,8 +177,8 @@ def drawn_sections(site: PageServer, run: RunView) -> list[tuple[str, str, str]]
 
 
 def download_report(site: PageServer, request: Request) -> Response:
-    """The report as one file that needs nothing else."""
-    directory = site.runs_folder.directory(request.one("run"))
+    """Return the report as one self-contained file."""
+    directory = site.runs_folder.directory(query_value(request, "run"))
     with site.live.held(directory) as (run, _):
         text = render_run(run)
     name = (
@@ -186,17 +187,16 @@ def download_report(site: PageServer, request: Request) -> Response:
         )
         or "run"
     )
-    headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
-    return Response(HTTPStatus.OK, text.encode(errors="replace"), HTML, headers)
+    return html_response(text, headers={"Content-Disposition": f'attachment; filename="{name}.html"'})
 
 
 def run_api(site: PageServer, request: Request) -> Response:
-    """The numbers of a run; null is infinite or unknown."""
-    directory = site.runs_folder.directory(request.one("run"))
-    glance = site.glance(request.one("run"))
+    """Return the numbers of a run; null is infinite or unknown."""
+    directory = site.runs_folder.directory(query_value(request, "run"))
+    glance = site.glance(query_value(request, "run"))
     with site.live.held(directory) as (run, _):
         found: dict[str, Any] = {
-            "run": request.one("run"),
+            "run": query_value(request, "run"),
             "name": run.name,
             "status": run.fact("status"),
             "rounds_done": run.rounds_done,
@@ -222,28 +222,30 @@ MOST = 40
 
 
 def comparison_page(site: PageServer, request: Request) -> Response:
-    """The comparison of the runs in the query."""
-    ids = list(dict.fromkeys(request.query.get("run", [])))
-    together = request.one("by") == "settings"
+    """Return the comparison of the runs in the query."""
+    ids = list(dict.fromkeys(request.query_params.getlist("run")))
+    together = query_value(request, "by") == "settings"
     found = comparison_content(compare_chosen(site, ids, together)) if ids else None
     return site.draw(request, "comparing.html", "Comparison", ids=ids, together=together, found=found)
 
 
 def comparison_api(site: PageServer, request: Request) -> Response:
-    """The same, as `sightline compare --json` prints it."""
-    ids = list(dict.fromkeys(request.query.get("run", [])))
-    return json_response(plain_of(compare_chosen(site, ids, request.one("by") == "settings")))
+    """Return the comparison as `sightline compare --json` prints it."""
+    ids = list(dict.fromkeys(request.query_params.getlist("run")))
+    return json_response(plain_of(compare_chosen(site, ids, query_value(request, "by") == "settings")))
 
 
 def compare_chosen(site: PageServer, ids: list[str], together: bool) -> Comparison:
-    """Runs one by one, or those that differ only in their seed as one."""
+    """Compare runs one by one, or group those that differ only in their seed."""
     if len(ids) > MOST:
-        invalid("run", f"{len(ids)} runs", f"at most {MOST} fit side by side", "choose fewer, or sightline compare")
+        invalid(
+            "run", f"{len(ids)} runs", f"at most {MOST} runs fit on one page", "choose fewer, or use sightline compare"
+        )
     runs = [_read_run(site, id) for id in ids]
     return group_runs(runs) if together else each_by_itself(runs, ids)
 
 
 def _read_run(site: PageServer, id: str) -> RunView:
     with site.live.held(site.runs_folder.directory(id)) as (run, _):
-        _ = run.spent  # worked out while the run is held still
+        _ = run.spent  # computed while the run is locked
         return run

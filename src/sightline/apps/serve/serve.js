@@ -1,5 +1,5 @@
 "use strict";
-// Keeps a page up to date: fetches it again, and swaps the parts that changed. All words are made by the server.
+// Keeps a page up to date: fetches it again and swaps the parts that changed. The server makes all text.
 (() => {
   const root = document.documentElement;
   root.classList.add("js");
@@ -22,7 +22,7 @@
 
   const swap = (old, fresh) => {
     if (known.get(old.id) === fresh.innerHTML) return;
-    if (old.querySelector(".tip:not([hidden])")) return; // somebody is reading a value off a chart
+    if (old.querySelector(".tip:not([hidden])")) return; // a chart value is being read
     known.set(old.id, fresh.innerHTML);
     const open = [...old.querySelectorAll("details")].map((details) => details.open);
     old.replaceChildren(...fresh.childNodes);
@@ -42,12 +42,12 @@
     const asked = new URL(address, location.href);
     asked.searchParams.set("part", part);
     const answer = await fetch(asked, { credentials: "same-origin" });
-    if (answer.status === 401) throw new Error("The server was started anew: open the address that it printed.");
-    if (!answer.ok) throw new Error("The server could not answer.");
+    if (answer.status === 401) throw new Error("The server was restarted: open the address that it printed.");
+    if (!answer.ok) throw new Error("The server could not answer this request.");
     return new DOMParser().parseFromString(await answer.text(), "text/html");
   };
 
-  // One question at a time: while one is under way, only the latest of those that follow is kept.
+  // One request at a time: while one is under way, only the latest of those that follow is kept.
   let busy = false;
   let waiting = null;
   const refresh = async (address) => {
@@ -95,7 +95,7 @@
         place.dataset.of = address;
         place.replaceChildren(...fresh.body.childNodes);
         window.sightline.awaken(place);
-      } catch (problem) { /* the numbers above have told of it */ }
+      } catch (problem) { /* the numbers above show the error */ }
     }, 300);
   };
 
@@ -125,7 +125,7 @@
         refresh(next);
       }, 90);
     });
-    form.addEventListener("submit", (event) => event.preventDefault()); // Enter: what it asks for is on its way
+    form.addEventListener("submit", (event) => event.preventDefault()); // Enter: the input event has sent the request
   });
 
   document.querySelectorAll("input[type=range][data-for]").forEach((range) => {
@@ -153,7 +153,7 @@
   document.querySelectorAll(".choose input[type=checkbox]:checked").forEach((box) => chosen.add(box.value));
   count();
 
-  // What got through between the two of the cell that is pointed at, once the pointer rests.
+  // Show the releases of the pair under the pointer, once it rests.
   const pairs = (root) => root.querySelectorAll("figure[data-pair]").forEach((figure) => {
     const ways = figure.querySelector(".ways");
     let soon = 0;

@@ -1,33 +1,32 @@
-"""The server: sockets and threads around `Site.answer`, from the standard library."""
+"""The server: uvicorn with deadlines and a limit of connections, around the pages as Starlette routes."""
 
-import io
+import asyncio
 import secrets
 import socket
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from types import FrameType
 
-from sightline.apps.serve import calculator, listing, matrix, planned, running
-from sightline.apps.serve.guard import (
-    HEAD,
-    LOCAL,
-    REFUSALS,
-    SECURITY,
-    Guard,
-    Places,
-    Request,
-    Response,
-    TimedReader,
-    html_response,
-    names_of,
-)
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sightline.apps.serve import calculator, matrix, pages, planned, running
+from sightline.apps.serve.guard import LOCAL, MAX_HEAD_BYTES, SECURITY, Guard, names_of, refuse
 from sightline.apps.serve.pages import Page, PageServer
 from sightline.errors import invalid
 
 ROUTES: dict[str, Page] = {
-    "/": listing.listing_page,
+    "/": pages.listing_page,
     "/run": running.run_page,
     "/report.html": running.download_report,
     "/sight": matrix.matrix_page,
@@ -37,7 +36,7 @@ ROUTES: dict[str, Page] = {
     "/calculator": calculator.calculator_page,
     "/groups": planned.groups_page,
     "/tree": planned.tree_page,
-    "/api/runs": listing.listing_api,
+    "/api/runs": pages.listing_api,
     "/api/run": running.run_api,
     "/api/sight": matrix.matrix_api,
     "/api/ledger": running.timeline_api,
@@ -48,137 +47,179 @@ ROUTES: dict[str, Page] = {
 }
 
 
-class Server(ThreadingHTTPServer):
-    """Listens at one address; each connection has a thread of its own."""
+def build_app(site: PageServer) -> Starlette:
+    """Return the pages as an ASGI application, to be put behind a `Guard`."""
+    others = {"/static/{name}": pages.static_file, "/{rest:path}": pages.missing_page}
+    return Starlette(routes=[Route(path, _endpoint(site, page)) for path, page in (ROUTES | others).items()])
 
-    daemon_threads = True
-    request_queue_size = 64
+
+def _endpoint(site: PageServer, page: Page) -> Callable[[Request], object]:
+    async def answer(request: Request) -> Response:
+        return await _run_in_thread(lambda: site.answer(page, request))
+
+    return answer
+
+
+async def _run_in_thread(work: Callable[[], Response]) -> Response:
+    # A daemon thread, unlike those of asyncio and anyio: Ctrl-C does not wait until a long ledger is read. There are
+    # never more threads than connections.
+    future: Future[Response] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+class Connection(H11Protocol):
+    """A connection with what uvicorn lacks: a deadline for the head of a request, and eviction.
+
+    Guarantees: a request that is not whole `request_seconds` after its first byte (the first one: after the connection
+    was made) ends the connection, however its bytes arrive; so do `idle_seconds` after a response in which no request
+    begins or the response is not taken. When all places are taken, a new connection takes the place of one that has
+    not shown the token, or else of one that waits for its next request, the longest waiting first; an answer to the
+    owner is never broken off.
+    """
+
     most_connections = 128
-    """Beyond these a caller that is waited for is hung up on, see `Places`: strangers make no threads without end."""
+    request_seconds = 10.0
+    idle_seconds = 30.0
+
+    _deadline: asyncio.TimerHandle | None = None
+    _waiting_since = 0.0
+    _has_begun = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Find a place, or close."""
+        super().connection_made(transport)
+        self._waiting_since = self.loop.time()
+        self._close_after(self.request_seconds)
+        if len(self.connections) > self.most_connections:
+            others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
+            waiting = [one for one in others if not one._is_busy()]
+            evicted = min(waiting, key=lambda one: (one._has_owner(), one._waiting_since), default=self)
+            self.connections.discard(evicted)
+            evicted.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Start the clock when a request begins, stop it when all of its head is here."""
+        super().handle_events()
+        if self._is_answering():
+            # If the response before is not taken yet, its deadline stands: this one could not be sent either.
+            if not self.flow.write_paused:
+                self._stop_clock()
+        elif not self._has_begun and self.conn.trailing_data[0]:
+            self._has_begun = True
+            self._close_after(self.request_seconds)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._waiting_since, self._has_begun = self.loop.time(), False
+        self._close_after(self.idle_seconds)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what h11 cannot parse, with the headers of every response."""
+        error = sys.exception()  # uvicorn calls this where it catches the error
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else HTTPStatus.BAD_REQUEST
+        status = HTTPStatus(hint)
+        refusal = refuse(status, f"{status.phrase}.")
+        headers = [*self.server_state.default_headers, *refusal.raw_headers]
+        start = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+        with suppress(h11.LocalProtocolError):  # a response is under way
+            for event in (start, h11.Data(data=bytes(refusal.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _has_owner(self, undecided: bool = False) -> bool:
+        return self.scope is not None and bool(self.scope["state"].get("owner", undecided))
+
+    def _is_busy(self) -> bool:
+        is_sending = self._is_answering() or self.transport.get_write_buffer_size() > 0
+        return is_sending and self._has_owner(undecided=True)
+
+    def _close_after(self, seconds: float) -> None:
+        self._stop_clock()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+class Server(uvicorn.Server):
+    """A server on one address, for the runs of one folder. It listens from the start and answers in `serve`."""
 
     def __init__(self, folder: Path, *, host: str, port: int, names: tuple[str, ...] = ()) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.token, self.places = secrets.token_urlsafe(24), Places(self.most_connections)
-        try:
-            super().__init__((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            where = f"{host}:{port}"
-            invalid("--host/--port", where, f"cannot listen there ({error})", "give another --port, or 0 for any")
-        guard = Guard(
+        self.socket, self.host, self.token = _listen(host, port), host, secrets.token_urlsafe(24)
+        self.server_port = int(self.socket.getsockname()[1])
+        self.site = PageServer(folder)
+        self.guard = Guard(
+            build_app(self.site),
             self.token,
             names=names_of(host, names),
             any_address=host not in LOCAL,
             cookie=f"sightline-{self.server_port}",
         )
-        self.site, self.host = PageServer(folder, guard, ROUTES), host
+        config = uvicorn.Config(
+            self.guard,
+            http=Connection,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            headers=[("Server", "Sightline"), *SECURITY.items()],
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_keep_alive=int(Connection.idle_seconds),
+            # No log: addresses contain the token. Errors of pages are printed by PageServer.
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+        )
+        super().__init__(config)
 
-    def server_bind(self) -> None:
-        """Bind without asking the network for this machine's name, which can take long and tells others."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    def serve_forever(self) -> None:
+        """Answer requests until SIGINT or SIGTERM, or until `should_exit` is set."""
+        self.run(sockets=[self.socket])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, where there is a place."""
-        if self.places.take(request):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The thread's work; then its place is free again."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.places.leave(request)
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
 
     @property
     def url(self) -> str:
-        """Where to look, with the token."""
+        """The address to open, with the token."""
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         shown = f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
         return f"http://{shown}:{self.server_port}/?token={self.token}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up is no error; anything else goes to the terminal."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at once, without raising the signal a second time as uvicorn does: the command ends with exit code 0."""
+        self.should_exit = self.force_exit = True
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    server: Server
-    protocol_version = "HTTP/1.1"
-    server_version = "Sightline"
-    sys_version = ""
-    request_seconds = 10.0
-    """For a whole request, line and headers, however its bytes come in."""
-    idle_seconds = 30.0
-    """For the next request to begin."""
-    send_seconds = 30.0
-    """For a whole answer to be taken."""
-
-    def setup(self) -> None:
-        """Read by the clock; the rest as always."""
-        super().setup()
-        self.rfile.close()
-        self._reader, self._first_byte = TimedReader(self.connection), self.request_seconds
-        self.rfile = io.BufferedReader(self._reader)
-
-    def handle_one_request(self) -> None:
-        """One request, all of it in its time; the first is to begin at once."""
-        self._reader.await_request(first_byte=self._first_byte, whole=self.request_seconds)
-        self._first_byte = self.idle_seconds
-        super().handle_one_request()
-
-    def do_GET(self) -> None:
-        """Answer."""
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        """Answer without the body."""
-        self._answer(body=False)
-
-    def _answer(self, *, body: bool) -> None:
-        if not self.server.places.begin_answer(self.connection):
-            self.close_connection = True
-            return
-        response = self._answer_request()
-        self._send_response(response, body=body)
-        self.server.places.end_answer(self.connection, known=response.status not in REFUSALS)
-
-    def _answer_request(self) -> Response:
-        if "content-length" in self.headers or "transfer-encoding" in self.headers:
-            self.close_connection = True  # a body would be read as the next request
-        try:
-            if len(self.headers.get_all("host", [])) != 1:
-                raise ValueError("one Host, no more and no less")
-            return self.server.site.answer(Request.of(self.path, dict(self.headers.items())))
-        except ValueError:
-            self.close_connection = True
-            return html_response(f"{HEAD}<p>Not a request.</p>", HTTPStatus.BAD_REQUEST)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What is no request of ours gets one line with the headers of every answer, and the connection ends."""
-        self.close_connection = True
-        status = HTTPStatus(code)
-        self._send_response(
-            html_response(f"{HEAD}<p>{status.phrase}.</p>", status, Connection="close"), body=self.command != "HEAD"
-        )
-
-    def _send_response(self, response: Response, *, body: bool = True) -> None:
-        self.connection.settimeout(self.send_seconds)
-        self.request_version = self.protocol_version  # to a request of any version, an answer with headers
-        self.send_response(response.status)
-        headers = {"Cache-Control": "private, no-cache", "Content-Type": response.kind, **SECURITY, **response.headers}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(response.body)))
-        self.end_headers()
-        if body:
-            self.wfile.write(response.body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet: addresses may hold the token."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; an address that cannot be had is one clear line."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        where = f"{host}:{port}"
+        invalid("--host/--port", where, f"cannot listen there ({error})", "give another --port, or 0 for any free one")
+    return listener
