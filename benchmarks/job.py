@@ -17,9 +17,9 @@ import numpy as np
 from sightline import engine
 from sightline.config import parse
 from sightline.engine.build import BuiltExperiment
+from sightline.engine.checkpoint import paths_by_measuring
 from sightline.engine.execution import LiveExecution
 from sightline.engine.record import RunRecord
-from sightline.engine.recorded_paths import paths_by_measuring
 from sightline.engine.round import TrainingRound
 from sightline.ledger import Ledger
 from sightline.mechanisms import Public

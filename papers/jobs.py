@@ -38,7 +38,7 @@ def run_jobs(
     jobs: Iterable[Some], results: Path, *, work: Callable[[Some], dict[str, Any]], workers: int, title: str
 ) -> None:
     """Run what is missing, `workers` at a time, and write every result as soon as it is there."""
-    from sightline.apps.cli.progress import CountBar
+    from sightline.console import CountBar
 
     results.parent.mkdir(parents=True, exist_ok=True)
     done = {row["key"] for row in read(results)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.scoreboard.page import PAGE, write_page
 from benchmarks.scoreboard.rows import ROWS
 from benchmarks.scoreboard.runs import Job, attempt_job, is_done, list_jobs, read_results
-from sightline.apps.cli.progress import CountBar
+from sightline.console import CountBar
 
 
 def main() -> int:

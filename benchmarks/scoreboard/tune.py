@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.scoreboard.rows import LINEAR, Row
 from sightline.accounting import calibrate
-from sightline.apps.cli.progress import CountBar
 from sightline.config import read
+from sightline.console import CountBar
 from sightline.data import Shard, load_federation
 from sightline.events import Gaussian, Poisson
 from sightline.randomness import Streams

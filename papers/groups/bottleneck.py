@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from sightline.accounting import Accountant
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Threat, planned_pairs
-from sightline.ledger.bottleneck import Bottleneck
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
+from sightline.ledger.group_privacy import Bottleneck
 from sightline.topology import constant_schedule
 
 HERE = Path(__file__).parent

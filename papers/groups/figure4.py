@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from papers.groups.as_published import lemma_3_epsilon
 from sightline import engine
-from sightline.apps.report.groups import draw_heatmap, mean_and_deviation
+from sightline.apps.report.sections import draw_heatmap, mean_and_deviation
 from sightline.config import parse
 from sightline.ledger.group_privacy import Question, answer_question
 

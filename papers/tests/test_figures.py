@@ -18,7 +18,7 @@ from papers.reproduce import HOMES, PAGES
 from papers.systems import SYSTEMS, find_sentences, findings_of
 from papers.times import measured
 from sightline import engine
-from sightline.apps.cli.experiments import command
+from sightline.apps.cli.info import experiments_command as command
 from sightline.config import read
 from sightline.config.experiment_file import Reproduction, read_reproductions
 from sightline.errors import InvalidInput

@@ -11,14 +11,14 @@ from typing import Any
 from sightline import engine
 from sightline.apps import report
 from sightline.config import Experiment, parse, read
+from sightline.console import RoundBar, wants_progress
 from sightline.data import PYTHON, Federation, GivenData, read_given
 from sightline.engine import BuiltExperiment
+from sightline.engine.checkpoint import paths_by_measuring
 from sightline.engine.record import DATABASE
-from sightline.engine.recorded_paths import paths_by_measuring
 from sightline.errors import invalid, printable
 from sightline.mechanisms import ClientExecutor
 from sightline.models import Factory, read_given_model
-from sightline.progress import RoundBar, wants_progress
 from sightline.randomness import Streams
 from sightline.results import Run, flatten_row
 from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
@@ -309,6 +309,6 @@ def _call_all(*listeners: OnRound) -> OnRound:
 
 def flower_server_app(file: Path) -> Any:
     """The ServerApp of an exported experiment: its run directory ends with a report like any other."""
-    from sightline.runtimes.flower.server_app import server_app
+    from sightline.runtimes.flower.apps import server_app
 
     return server_app(file, report.write_report)

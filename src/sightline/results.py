@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sightline import engine, models, shown
+from sightline import engine, models
+from sightline import formatting as shown
 from sightline.apps import report
 from sightline.apps.report.curves import worst_epsilons
 from sightline.config import Experiment, read
@@ -24,12 +25,12 @@ from sightline.data import Kind, Shard
 from sightline.data.tables import to_array
 from sightline.engine import RunRecord
 from sightline.errors import invalid
+from sightline.formatting import METRICS
 from sightline.ledger import Ledger
 from sightline.mechanisms.convex_solver import unit_shard
 from sightline.mechanisms.registry import feature_norm
 from sightline.models import FlatModel, Module
 from sightline.models.task import Task
-from sightline.shown import METRICS
 from sightline.topology import client_name
 
 BATCH = 1024

@@ -29,8 +29,8 @@ from sightline.accounting.strategies import (
     redo_multiplier,
     weigh_coefficients,
 )
-from sightline.apps.cli.account import command as account
-from sightline.apps.cli.calibrate import command as calibrate
+from sightline.apps.cli.account import account_command as account
+from sightline.apps.cli.account import calibrate_command as calibrate
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from tests.oracle.correlated_dense import (

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline import accounting
-from sightline.apps.cli.account import command
+from sightline.apps.cli.account import account_command as command
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, Release, export_ledger

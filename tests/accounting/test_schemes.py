@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from sightline import accounting
 from sightline.accounting import BudgetLine
-from sightline.apps.cli.account import command as account
-from sightline.apps.cli.calibrate import command as calibrate
+from sightline.apps.cli.account import account_command as account
+from sightline.apps.cli.account import calibrate_command as calibrate
 from sightline.errors import InvalidInput
 from sightline.events import (
     Allocation,

@@ -8,7 +8,7 @@ import torch
 
 import sightline
 from sightline.algorithms import REGISTRY
-from sightline.algorithms.averaging import wrap_average
+from sightline.algorithms.wrappers import wrap_average
 from sightline.errors import InvalidInput
 from sightline.mechanisms import Public
 

@@ -12,7 +12,7 @@ from sightline.engine.checkpoint import load_checkpoint
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Adjacency, Pure
 from sightline.mechanisms.convex_solver import Regression, from_unit, minimise_regression, to_unit, unit_examples
-from sightline.mechanisms.objective import REMAINDER, Objective, isotropic_noise
+from sightline.mechanisms.perturbation import REMAINDER, Objective, isotropic_noise
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
 

@@ -12,7 +12,7 @@ from sightline.engine.checkpoint import load_checkpoint
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
 from sightline.mechanisms.convex_solver import Regression, minimise_regression
-from sightline.mechanisms.output import Bound, Facts, output_sensitivity, published_epsilon
+from sightline.mechanisms.perturbation import Bound, Facts, output_sensitivity, published_epsilon
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
 from tests.oracle.fedavg_naive import softmax_gradient

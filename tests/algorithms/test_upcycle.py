@@ -8,7 +8,7 @@ import torch
 
 import sightline
 from sightline.algorithms import REGISTRY
-from sightline.algorithms.upcycled.upcycle import Upcycle, wrap_upcycle
+from sightline.algorithms.wrappers import Upcycle, wrap_upcycle
 from sightline.errors import InvalidInput
 from sightline.mechanisms import Public
 

@@ -8,7 +8,7 @@ from sightline import algorithms
 from sightline.apps.audit import audit
 from sightline.apps.audit.audit import DROWNED
 from sightline.config import parse
-from sightline.mechanisms.output import Bound
+from sightline.mechanisms.perturbation import Bound
 from sightline.mechanisms.registry import MECHANISMS
 from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit import breaking

@@ -7,7 +7,7 @@ import pytest
 from sightline import engine
 from sightline.apps.audit.audit import audit, audit_built, repeat_runs
 from sightline.apps.audit.canary_setup import AskedPair
-from sightline.apps.audit.own_model import for_own_model
+from sightline.apps.audit.many_canaries import for_own_model
 from sightline.apps.cli.main import run_arguments
 from sightline.config import parse, to_toml
 from sightline.training import dispatch, gradients

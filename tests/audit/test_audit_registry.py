@@ -10,7 +10,7 @@ import pytest
 
 from sightline import algorithms
 from sightline.ledger.group_privacy import Question, answer_question
-from sightline.mechanisms.output import Bound
+from sightline.mechanisms.perturbation import Bound
 from sightline.mechanisms.registry import MECHANISMS
 from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit.cases import (

@@ -11,8 +11,7 @@ import torch
 from scipy import stats
 
 from sightline import engine
-from sightline.apps.audit.canaries import CanaryClients, CanaryInclusion, canary_examples
-from sightline.apps.audit.canary_model import CanaryShards
+from sightline.apps.audit.canaries import CanaryClients, CanaryInclusion, CanaryShards, canary_examples
 from sightline.apps.audit.canary_setup import STILL, with_examples
 from sightline.apps.audit.observer import Observer, watched_run
 from sightline.config import parse

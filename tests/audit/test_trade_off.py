@@ -13,13 +13,14 @@ from sightline.accounting.trade_off import TradeOff, claimed_curve
 from sightline.apps.audit import audit
 from sightline.apps.audit.canary_setup import AttackedPair
 from sightline.apps.audit.many_canaries import ScoredCanaries, against_curve, against_rates
-from sightline.apps.audit.summed_steps import summed_deltas, summed_epsilon
 from sightline.apps.audit.trade_off import (
     ClaimedFamily,
     guesses_refute,
     least_factor,
     rates_refute,
     summed_curve,
+    summed_deltas,
+    summed_epsilon,
 )
 from sightline.apps.cli.main import run_arguments, sightline
 from sightline.config import parse, to_toml

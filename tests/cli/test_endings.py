@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sightline.apps.cli import main
+from sightline.console import RoundBar
 from sightline.engine import loop
 from sightline.engine.record import RunRecord
-from sightline.progress import RoundBar
 from sightline.results import Run
 
 ROOT = Path(__file__).parents[2]

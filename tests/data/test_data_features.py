@@ -16,12 +16,12 @@ from sightline.data.features import (
     Normalisation,
     cached_features,
     compute_features,
+    draw_pictures,
+    scatter_images,
     transform_table,
     whitening_matrix,
 )
 from sightline.data.federation import Kind
-from sightline.data.made_pictures import draw_pictures
-from sightline.data.scattering import scatter_images
 from sightline.data.source import Scale, Table
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams

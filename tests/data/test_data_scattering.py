@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.data.scattering import CHANNELS, filters_of, scatter_images, wrap_around
+from sightline.data.features import CHANNELS, filters_of, scatter_images, wrap_around
 
 
 def filtered(x: NDArray[Any], weight: Any, keep: int) -> NDArray[Any]:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from data_files import write_images
 
-from sightline.apps.cli.datasets import command
+from sightline.apps.cli.info import datasets_command as command
 from sightline.data import available_datasets
 from sightline.data.sources import SOURCES
 
@@ -59,7 +59,7 @@ def test_the_command_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_room_imports_nothing_heavy() -> None:
-    code = "import sys, sightline.data, sightline.apps.cli.datasets; sightline.data.available_datasets(); " + (
+    code = "import sys, sightline.data, sightline.apps.cli.info; sightline.data.available_datasets(); " + (
         "print([name for name in ('torch', 'scipy', 'sklearn', 'PIL', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import sightline
-from sightline.apps.report.numbers import format_upper
+from sightline.apps.report.elements import format_upper
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "hospitals.toml"

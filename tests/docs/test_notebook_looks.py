@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 import sightline
-from sightline import accounting, shown
+from sightline import accounting
+from sightline import formatting as shown
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, Release
 

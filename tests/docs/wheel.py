@@ -12,9 +12,8 @@ def check_compiled_code() -> None:
     """A wheel for a platform brings compiled code, which is found and trains where there is no compiler."""
     from sightline.data import Kind
     from sightline.models import build_model
-    from sightline.training.compiled.conv_walk import WalkKernel, walk_kernel_for
-    from sightline.training.compiled.library import Missing, find_library
-    from sightline.training.compiled.noise import noise_missing
+    from sightline.training.compiled.kernels import WalkKernel, walk_kernel_for
+    from sightline.training.compiled.library import Missing, find_library, noise_missing
 
     os.environ["PATH"] = ""
     os.environ.pop("CC", None)

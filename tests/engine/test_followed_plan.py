@@ -344,7 +344,7 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     """Groups that also merge in the third of three epochs: two exchanges reach further than the planned one."""
 
     def run_round(state, r, settings):
-        from sightline.algorithms.groups import dp_ogl
+        from sightline.algorithms import dp_ogl
 
         merging = (r.time - 1) % r.period == 0 or not r.rehearsal
         many = []

@@ -1,8 +1,8 @@
 """Long runs: what rounds have in common is held once, and an epsilon that was not worked out is never a smaller one."""
 
 import sightline
+from sightline.console import SINCE, RoundBar
 from sightline.engine import loop
-from sightline.progress import SINCE, RoundBar
 
 
 def test_what_releases_have_in_common_is_held_once(tiny, tmp_path):

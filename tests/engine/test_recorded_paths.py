@@ -8,13 +8,13 @@ import pytest
 import sightline
 from sightline import api
 from sightline.config import parse
-from sightline.engine import recorded_paths
+from sightline.engine import checkpoint as recorded_paths
 from sightline.engine.checkpoint import list_changes
 from sightline.errors import InvalidInput
 from sightline.runtimes import simulator
 from sightline.runtimes.remote import client_executor
-from sightline.training.paths import BY_RULE, Paths
-from sightline.training.planned_work import local_work
+from sightline.training.local_work import BY_RULE, Paths
+from sightline.training.measure_paths import local_work
 from tests.engine.leftovers import Crash
 
 

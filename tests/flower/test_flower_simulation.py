@@ -88,7 +88,7 @@ def test_an_error_at_a_node_is_one_line_and_leaves_nothing(command, tmp_path):
 def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
     from flwr.app import Context, RecordDict
 
-    from sightline.runtimes.flower.client_app import answer_request
+    from sightline.runtimes.flower.apps import answer_request
     from sightline.runtimes.remote.message import WireMessage
 
     site = export_shards(parse(CASES["local noise"]), tmp_path / "sites", epsilon=8.0)[2]

@@ -23,9 +23,8 @@ from sightline import engine
 from sightline.config import parse
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.errors import InvalidInput, SightlineError
-from sightline.runtimes.flower.register import NodeRegistry, Register, read_register
-from sightline.runtimes.flower.server_app import serve_experiment, wait_for_sites
-from sightline.runtimes.flower.transport import GridTransport, from_record, to_record
+from sightline.runtimes.flower.apps import serve_experiment, wait_for_sites
+from sightline.runtimes.flower.nodes import GridTransport, NodeRegistry, Register, from_record, read_register, to_record
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.site.policy import blank_shard
 from tests.flower.cases import changed, privacy

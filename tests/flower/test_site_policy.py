@@ -11,7 +11,7 @@ from sightline.config import parse
 from sightline.errors import InvalidInput, Refused, SightlineError
 from sightline.ledger import LedgerDamaged
 from sightline.runtimes.remote.client_executor import ClientSide
-from sightline.runtimes.site import signature
+from sightline.runtimes.site import policy as signature
 from sightline.runtimes.site.site import Site
 from tests.flower.cases import privacy, releases_of
 from tests.flower.test_site import CENTRAL, LOCAL, approve, frozen_head, question, site_of, source_hash  # noqa: F401

@@ -9,7 +9,7 @@ READERS = [
     "json", "tomllib", "zipfile", "gzip", "http.cookies", "urllib.parse", "sightline.errors", "sightline.config",
     "sightline.events", "sightline.ledger", "sightline.data.formats", "sightline.engine.record",
     "sightline.engine.checkpoint", "sightline.runtimes.remote.message", "sightline.runtimes.remote.clients",
-    "sightline.apps.serve", "sightline.resources.cost",
+    "sightline.apps.serve", "sightline.resources",
     "sightline.topology.groups", "sightline.topology.tree",
 ]  # fmt: skip
 """The modules whose branches guide the search."""

@@ -22,7 +22,7 @@ from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
 from sightline.ledger import SqliteStore, export_ledger, read_export
 from sightline.ledger.store import GENESIS, chain_hash
-from sightline.resources.cost import read_table
+from sightline.resources import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
 from sightline.runtimes.remote.message import (
     LARGEST_SITE_WORDS,

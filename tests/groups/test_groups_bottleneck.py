@@ -16,14 +16,14 @@ from sightline import engine
 from sightline.accounting import Accountant, epsilon
 from sightline.accounting.accountant import Bridged, bridged_epsilon, bridged_moments
 from sightline.accounting.moments import ORDERS
-from sightline.algorithms.groups import dp_ogl
+from sightline.algorithms import dp_ogl
 from sightline.engine.plan import plan_releases
 from sightline.engine.run_directory import MODEL
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
-from sightline.ledger.bottleneck import Bottleneck, tighten_matrix
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
+from sightline.ledger.group_privacy import Bottleneck, tighten_matrix
 from sightline.mechanisms import StateRule
 from sightline.runtimes import Simulator
 from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule

@@ -6,9 +6,9 @@ import re
 import pytest
 
 import sightline
-from sightline.apps.report.numbers import format_upper
+from sightline.apps.report.elements import format_upper
 from sightline.ledger import ledger_pairs
-from sightline.ledger.pairs import next_hops, trace_routes
+from sightline.ledger.group_pairs import next_hops, trace_routes
 
 
 def squares(page):
@@ -57,7 +57,8 @@ def test_other_runs_have_no_such_section(grouped, tmp_path):
 
 
 def test_many_memberships_are_a_map_and_more_are_said_not_drawn(run, monkeypatch):
-    from sightline.apps.report import groups, write_report
+    from sightline.apps.report import sections as groups
+    from sightline.apps.report import write_report
 
     monkeypatch.setattr(groups, "MOST", 2)
     page = write_report(run.directory).read_text()

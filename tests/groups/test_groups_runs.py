@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import sightline
 from sightline import engine
 from sightline.accounting import Accountant
-from sightline.algorithms.groups import dp_ogl, dp_ogl_plus
+from sightline.algorithms import dp_ogl
+from sightline.algorithms import dp_ogl as dp_ogl_plus
 from sightline.engine.execution import DryExecution
 from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused

@@ -21,7 +21,7 @@ from sightline.config import parse, read
 from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
-from sightline.resources.cost import read_table
+from sightline.resources import read_table
 from sightline.topology.groups import read_schedule
 from sightline.topology.tree import read_tree
 from tests.hostile.full import FULL

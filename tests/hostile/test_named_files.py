@@ -11,7 +11,7 @@ from sightline.config import parse
 from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
-from sightline.resources.cost import read_table
+from sightline.resources import read_table
 from sightline.topology.groups import read_schedule
 from sightline.topology.tree import read_tree
 

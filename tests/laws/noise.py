@@ -49,8 +49,7 @@ from sightline.mechanisms import (
     Updates,
 )
 from sightline.mechanisms.convex_solver import to_unit, unit_examples
-from sightline.mechanisms.objective import REMAINDER, Objective
-from sightline.mechanisms.output import Output
+from sightline.mechanisms.perturbation import REMAINDER, Objective, Output
 from sightline.mechanisms.updates import PrivateSteps
 from sightline.randomness import EVERYONE, Streams
 from sightline.runtimes import Simulator

@@ -215,6 +215,6 @@ def test_a_run_of_before_knows_whom_its_facts_name(tmp_path):
 
 
 def test_the_help_says_how_a_coalition_is_written():
-    from sightline.apps.cli.account import command as account
+    from sightline.apps.cli.account import account_command as account
 
     assert "coalition" in CliRunner().invoke(account, ["ledger", "--help"]).output

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
 from sightline.apps.cli.main import run_arguments
-from sightline.apps.cli.report import command
+from sightline.apps.cli.report import report_command as command
 from sightline.apps.report import RunView
 from sightline.ledger import read_export
 

@@ -9,18 +9,21 @@ import pytest
 from click.testing import CliRunner
 from report_runs import quickstart, without_privacy
 
-from sightline.apps.cli.compare import command, lay_out
 from sightline.apps.cli.main import run_arguments
+from sightline.apps.cli.report import compare_command as command
+from sightline.apps.cli.report import lay_out
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import (
+    AGAINST,
     TUNING,
     Spread,
     compare_runs,
+    comparison_charts,
     comparison_notes,
     comparison_table,
+    group_course,
     plain_comparison,
 )
-from sightline.apps.report.comparison_page import AGAINST, comparison_charts, group_course
 
 BY = {against.name: against for against in AGAINST}
 

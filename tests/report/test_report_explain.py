@@ -3,7 +3,7 @@
 import pytest
 
 from sightline.apps.report import explain_event
-from sightline.apps.report.ledger_words import sentence_shape, told_as_one
+from sightline.apps.report.guarantee import sentence_shape, told_as_one
 from sightline.events import (
     Allocation,
     Clear,

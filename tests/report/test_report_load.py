@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sightline
-from sightline.apps.report import clients
+from sightline.apps.report import sections as clients
 from sightline.apps.report.run_view import RunView
 from tests.engine.conftest import TINY, changed
 

@@ -14,10 +14,11 @@ from scipy import optimize, stats
 
 import sightline.apps.report
 from sightline import accounting
-from sightline.apps.report import RunView, headline
-from sightline.apps.report.headline import power_at_most
-from sightline.apps.report.numbers import format_duration, format_number, format_upper
-from sightline.apps.report.settings import setting_text
+from sightline.apps.report import RunView
+from sightline.apps.report import guarantee as headline
+from sightline.apps.report.elements import format_duration, format_number, format_upper
+from sightline.apps.report.guarantee import power_at_most
+from sightline.apps.report.sections import setting_text
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import parties
 

@@ -24,8 +24,9 @@ from report_runs import (
 
 import sightline
 from sightline import accounting
-from sightline.apps.report import RunView, headline, render_run, write_report
-from sightline.apps.report.numbers import format_upper
+from sightline.apps.report import RunView, render_run, write_report
+from sightline.apps.report import guarantee as headline
+from sightline.apps.report.elements import format_upper
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.events import Clear, Gaussian

@@ -7,9 +7,9 @@ from report_runs import FACTS, clients, handover, per_sample, quickstart, releas
 
 from sightline import accounting
 from sightline.apps.report import RunView
-from sightline.apps.report.ledger_words import holds_clear, tell_ledger
+from sightline.apps.report.elements import format_upper
+from sightline.apps.report.guarantee import holds_clear, tell_ledger
 from sightline.apps.report.matrix import Column, epsilon_matrix
-from sightline.apps.report.numbers import format_upper
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Release, parties
 

@@ -22,8 +22,9 @@ from sightline.resources import (
     build_resources,
     combine_costs,
     expected_gathering,
+    path_gain,
+    shannon_rate,
 )
-from sightline.resources.wireless import path_gain, shannon_rate
 from sightline.topology import Channel
 
 PAPER = WirelessSettings(distance_metre=(100.0, 100.0), fading=False)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import sightline
 from sightline import engine
-from sightline.apps.cli.run import command
+from sightline.apps.cli.run import run_command as command
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams
 from sightline.runtimes import local_trainer, process_count

@@ -16,7 +16,7 @@ from serve_asking import at_work
 import sightline
 from sightline import accounting
 from sightline.apps.report import RunView
-from sightline.apps.report.numbers import format_count, format_percent, format_upper
+from sightline.apps.report.elements import format_count, format_percent, format_upper
 from sightline.apps.serve import Server
 from sightline.engine.record import RunRecord
 from sightline.ledger.group_privacy import Question, answer_question

@@ -17,7 +17,7 @@ from sightline.apps.cli.main import run_arguments
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
-from sightline.apps.report.numbers import format_percent, format_upper
+from sightline.apps.report.elements import format_percent, format_upper
 from sightline.apps.serve.matrix import pair_classes
 from sightline.apps.serve.run_folder import LiveRuns
 from sightline.apps.serve.running import PAGE

@@ -13,13 +13,18 @@ import torch
 from safetensors.torch import load_file
 
 from sightline.apps.cli.run import summary_lines
-from sightline.apps.report.comparison import compare_runs, comparison_table, plain_comparison
-from sightline.apps.report.comparison_page import comparison_charts, draw_comparison
+from sightline.apps.report.comparison import (
+    compare_runs,
+    comparison_charts,
+    comparison_table,
+    draw_comparison,
+    plain_comparison,
+)
 from sightline.config import read
+from sightline.console import RoundBar
 from sightline.engine import build_experiment
 from sightline.errors import InvalidInput, Refused
-from sightline.progress import RoundBar
-from sightline.shown import METRICS
+from sightline.formatting import METRICS
 from tests.commands import command
 from tests.tasks.conftest import experiment
 

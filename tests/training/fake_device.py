@@ -22,10 +22,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import Adam, LocalTerms, LocalWork, clipping, gradients
-from sightline.training.augmentation import ViewKind, Views
 from sightline.training.clipping import Balls
 from sightline.training.dp_sgd import descend_privately
-from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views
 from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 from sightline.training.local_sgd import descend_client
 from sightline.training.local_work import Descent

@@ -6,7 +6,8 @@ import torch
 from scipy import stats
 
 from sightline.randomness import KeystreamGenerator
-from sightline.training.compiled import compile_kernels, library, noise
+from sightline.training.compiled import compile_kernels, library
+from sightline.training.compiled import library as noise
 from sightline.training.dp_sgd_settings import DPSGDSettings, draw_gaussian, gaussian_steps
 
 FOUND = library.find_library()

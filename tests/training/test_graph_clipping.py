@@ -17,10 +17,11 @@ from sightline.models.flat import bind_parameters, flatten_module, probe_inputs
 from sightline.training import LocalWork, clipped_gradient_sum, train_local
 from sightline.training.clipping import Balls
 from sightline.training.dispatch import clipping_note, worker_for
-from sightline.training.fast import graph_records, graph_rules, graph_worker
+from sightline.training.fast import graph_rules, graph_worker
+from sightline.training.fast import per_example_norms as graph_records
 from sightline.training.fast.autograd_worker import NoClippingRule
-from sightline.training.fast.graph_records import join_records
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples
+from sightline.training.fast.per_example_norms import join_records
 from sightline.training.gradients import own_dropout
 
 HUGGING_FACE = ["bert", "gpt2", "gpt2 tied", "peft lora"]

@@ -12,10 +12,11 @@ from sightline.config import parse
 from sightline.data import Kind
 from sightline.errors import InvalidInput
 from sightline.models import build_model
-from sightline.training import LocalWork, machine, measure_paths, planned_work
+from sightline.training import LocalWork, machine, measure_paths
+from sightline.training import measure_paths as planned_work
 from sightline.training.local_sgd import train_local
+from sightline.training.local_work import BY_RULE, Paths, read_paths
 from sightline.training.measure_paths import CANDIDATES, Candidate, MeasuredWork, available_paths, choose_measured
-from sightline.training.paths import BY_RULE, Paths, read_paths
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model, unknown_part
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate_model, train_local
-from sightline.training.augmentation import Views
 from sightline.training.dispatch import worker_for
-from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.dp_sgd_settings import DPSGDSettings, Views
 from sightline.training.fast.graph_worker import GraphWorker
 from sightline.training.gradients import GradientWorker, choose_rows, one_by_one, vectorised_gradients
 

@@ -15,14 +15,15 @@ from sightline.data.federation import Kind
 from sightline.engine import loop
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
-from sightline.training import LocalWork, dp_sgd, precision, train_local
+from sightline.training import LocalWork, dp_sgd, train_local
+from sightline.training import machine as precision
 from sightline.training.clipping import clipped_rows
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast import bf16_chain
 from sightline.training.fast.bf16_chain import ROWS, HalfChainWorker, HalfDense, rows_alike
 from sightline.training.gradients import one_by_one
-from sightline.training.paths import Paths
+from sightline.training.local_work import Paths
 from tests.engine.conftest import TINY, changed
 
 RNG = np.random.default_rng

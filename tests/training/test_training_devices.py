@@ -22,7 +22,8 @@ from sightline.engine.checkpoint import check_identity, describe_identity, list_
 from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
-from sightline.training import LocalWork, clipped_gradient_sum, devices, dispatch, evaluate_model, train_local
+from sightline.training import LocalWork, clipped_gradient_sum, dispatch, evaluate_model, train_local
+from sightline.training import dispatch as devices
 from sightline.training.clipping import SLACK, clip_factors, clipped_rows, row_norms, scaled_sum
 from sightline.training.gradients import GradientWorker
 from tests.commands import command

@@ -20,8 +20,7 @@ from sightline.training.fast import dense_stack
 from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.layers import GroupedConvolution, ProductConvolution
 from sightline.training.gradients import one_by_one
-from sightline.training.local_work import Adam
-from sightline.training.paths import Paths
+from sightline.training.local_work import Adam, Paths
 
 RNG = np.random.default_rng
 GROUPED, FOLDED = Paths(record="grouped"), Paths(plain="folded")

@@ -24,10 +24,9 @@ from sightline.training import (
     evaluate_model,
     train_local,
 )
-from sightline.training.augmentation import ViewKind, Views
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
 from sightline.training.dp_sgd import private_loop
-from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views
 from sightline.training.fast.autograd_worker import AutogradWorker
 from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.stacked import StackWalk
@@ -147,7 +146,7 @@ def test_classification_keeps_its_bits():
 
 def test_other_losses_never_take_a_path_of_cross_entropy():
     """The convolutional stack and compiled code have the gradient of cross entropy written into them."""
-    from sightline.training.compiled.linear_kernel import check_kernel
+    from sightline.training.compiled.kernels import check_kernel
 
     for task in ("binary", "multilabel", "regression"):
         assert stacking_for(model_of(task, "cnn")) is None

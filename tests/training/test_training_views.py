@@ -10,8 +10,7 @@ from sightline.config import parse
 from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.training import LocalWork, clipped_gradient_sum, dp_sgd
-from sightline.training.augmentation import ViewKind, Views
-from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
+from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views, gaussian_steps
 
 RNG = np.random.default_rng
 IMAGES = [case for case, (_, kind, _) in CASES.items() if kind is Kind.IMAGE]
@@ -112,7 +111,7 @@ def test_chunks_change_nothing(monkeypatch):
     model, rng, views = model_of("cnn"), RNG(0), Views(3, ViewKind.SHIFT)
     shard, vector = shard_of(model, 9, rng), model.init(rng)
     whole = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3, views=(views, RNG(1)))
-    monkeypatch.setattr("sightline.training.augmentation.VIEW_BYTES", 2 * 3 * shard.x[:1].nbytes)
+    monkeypatch.setattr("sightline.training.dp_sgd_settings.VIEW_BYTES", 2 * 3 * shard.x[:1].nbytes)
     cut = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3, views=(views, RNG(1)))
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
 

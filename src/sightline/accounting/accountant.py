@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from sightline import shown
+from sightline import formatting as shown
 from sightline.accounting.canonical import Composition, canonical_form, inner_events, kinds_in
 from sightline.accounting.composition import TooFine
 from sightline.accounting.dominating_pairs import NoLaw, TwoSided

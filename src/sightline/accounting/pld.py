@@ -1,4 +1,4 @@
-"""Epsilon from the composed law of the likelihood ratio: the grid is chosen for the answer, then one transform per
+"""Epsilon from the composed law of the likelihood ratio: the grid is chosen for the answer, then one transform.
 direction.
 """
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sightline import shown
+from sightline import formatting as shown
 from sightline.accounting.accountant import Accountant, interval, large_delta_note
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of

@@ -1,6 +1,5 @@
 """TOML files to frozen, validated experiments."""
 
-from sightline.config.correlated_rules import Correlated
 from sightline.config.experiment import (
     FACTORY,
     Algorithm,
@@ -19,7 +18,7 @@ from sightline.config.experiment import (
     Topology,
 )
 from sightline.config.experiment_file import parse, read, to_toml
-from sightline.config.mechanism_rules import Split
+from sightline.config.rules import Correlated, Split
 
 __all__ = [
     "FACTORY",

@@ -5,17 +5,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sightline.config.correlated_rules import Correlated, check_correlated, check_turns
-from sightline.config.local_rules import check_device, check_local, check_optimizer, check_precision
-from sightline.config.mechanism_rules import (
+from sightline.config.rules import (
     PERTURBATIONS,
+    Correlated,
     Split,
     check_convex,
+    check_correlated,
+    check_device,
     check_everyone,
+    check_local,
     check_noise,
+    check_optimizer,
     check_perturbation,
+    check_precision,
     check_solution,
     check_split,
+    check_turns,
 )
 from sightline.config.section import (
     ClipNorm,

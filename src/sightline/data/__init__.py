@@ -1,8 +1,8 @@
 """Data sets, ways to deal them to clients, and the federation that results."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.in_memory import PYTHON, GivenData, read_given
 from sightline.data.load import DatasetStatus, available_datasets, load_federation
+from sightline.data.own import PYTHON, GivenData, read_given
 
 __all__ = [
     "PYTHON",

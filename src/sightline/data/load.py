@@ -11,8 +11,7 @@ from sightline.config import Data
 from sightline.data import partition as ways
 from sightline.data.features import transform_table
 from sightline.data.federation import Federation, Kind, Shard
-from sightline.data.in_memory import PYTHON
-from sightline.data.own import load_own
+from sightline.data.own import PYTHON, load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
 from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source

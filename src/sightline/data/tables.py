@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import did_you_mean, invalid
-from sightline.foreign import read_text
+from sightline.formatting import read_text
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and labels, not checked yet."""

@@ -39,10 +39,9 @@ from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
-from sightline.training.compiled import linear_kernel
-from sightline.training.devices import find_device
-from sightline.training.dispatch import check_precision, place_model
-from sightline.training.paths import BY_RULE, Paths
+from sightline.training.compiled import kernels as linear_kernel
+from sightline.training.dispatch import check_precision, find_device, place_model
+from sightline.training.local_work import BY_RULE, Paths
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a run goes on from: its checkpoints, and what it was made of, compared with what it is made of now."""
+"""What a run resumes from: checkpoints, recorded paths, and what the run was made of, compared with what is here."""
 
 import hashlib
 import inspect
@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,9 +29,44 @@ from sightline.ledger import EntryKind
 from sightline.mechanisms import ClientState, Public
 from sightline.models import code_digest, is_given_model
 from sightline.randomness import new_salt, sync_folder, write_secret
-from sightline.training.devices import describe_device
-from sightline.training.measure_paths import compiled_code
-from sightline.training.paths import BY_RULE
+from sightline.training.dispatch import describe_device
+from sightline.training.local_work import BY_RULE, Paths, read_paths
+from sightline.training.measure_paths import choose_paths, compiled_code, local_work, missing_paths
+
+ChoosePaths = Callable[[BuiltExperiment], Paths]
+"""The paths of a run that begins."""
+
+
+def paths_by_rule(setting: BuiltExperiment) -> Paths:
+    """Those of clients on other machines than this one: every machine would measure something else."""
+    return BY_RULE
+
+
+def paths_by_measuring(setting: BuiltExperiment) -> Paths:
+    """The fastest on this machine; by rule where `local.paths` or `SIGHTLINE_PATHS` says so."""
+    return choose_paths(setting.experiment, setting.model, setting.federation.sizes.tolist())
+
+
+def settle_paths(
+    record: RunRecord, setting: BuiltExperiment, choose: ChoosePaths, *, begun: bool, accept: bool
+) -> BuiltExperiment:
+    """The setting with the paths of its run: chosen for a new one, those of its journal for one that goes on.
+
+    Guarantees: what was measured since, the cache and the environment have no say in a run that has begun. A recorded
+    path that does not exist on this machine is refused; who accepts the change goes on by rule there, and the change is
+    treated as other code is: the interrupted round is made again with other noise.
+    """
+    known = record.journal.last(EntryKind.START, EntryKind.RESUME)
+    if not known:  # a new run, or one of a version that kept no journal and had the rule's paths
+        return setting if begun else replace(setting, paths=choose(setting))
+    paths = read_paths(known[0].body.get("paths"))
+    missing = missing_paths(setting.model, local_work(setting.experiment), paths)
+    if missing and not accept:
+        told = ", ".join(f"{field} = {path}" for field, path in missing.items())
+        law = f"it trains by paths that do not exist on this machine: {told}"
+        invalid("--resume", record.directory, law, f"go on where it began, or by rule with {ACCEPT}")
+    return replace(setting, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))
+
 
 CHECKPOINT = "checkpoint.safetensors"
 EARLIER = "checkpoint-before.safetensors"

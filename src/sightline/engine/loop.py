@@ -16,6 +16,7 @@ from sightline.engine.checkpoint import (
     Change,
     Checkpoint,
     CheckpointDamaged,
+    ChoosePaths,
     begin_identity,
     check_data,
     check_identity,
@@ -24,9 +25,11 @@ from sightline.engine.checkpoint import (
     find_checkpoint,
     last_change,
     load_checkpoint,
+    paths_by_rule,
     remember_data,
     save_checkpoint,
     save_tensors,
+    settle_paths,
 )
 from sightline.engine.earlier_runs import MADE_BY, keep_earlier, sum_up
 from sightline.engine.evaluation import (
@@ -42,7 +45,6 @@ from sightline.engine.followed_plan import FollowedPlan, LeftPlan, refuse_early_
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
-from sightline.engine.recorded_paths import ChoosePaths, paths_by_rule, settle_paths
 from sightline.engine.release_gate import SeenBefore
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (

@@ -16,7 +16,7 @@ from sightline.events import Unit
 from sightline.ledger import write_parties
 from sightline.models import is_given_model
 from sightline.training import clipping_note
-from sightline.training.devices import describe_device
+from sightline.training.dispatch import describe_device
 
 
 def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:

@@ -2,9 +2,8 @@
 
 from sightline.ledger.export import SCHEMA, Pages, Row, export_ledger, read_export
 from sightline.ledger.flow import Composition, View
-from sightline.ledger.group_pairs import GroupPlan, Pairs, Rhythm, Threat, planned_pairs
+from sightline.ledger.group_pairs import GroupPlan, LedgerPairs, Pairs, Rhythm, Threat, ledger_pairs, planned_pairs
 from sightline.ledger.ledger import Ledger, Store
-from sightline.ledger.pairs import LedgerPairs, ledger_pairs
 from sightline.ledger.release import (
     NOBODY,
     POST_PROCESSING,

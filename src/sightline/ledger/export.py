@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import InvalidInput, invalid
-from sightline.foreign import read_text
+from sightline.formatting import read_text
 from sightline.ledger.ledger import Ledger
 from sightline.ledger.release import read_parties, release_from, write_parties
 from sightline.ledger.store import GENESIS, chain_hash, read_body

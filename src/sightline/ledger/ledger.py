@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from sightline import accounting, shown
+from sightline import accounting
+from sightline import formatting as shown
 from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
 from sightline.events import Adjacency, Event, Unit, scale_noise

@@ -16,12 +16,10 @@ from sightline.mechanisms.clip_and_noise import (
     sum_sensitivity,
     with_gaussian_noise,
 )
-from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, ReleaseContext, ReleaseValues
-from sightline.mechanisms.convex_segments import ConvexSegments
+from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, NoPrivacy, ReleaseContext, ReleaseValues
 from sightline.mechanisms.correlated_noise import CorrelatedByTrust, CorrelatedMean, NoiseStreams
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
-from sightline.mechanisms.no_privacy import NoPrivacy
 from sightline.mechanisms.registry import MECHANISMS, MechanismPlugin, build_mechanism
 from sightline.mechanisms.samplers import (
     SAMPLERS,
@@ -35,7 +33,7 @@ from sightline.mechanisms.samplers import (
     build_sampler,
 )
 from sightline.mechanisms.schedule import Allotment, Schedules
-from sightline.mechanisms.segments import SegmentSums, segment_rate
+from sightline.mechanisms.segments import ConvexSegments, SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (

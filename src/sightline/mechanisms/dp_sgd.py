@@ -22,9 +22,9 @@ from sightline.mechanisms.contract import (
     ReleaseValues,
     only_client,
     only_sums,
+    weighted_mean,
 )
 from sightline.mechanisms.correlated_noise import describe_strategy
-from sightline.mechanisms.no_privacy import weighted_mean
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates

@@ -8,18 +8,15 @@ from sightline.config import Correlated, Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
 from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
-from sightline.mechanisms.contract import Mechanism
-from sightline.mechanisms.convex_segments import WHOLE, ConvexFacts, ConvexSegments, convex_plan
+from sightline.mechanisms.contract import Mechanism, NoPrivacy
 from sightline.mechanisms.convex_solver import HALF
 from sightline.mechanisms.correlated_noise import Workload, build_correlated, sum_rounds
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, correlate_plan, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
 from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
-from sightline.mechanisms.no_privacy import NoPrivacy
-from sightline.mechanisms.objective import Objective
-from sightline.mechanisms.output import Bound, Facts, Output
+from sightline.mechanisms.perturbation import Bound, Facts, Objective, Output
 from sightline.mechanisms.samplers import Cohorts
-from sightline.mechanisms.segments import SegmentSums
+from sightline.mechanisms.segments import WHOLE, ConvexFacts, ConvexSegments, SegmentSums, convex_plan
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import PrivateSteps
 from sightline.plugins import MECHANISM, Plugin, locate_plugin, refuse_plugin

@@ -18,7 +18,7 @@ from torch.nn import functional
 from sightline.data.federation import Federation, Kind
 from sightline.data.targets import IGNORED
 from sightline.errors import invalid
-from sightline.shown import METRICS, Metric
+from sightline.formatting import METRICS, Metric
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of a batch, targets) -> one loss per example."""

@@ -18,8 +18,15 @@ from sightline.training import LocalTerms
 from sightline.training.dispatch import dense_layers
 from sightline.training.local_work import steps_of
 from sightline.training.machine import count_cores, keep_measured, recall_measured
-from sightline.training.measure_paths import SECONDS, STEPS, MeasuredWork, compare_paths
-from sightline.training.planned_work import local_work, measured_work, wants_measuring
+from sightline.training.measure_paths import (
+    SECONDS,
+    STEPS,
+    MeasuredWork,
+    compare_paths,
+    local_work,
+    measured_work,
+    wants_measuring,
+)
 
 AUTO = "auto"
 WORTH_SECONDS = 5.0

@@ -27,9 +27,9 @@ from sightline.mechanisms.convex_solver import Regression, minimise_regression, 
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.local_trainer import TrainingJob, trainer_for
 from sightline.training import LocalTask, LocalTerms, LocalWork, clipped_gradient_sum, evaluate_model
-from sightline.training.augmentation import ViewKind, Views
+from sightline.training.dp_sgd_settings import ViewKind, Views
 from sightline.training.local_work import client_rows, steps_of
-from sightline.training.planned_work import local_work
+from sightline.training.measure_paths import local_work
 from sightline.training.submodels import parted_gradient_sum
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import did_you_mean, invalid
-from sightline.foreign import read_text
+from sightline.formatting import read_text
 from sightline.randomness import Streams
 from sightline.topology.channel import Channel, Line, client_name
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.foreign import read_text
+from sightline.formatting import read_text
 from sightline.randomness import Purpose, Streams
 from sightline.topology.channel import PUBLIC, Channel, Line, Steady, client_name
 from sightline.topology.groups import Labels, cluster_groups

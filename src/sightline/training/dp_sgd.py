@@ -11,14 +11,13 @@ from torch import Tensor
 
 from sightline.data.federation import Shard, Targets
 from sightline.models.flat import FlatModel
-from sightline.training.augmentation import Views, clipped_sum_of_views
 from sightline.training.dispatch import dense_layers, require_clipping, worker_for
-from sightline.training.dp_sgd_settings import DPSGDSettings, check_clip_norm
+from sightline.training.dp_sgd_settings import DPSGDSettings, Views, check_clip_norm, clipped_sum_of_views
 from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
-from sightline.training.precision import FLOAT32
+from sightline.training.machine import FLOAT32
 
 HEAVY = 1 << 22
 """Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""

@@ -11,14 +11,13 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.compiled.conv_walk import WalkKernel, train_walked, walk_kernel_for
-from sightline.training.compiled.linear_kernel import train_compiled
+from sightline.training.compiled.kernels import WalkKernel, train_compiled, train_walked, walk_kernel_for
 from sightline.training.dispatch import stacking_for, worker_for
 from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows, shuffled_batches, steps_of
-from sightline.training.precision import FLOAT32
+from sightline.training.machine import FLOAT32
 
 BLOCK_BYTES = 1 << 27
 """How much memory the end vectors of one block may take."""

@@ -1,26 +1,29 @@
-"""Which of the exact paths is fastest here: a short comparison on made-up examples, once per work and machine."""
+"""Which of the exact paths is fastest here, measured once per machine; the work that an experiment asks for."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from sightline.config import Experiment, Local
 from sightline.data.federation import Shard
+from sightline.errors import invalid
 from sightline.models.flat import FlatModel, probe_inputs
 from sightline.models.task import probe_targets
-from sightline.training.compiled.conv_walk import WalkKernel, walk_kernel_for
-from sightline.training.compiled.library import library_digest
-from sightline.training.compiled.noise import noise_missing
-from sightline.training.dispatch import small_convolutional, stacking_for, worker_for
+from sightline.training.compiled.kernels import WalkKernel, walk_kernel_for
+from sightline.training.compiled.library import library_digest, noise_missing
+from sightline.training.dispatch import dense_layers, small_convolutional, stacking_for, worker_for
 from sightline.training.dp_sgd import dp_sgd
 from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.fast.stacked import width_of
 from sightline.training.local_sgd import train_local
-from sightline.training.local_work import LocalWork
+from sightline.training.local_work import BY_RULE, Adam, LocalWork, Paths
 from sightline.training.machine import keep_measured, recall_measured
-from sightline.training.paths import BY_RULE, Paths
 
 SECONDS, ENOUGH = 1.0, 0.2
 """How long one comparison may take, and how long short ones go on; every candidate is tried once, whatever that takes.
@@ -238,3 +241,73 @@ def pick_fastest(seconds: Mapping[str, float]) -> str:
     """
     rule, fastest = next(iter(seconds)), min(seconds, key=lambda path: seconds[path])
     return rule if seconds[fastest] > WORTH * seconds[rule] else fastest
+
+
+VARIABLE = "SIGHTLINE_PATHS"
+SIDE_BY_SIDE, IN_TURN = 8, 2
+"""Clients of a comparison: where they can be stacked, and where each is trained by itself."""
+
+
+def local_work(experiment: Experiment, paths: Paths = BY_RULE) -> LocalWork:
+    """The work of one client in one round."""
+    local = experiment.local
+    return LocalWork(
+        learning_rate=local.learning_rate,
+        momentum=local.momentum,
+        batch_size=None if experiment.samples_scheme == "full" else local.batch_size,
+        epochs=local.epochs,
+        steps=local.steps,
+        weight_decay=local.weight_decay,
+        compiled=local.compiled,
+        adam=_adam_of(local),
+        precision=local.precision,
+        paths=paths,
+    )
+
+
+def _adam_of(local: Local) -> Adam | None:
+    """The settings of Adam, where the experiment asks for it."""
+    if not local.adaptive:
+        return None
+    plain = Adam(decoupled=local.optimizer == "adamw")
+    return replace(plain, betas=local.betas or plain.betas, eps=local.adam_eps or plain.eps)
+
+
+def wants_measuring(experiment: Experiment) -> bool:
+    """Whether paths and processes are chosen by measuring: `SIGHTLINE_PATHS`, else `local.paths`, else yes."""
+    word = os.environ.get(VARIABLE) or experiment.local.paths or "measured"
+    if word not in ("measured", "rule"):
+        invalid(VARIABLE, word, "is measured or rule", "unset it to let the experiment file decide")
+    return word == "measured"
+
+
+def measured_work(experiment: Experiment, model: FlatModel, sizes: Sequence[int]) -> MeasuredWork | None:
+    """What of the experiment's local training is worth a comparison; None where no client takes steps of its own.
+
+    Guarantees: a function of the settings and of numbers of examples, which are public; no data are looked at.
+    """
+    privacy, work = experiment.privacy, local_work(experiment)
+    private = privacy.unit == "sample" and privacy.mechanism == "gaussian"
+    if (private and privacy.place == "server") or not len(sizes):
+        return None
+    examples = max(1, int(np.median(sizes)))
+    width = min(experiment.local.batch_size, examples) if private else width_of(examples, work)
+    if private:
+        together = dense_layers(model) is not None
+    else:
+        stacking = stacking_for(model)
+        together = stacking is not None and stacking.takes(width)
+    clients = min(len(sizes), SIDE_BY_SIDE if together else IN_TURN)
+    return MeasuredWork(model, work, width, private, clients)
+
+
+def choose_paths(experiment: Experiment, model: FlatModel, sizes: Sequence[int]) -> Paths:
+    """The paths of a new run: the fastest on this machine, or the rule's where the setting or the variable says so.
+
+    Parts of models are trained by rule, and so is everything on another device than the CPU.
+    """
+    if not wants_measuring(experiment) or experiment.algorithm.split is not None or model.device.type != "cpu":
+        return BY_RULE
+    torch.set_num_threads(1)  # as training does
+    work = measured_work(experiment, model, sizes)
+    return BY_RULE if work is None else choose_measured(work)

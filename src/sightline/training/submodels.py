@@ -22,7 +22,7 @@ from sightline.training.fast.stacked import Block
 from sightline.training.gradients import own_dropout
 from sightline.training.local_sgd import check_clients, client_blocks, train_local
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
-from sightline.training.precision import FLOAT32
+from sightline.training.machine import FLOAT32
 
 
 def train_parts(

@@ -38,7 +38,7 @@ from sightline.algorithms.contract import Algorithm, ClusterState, Round, State
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.mechanisms import Cohort, Public, combine_public
-from sightline.mechanisms.no_privacy import weighted_mean
+from sightline.mechanisms.contract import weighted_mean
 from sightline.topology import PUBLIC
 
 CONFIDENCE, POINTS, CENTRES, RADII, SCORES, CURVE = "confidence", "points", "centres", "radii", "scores", "curve"

@@ -10,17 +10,19 @@ from sightline.apps.audit.attack import MarkedValues, Runs, fit_attack, two_worl
 from sightline.apps.audit.canaries import relays_for
 from sightline.apps.audit.canary_setup import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
 from sightline.apps.audit.many_canaries import (
+    ROUNDING,
+    TRIALS,
     Finding,
     against_curve,
     against_rates,
+    attacks_own_model,
+    for_own_model,
     in_one_run,
     score_canaries,
     secret_of,
 )
-from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading
-from sightline.apps.audit.own_model import ROUNDING, TRIALS, attacks_own_model, for_own_model
+from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading, take_turns, turn_weights
 from sightline.apps.audit.trade_off import ClaimedFamily
-from sightline.apps.audit.turns import take_turns, turn_weights
 from sightline.config import Experiment
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.round import TrainingRound

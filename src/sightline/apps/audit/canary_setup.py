@@ -9,22 +9,20 @@ from torch import Tensor
 
 from sightline import accounting, engine
 from sightline.apps.audit.canaries import (
+    FAR,
     CanaryClients,
     CanaryInclusion,
+    CanaryNet,
+    CanaryShards,
     Relays,
     Where,
     canary_examples,
-    relays_for,
-    round_sign,
-    silent_clients,
-)
-from sightline.apps.audit.canary_model import (
-    FAR,
-    CanaryNet,
-    CanaryShards,
     hit_coordinates,
     part_probes,
     probe_places,
+    relays_for,
+    round_sign,
+    silent_clients,
     small_experiment,
 )
 from sightline.apps.audit.observer import Observer, Reading, watched_run

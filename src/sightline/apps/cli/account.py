@@ -1,20 +1,24 @@
-"""`sightline account`: epsilon of a registered scheme by its numbers, or of an exported ledger."""
+"""`sightline account`, `calibrate` and `groups`: epsilon of a scheme, noise for an epsilon, pairs of workers."""
 
 import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sightline.apps.cli.main import examples_epilog
-from sightline.shown import digits_down, digits_up
+from sightline.formatting import digits_down, digits_up
 
 if TYPE_CHECKING:
     from sightline.accounting import Parameter, Scheme, SchemeFamily
+    from sightline.ledger.group_privacy import Answer
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-EXAMPLES = """
+ACCOUNT_EXAMPLES = """
 \b
 Examples:
   sightline account poisson --noise 1.0 --rate 0.01 --steps 10000 --delta 1e-5
@@ -108,12 +112,12 @@ def make_command(family: "SchemeFamily") -> click.Command:
     return account_command
 
 
-@click.group("account", cls=SchemeGroup, make_command=make_command, epilog=EXAMPLES)
-def command() -> None:
+@click.group("account", cls=SchemeGroup, make_command=make_command, epilog=ACCOUNT_EXAMPLES)
+def account_command() -> None:
     """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
 
 
-@command.command(
+@account_command.command(
     "ledger",
     epilog=examples_epilog(
         "account ledger ledger.json --subject client-0 --observer server --delta 1e-5",
@@ -213,3 +217,234 @@ def format_value(name: str, value: Any) -> str:
     if isinstance(value, float):
         return digits_up(value) if name in UPWARD else digits_down(value) if name in DOWNWARD else f"{value:.6g}"
     return " ".join(format_value(name, part) for part in value) if isinstance(value, list) else str(value)
+
+
+CALIBRATE_EXAMPLES = """
+\b
+Examples:
+  sightline calibrate poisson --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5
+  sightline calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5
+  sightline calibrate clustered --samples 8000 --batch-size 32 --rounds 200 --epsilon 3 --delta 1e-4
+  sightline calibrate split --parts 8 --rate 0.1 --steps 1000 --epsilon 8 --delta 1e-5 --json
+"""
+ASKED = ("epsilon", "delta", "accountant", "json")
+
+
+def make_calibration(family: "SchemeFamily") -> click.Command:
+    """`sightline calibrate SCHEME`: every number of the scheme but the noise, which is found."""
+    options = [one for one in family.parameters if one.name != "noise"]
+    required = {one.name for one in options if family.is_required(one, budget=True)}
+    shown = {name: value for name, value in family.example.items() if name in required}
+    example = " ".join(f"{option_name(name)} {value}" for name, value in shown.items())
+
+    @click.command(
+        family.name,
+        help=family.calibrate_help,
+        epilog=examples_epilog(f"calibrate {family.name} {example} --epsilon 8 --delta 1e-5"),
+    )
+    @decorate_all([parameter_option(family, one, budget=True) for one in options])
+    @answer_options(*ASKED)
+    def calibrate_command(epsilon: float, delta: float, accountant: str, as_json: bool, **numbers: Any) -> None:
+        calibrate_scheme(family, numbers, epsilon, delta, accountant, as_json)
+
+    return calibrate_command
+
+
+@click.group("calibrate", cls=SchemeGroup, make_command=make_calibration, epilog=CALIBRATE_EXAMPLES)
+def calibrate_command() -> None:
+    """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
+
+
+@calibrate_command.command(
+    "h2fdp", epilog=examples_epilog("calibrate h2fdp --rate 0.05 --segment 5 --steps 800 --epsilon 1 --delta 1e-5")
+)
+@click.option("--rate", type=float, required=True, help="Probability of taking part in a step.")
+@click.option("--steps", type=int, required=True, help="Number of noisy releases: segments, not local steps.")
+@answer_options(*ASKED)
+@click.option("--segment", type=int, default=5, show_default=True, help="Local steps in each release, m.")
+@click.option(
+    "--first-step", type=float, default=1.0, show_default=True, help="Effect of a first draw, over that of later steps."
+)
+@click.option(
+    "--constant", type=float, default=2.0, show_default=True, help="c2 of Prop. 3.1, which has no name there."
+)
+def h2fdp(
+    rate: float,
+    steps: int,
+    segment: int,
+    first_step: float,
+    constant: float,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    as_json: bool,
+) -> None:
+    """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
+    from sightline import accounting
+    from sightline.accounting.published import as_published_noise
+    from sightline.accounting.schemes import claim_segment
+    from sightline.mechanisms import segment_rate
+
+    chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
+    scheme = accounting.segment(noise=1.0, steps=segment, rate=rate, segments=steps, first_step=first_step)
+    scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
+    printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
+    answer: dict[str, Any] = {
+        "noise_multiplier": scheme.noise_multiplier,
+        "epsilon": scheme.epsilon(delta=delta, accountant=chosen),
+        "target": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "scheme": "h2fdp",
+        **claim_segment({"adjacency": "add_remove"}).facts(),
+        "segments": steps,
+        "segment_rate": whole,
+        "as_published_noise": printed.value,
+        "as_published_costs": finite_or_none(_cost_of(scheme, printed.value, delta, chosen)),
+        "notice": printed.notice,
+    }
+    print_answer(answer, as_json)
+
+
+def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> float:
+    """Epsilon with a noise that somebody printed; without noise there is no bound."""
+    return scheme.with_noise(noise).epsilon(delta=delta, accountant=accountant) if noise > 0 else float("inf")
+
+
+def calibrate_scheme(
+    family: "SchemeFamily", numbers: dict[str, Any], epsilon: float, delta: float, accountant: str, as_json: bool
+) -> None:
+    """Calibrate a scheme and print it."""
+    from sightline.accounting import Accountant
+
+    chosen = Accountant(accountant)
+    numbers = family.complete_numbers(numbers, epsilon=epsilon)
+    scheme = family.calibrated(numbers, epsilon=epsilon, delta=delta, accountant=chosen)
+    spent = scheme.epsilon(delta=delta, accountant=chosen)
+    answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
+    answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
+    answer |= family.state_claim(numbers | {"noise": scheme.noise_multiplier}) | scheme.list_facts(delta=delta)
+    if family.published is not None:
+        printed = family.published(**numbers, epsilon=epsilon, delta=delta)
+        answer |= {"as_published_noise": finite_or_none(printed.value), "notice": printed.notice}
+    note = family.note_delta(numbers, delta)
+    print_answer(answer | ({"note": note} if note else {}), as_json)
+
+
+GROUPS_EXAMPLES = """
+\b
+Examples:
+  sightline groups --structure ring --workers 100 --groups 4 --period 10 --epochs 200 --noise 2 --rate 0.7 --delta 1e-5
+  sightline groups --structure groups.json --period 5 --epochs 60 --noise 3 --delta 1e-5 --plot heatmap.png
+  sightline groups --structure ring --workers 40 --groups 8 --period 25 --epochs 201 --noise 3 --delta 1e-5 --bottleneck
+
+A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups.md for schedules, rates and factors.
+--epochs T: the models of the epochs 1 to T are seen; a training run of R rounds equals --epochs R+1.
+"""
+
+
+@click.command("groups", epilog=GROUPS_EXAMPLES)
+@click.option("--structure", required=True, metavar="NAME|FILE", help="global, clusters, ring, string, or a JSON file.")
+@click.option("--workers", type=int, help="How many workers there are.")
+@click.option("--groups", "count", type=int, help="How many groups there are.")
+@click.option("--period", type=int, default=1, show_default=True, help="Epochs from one exchange to the next.")
+@click.option("--epochs", type=int, required=True, help="The models of the epochs 1 to T are seen.")
+@click.option("--noise", type=float, required=True, help="Noise multiplier: sigma over the sensitivity.")
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Probability to take part in an epoch.")
+@click.option("--delta", type=float, required=True, help="The delta of every epsilon.")
+@click.option("--plus", is_flag=True, help="DP-OGL+: one release an interval, each worker alone through it.")
+@click.option("--threat", type=click.Choice(["everyone", "out-of-group"]), default="everyone", show_default=True)
+@click.option("--accountant", type=click.Choice(["pld", "rdp"]), default="pld", show_default=True)
+@click.option(
+    "--bottleneck",
+    is_flag=True,
+    help="Take the least of the flow count and the bottleneck bound: DP-OGL, unit client, nothing kept between epochs.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write epsilon and releases of all pairs to this .npz.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the heatmap and the curves to this PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
+    """Epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from who is in which group."""
+    from sightline.ledger.group_privacy import Question, answer_question, save_npz
+
+    question = Question(**given)
+    answer = answer_question(question)
+    if out is not None:
+        save_npz(answer, out)
+    if plot is not None:
+        from sightline.apps.report.sections import draw_groups
+
+        draw_groups(answer, plot)
+    found = summarise_answer(answer, out, plot)
+    if as_json:
+        click.echo(json.dumps(found, allow_nan=False))
+    else:
+        print_pairs(answer, found)
+
+
+def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
+    """What `--json` prints; null where a threat model speaks of nobody."""
+    from sightline.accounting import large_delta_note
+
+    question = answer.question
+    found: dict[str, Any] = {
+        "epsilon_mean": _finite_or_none(answer.mean),
+        "epsilon_max": _finite_or_none(answer.largest),
+        "matrix_shape": [answer.workers, answer.workers],
+        "delta": question.delta,
+        "accountant": question.accountant,
+        "threat": question.threat,
+        "algorithm": "dp_ogl_plus" if question.plus else "dp_ogl",
+        "structure": question.structure,
+        "workers": answer.workers,
+        "groups": answer.groups,
+        "classes": len(answer.pairs),
+        "period": question.period,
+        "epochs": question.epochs,
+        "noise": question.noise,
+        "rate": question.rate,
+        "releases_max": answer.releases_max,
+        "bottleneck": question.bottleneck,
+        **answer.claim.facts(),
+    }
+    if question.bottleneck:
+        found["pairs_tightened"] = answer.tightened
+    note = large_delta_note(question.delta, answer.workers, "workers")
+    if note is not None:
+        found["notes"] = [note]
+    if out is not None:
+        found["out"] = str(out)
+    if plot is not None:
+        found["plot"] = str(plot)
+    return found
+
+
+def print_pairs(answer: "Answer", found: dict[str, Any]) -> None:
+    """A few lines for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{found['workers']} workers in {found['groups']} groups, {found['classes']} different memberships; "
+        f"against {found['observer']} at delta = {found['delta']:g} ({found['accountant'].upper()}), "
+        f"adjacency {found['adjacency']}, noise relative to {found['noise_relative_to']}"
+    )
+    if found["epsilon_max"] is None:
+        console.print(
+            "epsilon: nobody is outside anybody's groups" if math.isnan(answer.largest) else "epsilon: infinite"
+        )
+        return
+    mean, largest = (digits_up(found[name]) for name in ("epsilon_mean", "epsilon_max"))
+    console.print(f"epsilon, worst observer: mean over workers {mean}, largest {largest}")
+    if found["bottleneck"]:
+        console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
+        console.print("it holds for unit client, and for workers that keep nothing from one epoch to the next")
+    for note in found.get("notes", []):
+        console.print(f"note: {note}")
+    for name in ("out", "plot"):
+        if name in found:
+            console.print(f"wrote {found[name]}", markup=False)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-EXAMPLES = """
+AUDIT_EXAMPLES = """
 \b
 Examples:
   sightline audit examples/quickstart.toml
@@ -27,7 +27,7 @@ METHODS = {
 }
 
 
-@click.command("audit", epilog=EXAMPLES)
+@click.command("audit", epilog=AUDIT_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
 @click.option("--trials", type=int, default=1000, show_default=True, help="Runs with the subject, and as many without.")
@@ -43,12 +43,12 @@ METHODS = {
 @click.option("--subject", help="Whose data to attack, e.g. client-3 (default: the one with the largest claim).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw bounds and claims to this .svg or .html file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
-def command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path | None, **numbers: Any) -> int:
+def audit_command(config: Path, overrides: tuple[str, ...], as_json: bool, plot: Path | None, **numbers: Any) -> int:
     """Attack the mechanism that CONFIG runs: how large must epsilon be at least, and how large is it claimed to be?"""
     from sightline.apps.audit import audit
-    from sightline.apps.cli.progress import CountBar
     from sightline.apps.report.audit_picture import check_plot, draw_audit
     from sightline.config import read
+    from sightline.console import CountBar
 
     check_plot(plot)
     experiment = read(config, [*overrides])
@@ -81,7 +81,7 @@ def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
 
 def _print_audit(told: dict[str, Any]) -> None:
     from sightline.apps.report.audit_picture import audit_verdict
-    from sightline.apps.report.numbers import format_upper
+    from sightline.apps.report.elements import format_upper
 
     claimed = format_upper(told["epsilon_upper"], digits=4)
     click.echo(

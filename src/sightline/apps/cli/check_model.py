@@ -14,7 +14,8 @@ from sightline.errors import invalid, printable
 if TYPE_CHECKING:
     from sightline.models import FlatModel
 
-EXAMPLES = """
+
+CHECK_MODEL_EXAMPLES = """
 \b
 Examples:
   sightline check-model mynet:Net
@@ -35,7 +36,7 @@ BATCH = 32
 """Examples in a step that is timed."""
 
 
-@click.command("check-model", epilog=EXAMPLES)
+@click.command("check-model", epilog=CHECK_MODEL_EXAMPLES)
 @click.argument("factory", required=False)
 @click.option("--experiment", type=click.Path(path_type=Path), help="Take model, data and settings from this file.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. model.width=64.")
@@ -44,7 +45,7 @@ BATCH = 32
 @click.option("--classes", type=click.IntRange(min=2), default=10, show_default=True, help="Number of classes.")
 @click.option("--vocabulary", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(
+def check_model_command(
     factory: str | None, experiment: Path | None, overrides: tuple[str, ...], kind: str | None,
     input_shape: str | None, classes: int, vocabulary: int, as_json: bool,
 ) -> None:  # fmt: skip

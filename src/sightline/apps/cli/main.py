@@ -42,6 +42,18 @@ COMMANDS = {
     "completion": "a script that lets your shell complete commands, options and files",
 }
 
+HOMES = {
+    "calibrate": "account",
+    "groups": "account",
+    "compare": "report",
+    "serve": "report",
+    "flower": "site",
+    "experiments": "info",
+    "datasets": "info",
+    "completion": "info",
+}
+"""Commands that live in the module of another."""
+
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells know it."""
 
@@ -71,7 +83,9 @@ class Lazy(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"sightline.apps.cli.{cmd_name.replace('-', '_')}").command
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"sightline.apps.cli.{HOMES.get(cmd_name, name)}")
+        command: click.Command = getattr(module, f"{name}_command")
         return command
 
     def resolve_command(

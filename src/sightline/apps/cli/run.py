@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from sightline.errors import printable
-from sightline.shown import METRICS
+from sightline.formatting import METRICS
 
-EXAMPLES = """
+RUN_EXAMPLES = """
 \b
 Examples:
   sightline run examples/quickstart.toml
@@ -39,7 +39,7 @@ class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is no number of processes; give one, or auto", param, ctx)
 
 
-@click.command("run", epilog=EXAMPLES)
+@click.command("run", epilog=RUN_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
@@ -52,7 +52,7 @@ class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     "--workers", type=WorkerCount(), default="auto", show_default=True, help="Training processes; same results."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
-def command(
+def run_command(
     config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, accept_changes: bool,
     verify: int | None, seed: int | None, runtime: str, workers: int | str, as_json: bool,
 ) -> int:  # fmt: skip
@@ -175,6 +175,6 @@ def _percent_words(value: float | None) -> str:
 
 
 def _epsilon_words(value: float | None) -> str:
-    from sightline.apps.report.numbers import format_upper
+    from sightline.apps.report.elements import format_upper
 
     return "infinite" if value is None else format_upper(value, digits=4)

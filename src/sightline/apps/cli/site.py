@@ -1,4 +1,4 @@
-"""`sightline site`: what the owner of a site does: approve and revoke experiments, see the budget, answer for it."""
+"""`sightline site` and `sightline flower`: approve, budget, answer; an experiment as a Flower app."""
 
 import json
 import math
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sightline.runtimes.site.approval import Approval
     from sightline.runtimes.site.site import Site
 
-EXAMPLES = """
+
+SITE_EXAMPLES = """
 \b
 Examples:
   sightline flower shards examples/sites.toml sites --epsilon 8
@@ -25,12 +26,12 @@ Examples:
 FOLDER = click.Path(path_type=Path)
 
 
-@click.group("site", epilog=EXAMPLES)
-def command() -> None:
+@click.group("site", epilog=SITE_EXAMPLES)
+def site_command() -> None:
     """Own a site: approve and revoke experiments, see what is left of the budget, answer their questions."""
 
 
-@command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
+@site_command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
 @click.argument("config", type=FOLDER)
 @click.option("--site", "folder", type=FOLDER, help="The site's folder, with site.toml and the data.")
 @click.option("--policy", type=FOLDER, help="Or its site.toml: the folder that it is in is the site's.")
@@ -86,12 +87,12 @@ def _facts_of(approval: "Approval") -> dict[str, Any]:
     return dict(replace_nonfinite(facts | {"signed_by": approval.signed_by}))
 
 
-@command.command("status", epilog=examples_epilog("site status sites/site-0 --json"))
+@site_command.command("status", epilog=examples_epilog("site status sites/site-0 --json"))
 @click.argument("folder", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def status_command(folder: Path, as_json: bool) -> None:
     """The budget of the site in FOLDER: what is approved, what is reserved, what is left."""
-    from sightline.apps.report.numbers import format_upper
+    from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
     from sightline.runtimes.site.approval import percent_up
     from sightline.runtimes.site.site import Site
@@ -142,7 +143,9 @@ def _ending(facts: dict[str, Any]) -> str:
     return "" if facts["state"] == "open" else f"  {facts['state']}: nothing more is answered, its share stays reserved"
 
 
-@command.command("revoke", epilog=examples_epilog("site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site sites/site-0"))
+@site_command.command(
+    "revoke", epilog=examples_epilog("site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site sites/site-0")
+)
 @click.argument("approval")
 @click.option("--site", "folder", type=FOLDER, required=True, help="The site's folder.")
 @click.option("--yes", is_flag=True, help="Revoke without asking.")
@@ -161,7 +164,7 @@ def revoke_command(approval: str, folder: Path, yes: bool) -> None:
     click.echo(f"revoked: {approval}" if done else f"{approval} had ended before: nothing was changed")
 
 
-@command.command("serve", epilog=examples_epilog("site serve sites/site-0 --socket sites/site-0/socket"))
+@site_command.command("serve", epilog=examples_epilog("site serve sites/site-0 --socket sites/site-0/socket"))
 @click.argument("folder", type=FOLDER)
 @click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
 def serve_command(folder: Path, socket: Path) -> None:
@@ -174,16 +177,16 @@ def serve_command(folder: Path, socket: Path) -> None:
     serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
 
 
-@command.command("keygen", epilog=examples_epilog("site keygen researcher.key"))
+@site_command.command("keygen", epilog=examples_epilog("site keygen researcher.key"))
 @click.argument("key", type=FOLDER)
 def keygen_command(key: Path) -> None:
     """Make a researcher's Ed25519 key in the file KEY and print the public one, for known_keys of a site's policy."""
-    from sightline.runtimes.site.signature import make_key
+    from sightline.runtimes.site.policy import make_key
 
     click.echo(make_key(key))
 
 
-@command.command("sign", epilog=examples_epilog("site sign examples/sites.toml --key researcher.key > signature"))
+@site_command.command("sign", epilog=examples_epilog("site sign examples/sites.toml --key researcher.key > signature"))
 @click.argument("config", type=FOLDER)
 @click.option("--key", type=FOLDER, required=True, help="The private key, made by sightline site keygen.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. rounds=4.")
@@ -191,6 +194,87 @@ def sign_command(config: Path, key: Path, overrides: tuple[str, ...]) -> None:
     """Print the signature of the experiment in CONFIG, for sightline site approve --signature."""
     from sightline.config import read
     from sightline.runtimes.remote.message import experiment_digest
-    from sightline.runtimes.site.signature import sign_digest
+    from sightline.runtimes.site.policy import sign_digest
 
     click.echo(sign_digest(key, experiment_digest(read(config, overrides))))
+
+
+FLOWER_EXAMPLES = """
+\b
+Examples:
+  sightline flower export examples/quickstart.toml app
+  sightline flower shards examples/sites.toml sites --epsilon 8
+  sightline flower site sites/site-0 --socket sites/site-0/socket
+  sightline flower spent sites/site-0
+"""
+APP_FOLDER = click.Path(path_type=Path)
+
+
+@click.group("flower", epilog=FLOWER_EXAMPLES)
+def flower_command() -> None:
+    """Run experiments on Flower, with sites that keep their own data and budget."""
+
+
+@flower_command.command("export", epilog=examples_epilog("flower export examples/quickstart.toml app"))
+@click.argument("config", type=APP_FOLDER)
+@click.argument("directory", type=APP_FOLDER)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def export_command(config: Path, directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Write the experiment in CONFIG as a Flower app into DIRECTORY, for `flwr run`."""
+    from sightline.config import read
+    from sightline.runtimes.flower.export import export_app
+
+    made = export_app(read(config, overrides), directory)
+    click.echo(json.dumps({"app": str(made)}) if as_json else f"flwr run {made}")
+
+
+@flower_command.command("shards", epilog=examples_epilog("flower shards examples/sites.toml sites --epsilon 8"))
+@click.argument("config", type=APP_FOLDER)
+@click.argument("directory", type=APP_FOLDER)
+@click.option("--epsilon", type=float, required=True, help="The budget that every site's policy starts with.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. data.clients=3.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def shards_command(config: Path, directory: Path, epsilon: float, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Deal the data of CONFIG out to folders of sites, and write a register, to try a deployment with."""
+    from sightline.config import read
+    from sightline.runtimes.flower.export import export_shards
+
+    made = [str(folder) for folder in export_shards(read(config, overrides), directory, epsilon=epsilon)]
+    more = {"test": str(directory / "test.npz"), "register": str(directory / "register.toml")}
+    click.echo(json.dumps({"sites": made} | more) if as_json else "\n".join(made))
+
+
+@flower_command.command("site", epilog=examples_epilog("flower site sites/site-0 --socket sites/site-0/socket"))
+@click.argument("folder", type=APP_FOLDER)
+@click.option("--socket", type=APP_FOLDER, required=True, help="Where the SuperNode's app finds this site.")
+def flower_site(folder: Path, socket: Path) -> None:
+    """Answer for the site in FOLDER as a process of its own, until it is ended."""
+    from sightline.runtimes.site.process import serve_site
+    from sightline.runtimes.site.site import Site
+
+    site = Site(folder)
+    site.check()
+    serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
+
+
+@flower_command.command("spent", epilog=examples_epilog("flower spent sites/site-0 --json"))
+@click.argument("folder", type=APP_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
+def spent_command(folder: Path, as_json: bool) -> None:
+    """How much of its budget the site in FOLDER has spent, over all runs."""
+    from sightline.apps.report.elements import format_upper
+    from sightline.engine import replace_nonfinite
+    from sightline.runtimes.site.approval import percent_up
+    from sightline.runtimes.site.site import Site
+
+    site = Site(folder)
+    status, policy = site.budget.status(), site.policy
+    spent = status.spent
+    if as_json:
+        facts = {"epsilon": spent, "budget": policy.epsilon, "delta": policy.delta, "unit": policy.unit}
+        click.echo(json.dumps(replace_nonfinite(facts)))
+    else:
+        whole = f"epsilon {policy.epsilon:g} at delta={policy.delta:g} per {policy.unit}"
+        used = f"{percent_up(status.used):.1f} % of the budget for life ({whole})"
+        click.echo(f"epsilon {format_upper(spent, digits=4)}, {used}")

@@ -11,7 +11,8 @@ from sightline.errors import printable
 if TYPE_CHECKING:
     from sightline.apps.sweep import SweepJob, Swept
 
-EXAMPLES = """
+
+SWEEP_EXAMPLES = """
 \b
 Examples:
   sightline sweep examples/quickstart.toml --over algorithm.name=fedavg,fedprox --seeds 4
@@ -23,7 +24,7 @@ Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 
 """
 
 
-@click.command("sweep", epilog=EXAMPLES)
+@click.command("sweep", epilog=SWEEP_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--over", multiple=True, metavar="KEY=V,V", help="Values of one key; several --over are combined.")
 @click.option("--seeds", type=int, help="So many seeds of every combination, from the file's own upwards.")
@@ -32,15 +33,15 @@ Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 
 @click.option("--workers", type=int, help="Runs at a time (default: one per core).")
 @click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
-def command(
+def sweep_command(
     config: Path, over: tuple[str, ...], seeds: int | None, overrides: tuple[str, ...], out: Path | None,
     workers: int | None, figure: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Run CONFIG with every combination of the values given, and set the results side by side."""
-    from sightline.apps.cli.progress import SweepBar
-    from sightline.apps.report.comparison_page import check_figure
+    from sightline.apps.report.comparison import check_figure
     from sightline.apps.sweep import list_jobs, run_sweep
     from sightline.config import read
+    from sightline.console import SweepBar
 
     if figure is not None:
         check_figure(figure)
@@ -73,9 +74,8 @@ def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, figure:
 def _print_sweep(
     planned: "list[SweepJob]", swept: "Swept", done: list[Path], out: Path, figure: Path | None, as_json: bool
 ) -> None:
-    from sightline.apps.cli.compare import print_comparison
-    from sightline.apps.report.comparison import compare_runs
-    from sightline.apps.report.comparison_page import draw_comparison
+    from sightline.apps.cli.report import print_comparison
+    from sightline.apps.report.comparison import compare_runs, draw_comparison
 
     comparison = compare_runs(done)
     page = figure or out / "sweep.html"

@@ -6,8 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sightline.apps.report.numbers import format_upper
-from sightline.apps.report.section import write_whole
+from sightline.apps.report.elements import format_upper, write_whole
 from sightline.errors import invalid
 
 WIDTH, LEFT, ROW, TOP = 720, 130, 56, 108

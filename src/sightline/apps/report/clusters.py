@@ -8,8 +8,10 @@ from typing import Any
 
 from sightline.apps.report.chart import Bars, Chart, ChartLine, Tick, bar_chart, line_chart
 from sightline.apps.report.curves import ROUNDS, metric_axis
-from sightline.apps.report.numbers import (
+from sightline.apps.report.elements import (
     NONE,
+    Content,
+    Section,
     format_count,
     format_metric,
     format_number,
@@ -17,7 +19,6 @@ from sightline.apps.report.numbers import (
     format_plural,
 )
 from sightline.apps.report.run_view import RunView
-from sightline.apps.report.section import Content, Section
 
 SIZE = 480
 """Height and width of the drawing, in its own units."""

@@ -5,8 +5,10 @@ from itertools import accumulate
 from typing import Any
 
 from sightline.apps.report.chart import Axis, Chart, ChartLine, Values, line_chart
-from sightline.apps.report.numbers import (
+from sightline.apps.report.elements import (
     NONE,
+    Content,
+    Section,
     floats_as_bytes,
     format_count,
     format_duration,
@@ -17,9 +19,8 @@ from sightline.apps.report.numbers import (
     format_upper,
 )
 from sightline.apps.report.run_view import RunView
-from sightline.apps.report.section import Content, Section
 from sightline.events import Unit
-from sightline.shown import Metric
+from sightline.formatting import Metric
 
 ROUNDS = Axis("round", tick=lambda value: f"{value:,g}", value=lambda value: f"round {value:,g}", whole=True)
 LOSS = Axis("loss", tick=format_short, value=format_number)

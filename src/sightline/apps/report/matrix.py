@@ -6,10 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sightline.apps.report.ledger_words import LedgerRow, tell_ledger
-from sightline.apps.report.numbers import NONE, format_count, format_plural, format_short, format_upper
+from sightline.apps.report.elements import (
+    NONE,
+    Content,
+    Section,
+    format_count,
+    format_plural,
+    format_short,
+    format_upper,
+)
+from sightline.apps.report.guarantee import LedgerRow, tell_ledger
 from sightline.apps.report.run_view import CLASSES, Composed, RunView
-from sightline.apps.report.section import Content, Section
 from sightline.ledger import View, write_parties
 from sightline.topology import Line
 

@@ -10,26 +10,26 @@ from pathlib import Path
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sightline.apps.report import clients, clusters, curves, groups, headline, matrix, settings
+from sightline.apps.report import clusters, curves, guarantee, matrix, sections
+from sightline.apps.report.elements import Content, Frame, Section, write_whole
 from sightline.apps.report.run_view import RunView
-from sightline.apps.report.section import Content, Frame, Section, write_whole
 from sightline.errors import invalid
 
 REPORT = "report.html"
 
 SECTIONS: tuple[Section, ...] = (
-    headline.SECTION,
+    guarantee.SECTION,
     curves.CURVES_SECTION,
     matrix.SECTION,
-    groups.SECTION,
+    sections.GROUPS_SECTION,
     clusters.SECTION,
-    clients.CLIENTS_SECTION,
-    clients.LOAD_SECTION,
+    sections.CLIENTS_SECTION,
+    sections.LOAD_SECTION,
     curves.TRAFFIC_SECTION,
     curves.COSTS_SECTION,
     curves.CONTROL_SECTION,
     curves.STREAM_SECTION,
-    settings.SECTION,
+    sections.SETTINGS_SECTION,
 )
 """To add a section: a module with its `content`, a template of the same name, and a line here."""
 

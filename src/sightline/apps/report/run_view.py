@@ -19,8 +19,8 @@ from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
 from sightline.engine.record import DATABASE, WHOSE, RunRecord
 from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
+from sightline.formatting import METRICS, Metric, metric_named
 from sightline.ledger import Ledger
-from sightline.shown import METRICS, Metric, metric_named
 from sightline.topology import Line
 
 DEPTH = 4

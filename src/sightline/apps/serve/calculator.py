@@ -13,7 +13,7 @@ from sightline import accounting
 from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
 from sightline.accounting.schemes import Picture
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
-from sightline.apps.report.numbers import format_short, format_upper
+from sightline.apps.report.elements import format_short, format_upper
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sightline.apps.report import RunView
-from sightline.apps.report.ledger_words import explain_event
+from sightline.apps.report.elements import format_count, format_plural, format_short, format_upper
+from sightline.apps.report.guarantee import explain_event
 from sightline.apps.report.matrix import cell_phrase, draw_heat
-from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
 from sightline.ledger import Composition, write_parties
-from sightline.ledger.pairs import Route, group_alike, next_hops, trace_routes
+from sightline.ledger.group_pairs import Route, group_alike, next_hops, trace_routes
 
 MOST = 200
 """The most classes on each side of the matrix; with more, a window is shown."""

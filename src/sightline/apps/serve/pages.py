@@ -16,7 +16,7 @@ from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from sightline.apps.report.numbers import (
+from sightline.apps.report.elements import (
     NONE,
     format_duration,
     format_metric,
@@ -29,7 +29,7 @@ from sightline.apps.report.run_view import UNLIKE_A_RUN, locate_error
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.run_folder import Glance, Glances, LiveRuns, NotThere, RunFolder, read_glance
 from sightline.errors import SightlineError
-from sightline.shown import metric_named
+from sightline.formatting import metric_named
 
 Page = Callable[["PageServer", Request], Response]
 

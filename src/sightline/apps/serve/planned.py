@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from sightline import accounting
 from sightline.accounting.schemes import CLIP_NORM
+from sightline.apps.report.elements import format_count, format_plural, format_short, format_upper
 from sightline.apps.report.matrix import ITSELF, draw_heat
-from sightline.apps.report.numbers import format_count, format_plural, format_short, format_upper
 from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response

@@ -17,8 +17,8 @@ from sightline.apps.report.run_view import STRANGE, read_settings_text, runs_bel
 from sightline.engine import CONFIG
 from sightline.engine.record import DATABASE, RunRecord, replace_nonfinite
 from sightline.errors import SightlineError, invalid
+from sightline.formatting import metric_named
 from sightline.ledger import GENESIS, Ledger
-from sightline.shown import metric_named
 
 READ = (DATABASE, f"{DATABASE}-wal", CONFIG)
 """The files of a run that pages are made from."""

@@ -7,11 +7,10 @@ from starlette.responses import Response
 
 from sightline.apps.report import RunView, render_run
 from sightline.apps.report.chart import nice_step
-from sightline.apps.report.comparison import Comparison, each_by_itself, group_runs
+from sightline.apps.report.comparison import Comparison, comparison_content, each_by_itself, group_runs
 from sightline.apps.report.comparison import plain_comparison as plain_of
-from sightline.apps.report.comparison_page import comparison_content
-from sightline.apps.report.ledger_words import explain_event, holds_clear
-from sightline.apps.report.numbers import format_count, format_plural
+from sightline.apps.report.elements import format_count, format_plural
+from sightline.apps.report.guarantee import explain_event, holds_clear
 from sightline.apps.report.page import section_contents
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, html_response, json_response, run_row

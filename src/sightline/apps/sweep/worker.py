@@ -16,7 +16,7 @@ from typing import IO, Any
 from sightline import api
 from sightline.config import parse
 from sightline.errors import SightlineError
-from sightline.shown import metric_words
+from sightline.formatting import metric_words
 
 
 def serve_jobs(jobs: IO[str], told: IO[str]) -> None:

@@ -1,8 +1,7 @@
 """The registered sources, by name."""
 
 from sightline.data.source import Source
-from sightline.data.sources.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
-from sightline.data.sources.letters import EMNIST_LETTERS, OCR_LETTERS
+from sightline.data.sources.images import CIFAR10, DIGITS, EMNIST_LETTERS, FASHION_MNIST, MNIST, OCR_LETTERS
 from sightline.data.sources.synthetic import SYNTHETIC
 from sightline.data.sources.tweets import AIRLINE_TWEETS, SENTIMENT140_USERS
 from sightline.errors import did_you_mean, invalid

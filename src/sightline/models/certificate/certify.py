@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from sightline.models.certificate.rules import VERSIONS
-from sightline.models.certificate.tags import Certificate, CertifiedGraph, Objection
+from sightline.models.certificate.rules import VERSIONS, Certificate, CertifiedGraph, Objection
 from sightline.models.certificate.walk import Located, operation_name, raise_at, refuse_regions, tag_graph
 from sightline.models.flat import FlatModel, probe_inputs, trained_parameters
 

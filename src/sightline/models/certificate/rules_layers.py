@@ -2,8 +2,7 @@
 
 from torch import fx
 
-from sightline.models.certificate.rules import OVER_BATCH, OWN_AXES, Call, add_rule
-from sightline.models.certificate.tags import BatchAxis, Tags, object_to
+from sightline.models.certificate.rules import OVER_BATCH, OWN_AXES, BatchAxis, Call, Tags, add_rule, object_to
 
 FIRST_AXIS = "let the batch be the first axis"
 

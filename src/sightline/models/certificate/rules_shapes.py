@@ -5,8 +5,18 @@ from math import prod
 import torch
 from torch import fx
 
-from sightline.models.certificate.rules import OWN_AXES, Call, add_rule, argument_nodes, broadcast_axis
-from sightline.models.certificate.tags import BatchAxis, BatchPositions, BatchSize, Tags, object_to
+from sightline.models.certificate.rules import (
+    OWN_AXES,
+    BatchAxis,
+    BatchPositions,
+    BatchSize,
+    Call,
+    Tags,
+    add_rule,
+    argument_nodes,
+    broadcast_axis,
+    object_to,
+)
 
 ENDLESS = 1 << 62
 """From here on the end of a slice means "to the end"."""

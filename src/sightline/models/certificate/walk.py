@@ -12,13 +12,18 @@ from sightline.models.certificate.rules import (
     FILLING,
     FREE_ONLY,
     RULES,
+    BatchAxis,
+    BatchPositions,
+    BatchSize,
     Call,
     Rule,
+    Tag,
+    Tags,
     argument_nodes,
     names_of,
+    object_to,
     tensor_nodes,
 )
-from sightline.models.certificate.tags import BatchAxis, BatchPositions, BatchSize, Tag, Tags, object_to
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -26,7 +26,7 @@ app = flower_server_app(Path(__file__).with_name("experiment.toml"))
 '''
 CLIENT = '''"""The client: answers by the site that its node names, or as a simulated client."""
 
-from sightline.runtimes.flower.client_app import app
+from sightline.runtimes.flower.apps import app
 
 __all__ = ["app"]
 '''

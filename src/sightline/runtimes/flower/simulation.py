@@ -25,8 +25,8 @@ def simulate_nodes(
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from sightline.runtimes.flower.client_app import app as client_app
-    from sightline.runtimes.flower.server_app import simulated_worker
+    from sightline.runtimes.flower.apps import app as client_app
+    from sightline.runtimes.flower.apps import simulated_worker
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     outcome: list[BaseException] = []

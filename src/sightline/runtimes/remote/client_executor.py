@@ -33,9 +33,8 @@ from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage
 from sightline.runtimes.simulator import Simulator
-from sightline.training.measure_paths import missing_paths
-from sightline.training.paths import read_paths
-from sightline.training.planned_work import local_work
+from sightline.training.local_work import read_paths
+from sightline.training.measure_paths import local_work, missing_paths
 
 
 @dataclass(frozen=True, eq=False)

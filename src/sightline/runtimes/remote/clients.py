@@ -44,7 +44,7 @@ from sightline.runtimes.remote.message import (
 )
 from sightline.topology import client_name
 from sightline.training import LocalTask
-from sightline.training.paths import BY_RULE
+from sightline.training.local_work import BY_RULE
 
 LARGEST_NORM = 1e6
 """A vector of a larger norm is no model update, whatever the mechanism."""

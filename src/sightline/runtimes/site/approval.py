@@ -25,8 +25,7 @@ from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, read_choice
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, experiment_digest
 from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
-from sightline.runtimes.site.policy import POLICY, SitePolicy, federation_of
-from sightline.runtimes.site.signature import check_signer
+from sightline.runtimes.site.policy import POLICY, SitePolicy, check_signer, federation_of
 from sightline.topology import PUBLIC, SERVER, client_name
 
 APPROVALS = "approvals"

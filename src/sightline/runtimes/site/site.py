@@ -38,9 +38,16 @@ from sightline.runtimes.site.approval import (
 from sightline.runtimes.site.budget import LifetimeBudget
 from sightline.runtimes.site.budget_store import ENDINGS
 from sightline.runtimes.site.planned_calls import PlannedCall
-from sightline.runtimes.site.policy import POLICY, SitePolicy, federation_of, kind_of, read_data, read_policy
+from sightline.runtimes.site.policy import (
+    POLICY,
+    SitePolicy,
+    check_signature,
+    federation_of,
+    kind_of,
+    read_data,
+    read_policy,
+)
 from sightline.runtimes.site.process import run_within
-from sightline.runtimes.site.signature import check_signature
 from sightline.runtimes.site.state_check import BUDGET, check_answers, check_reservations, check_unit
 from sightline.topology import PUBLIC, SERVER, client_name
 

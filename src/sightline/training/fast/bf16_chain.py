@@ -31,8 +31,8 @@ from sightline.training.fast.layers import (
     Tanh,
 )
 from sightline.training.fast.per_example_norms import patches_by_pixel
+from sightline.training.machine import BF16
 from sightline.training.passes import OneSize
-from sightline.training.precision import BF16
 
 ROWS = 32
 """Rows of one private pass: small batches waste few of them, kernels are busy, and float32 fills whole lanes."""

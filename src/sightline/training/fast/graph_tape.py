@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from sightline.models.certificate import BatchAxis, CertifiedGraph
 from sightline.training.fast.autograd_worker import NoClippingRule
-from sightline.training.fast.graph_records import OuterProducts, Record, TableRows, instantiate_rows, join_views
+from sightline.training.fast.per_example_norms import OuterProducts, Record, TableRows, instantiate_rows, join_views
 
 Given = dict[str, Any]
 """The arguments of an operation by the names of its schema."""

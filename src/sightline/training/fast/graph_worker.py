@@ -14,9 +14,9 @@ from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.task import probe_targets
 from sightline.training.clipping import Clip, clipped_rows, factors_of
-from sightline.training.fast import graph_recurrent, graph_rules
+from sightline.training.fast import graph_rules
+from sightline.training.fast import graph_rules as graph_recurrent
 from sightline.training.fast.autograd_worker import NoClippingRule
-from sightline.training.fast.graph_records import TensorGradients, join_records
 from sightline.training.fast.graph_tape import (
     WITHOUT_DROPOUT,
     RecordingGraph,
@@ -26,6 +26,7 @@ from sightline.training.fast.graph_tape import (
     holds_batch,
     operation_name,
 )
+from sightline.training.fast.per_example_norms import TensorGradients, join_records
 from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 28

@@ -1,1 +1,0 @@
-"""Overlapping groups: DP-OGL and DP-OGL+."""

@@ -1,1 +1,0 @@
-"""Upcycled-FL: every second round is free."""

@@ -1,0 +1,124 @@
+"""`sightline datasets`, `experiments` and `completion`: what data and experiments there are, and shell completion."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sightline.apps.cli.main import examples_epilog
+
+if TYPE_CHECKING:
+    from sightline.config.experiment_file import Reproduction
+    from sightline.data import DatasetStatus
+
+
+@click.command("datasets", epilog=examples_epilog("datasets", "datasets --json"))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def datasets_command(as_json: bool) -> None:
+    """List the data sets: which are available, where they were looked for, how to get the rest."""
+    from sightline.data import available_datasets
+    from sightline.data.load import VARIABLE, data_root
+
+    statuses = available_datasets()
+    if as_json:
+        folder = str(data_root().absolute())
+        listed = [dataclasses.asdict(status) for status in statuses]
+        click.echo(json.dumps({"folder": folder, "variable": VARIABLE, "datasets": listed}))
+    else:
+        print_datasets(statuses, str(data_root().absolute()))
+
+
+def print_datasets(statuses: "list[DatasetStatus]", folder: str) -> None:
+    """A table of all data sets, then a line for each that is missing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("data set", "", "kind", "examples", "licence"):
+        table.add_column(title, no_wrap=title in ("data set", "", "kind"))
+    for status in statuses:
+        mark = Text("ready", "green") if status.available else Text("missing", "yellow")
+        table.add_row(Text(status.name, "bold"), mark, status.kind, status.examples, status.licence)
+    console.print(table)
+    console.print(Text(f"\nLooked in {folder} (SIGHTLINE_DATA names another folder)."), soft_wrap=True)
+    for status in (status for status in statuses if not status.available):
+        console.print(Text.assemble((f"\n{status.name}", "bold"), f": {status.how_to_get}"), soft_wrap=True)
+    console.print(Text('\nYour own: source = "package.module:function", see docs/data.md.'), soft_wrap=True)
+
+
+EXPERIMENTS_EXAMPLES = """
+\b
+Examples:
+  sightline experiments
+  sightline experiments hierarchy
+  sightline run papers/hierarchy/figure4.toml --set rounds=10
+"""
+
+
+@click.command("experiments", epilog=EXPERIMENTS_EXAMPLES)
+@click.argument("system", required=False)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path("papers"), help="Where the experiment files are."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def experiments_command(system: str | None, folder: Path, as_json: bool) -> None:
+    """List the papers' figures and tables: what each reproduces, what to expect, how long it takes.
+
+    SYSTEM narrows the list to one of them, such as groups or hierarchy.
+    """
+    from sightline.config.experiment_file import read_reproductions
+    from sightline.errors import did_you_mean, invalid
+
+    found = read_reproductions(folder)
+    systems = list(dict.fromkeys(reproduction.system for reproduction in found))
+    if system is not None and system not in systems:
+        invalid("system", system, "has no figures and tables here", did_you_mean(system, systems))
+    found = [reproduction for reproduction in found if system in (None, reproduction.system)]
+    if as_json:
+        click.echo(json.dumps({"experiments": [_plain_reproduction(reproduction) for reproduction in found]}))
+    else:
+        _print_reproductions(found)
+
+
+def _plain_reproduction(reproduction: "Reproduction") -> dict[str, str]:
+    words = ("reproduces", "expect", "takes", "whole")
+    return {"file": reproduction.file.as_posix(), **{name: getattr(reproduction, name) for name in words}}
+
+
+def _print_reproductions(found: "list[Reproduction]") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for reproduction in found:
+        console.print(Text(f"sightline run {reproduction.file.as_posix()}", "bold"), soft_wrap=True)
+        console.print(Text(f"  {reproduction.reproduces}"))
+        console.print(Text(f"  expect: {reproduction.expect}"))
+        console.print(Text(f"  takes: {reproduction.takes}   ({reproduction.whole})\n", "dim"))
+    console.print(Text("What came out of them: papers/docs/index.md. All of them: make reproduce"))
+
+
+SHELLS = ("bash", "zsh", "fish")
+COMPLETION_EXAMPLES = """
+\b
+Examples:
+  sightline completion bash >> ~/.bashrc
+  sightline completion zsh >> ~/.zshrc
+  sightline completion fish > ~/.config/fish/completions/sightline.fish
+"""
+
+
+@click.command("completion", epilog=COMPLETION_EXAMPLES)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion_command(context: click.Context, shell: str) -> None:
+    """Print the completion script for SHELL; it takes effect in the next one that you open."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    if found is not None:
+        click.echo(found(context.find_root().command, {}, "sightline", "_SIGHTLINE_COMPLETE").source())

@@ -1,0 +1,478 @@
+"""Energy and delay of uploads: measured tables, wireless links, and the cost of a gathering on any topology."""
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.config import Experiment
+from sightline.errors import SightlineError, did_you_mean, invalid
+from sightline.formatting import read_text
+from sightline.mechanisms import CohortSampler
+from sightline.plugins import RESOURCES, locate_plugin, refuse_plugin
+from sightline.randomness import Purpose, Streams
+from sightline.topology import Channel, client_name
+
+Floats = NDArray[np.float64]
+
+
+class Overlap(StrEnum):
+    """How long several senders take together."""
+
+    MAX = "max"
+    """As long as the slowest: they send side by side."""
+    SUM = "sum"
+    """One after the other: they share the medium (the paper's objective reads like that)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Energy and delay of some sending.
+
+    >>> Cost(1.0, 2.0) + Cost(0.5, 1.0)
+    Cost(energy_joule=1.5, delay_seconds=3.0)
+    """
+
+    energy_joule: float = 0.0
+    delay_seconds: float = 0.0
+
+    def __add__(self, later: "Cost") -> "Cost":
+        """The one, and then the other."""
+        return Cost(self.energy_joule + later.energy_joule, self.delay_seconds + later.delay_seconds)
+
+    def times(self, count: float) -> "Cost":
+        """The same so many times."""
+        return Cost(count * self.energy_joule, count * self.delay_seconds)
+
+
+def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
+    """Several senders of one moment; nobody costs nothing.
+
+    >>> combine_costs([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)
+    Cost(energy_joule=2.0, delay_seconds=3.0)
+    """
+    found = list(costs)
+    delays = [cost.delay_seconds for cost in found]
+    delay = sum(delays) if overlap is Overlap.SUM else max(delays, default=0.0)
+    return Cost(sum(cost.energy_joule for cost in found), delay)
+
+
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """What one upload of the model costs every client: two arrays, by the clients' numbers."""
+
+    energy_joule: Floats
+    delay_seconds: Floats
+
+    def of(self, members: tuple[int, ...]) -> "Sending":
+        """Of some clients only."""
+        places = np.asarray(members, dtype=np.int64)
+        return Sending(self.energy_joule[places], self.delay_seconds[places])
+
+
+def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:
+    """Mean energy, and mean delay, of one upload by everybody who is drawn; each channel draws for itself.
+
+    Guarantees: it is a function of the samplers' laws and of the public prices; the realised cohorts are not looked
+    at. With everybody drawn it is the plain sum of the energies and the plain maximum (or sum) of the delays.
+    """
+    energy = math.fsum(member_rate(sampler) * math.fsum(sending.energy_joule) for sending, sampler in many)
+    if overlap is Overlap.SUM:
+        return Cost(
+            energy, math.fsum(member_rate(sampler) * math.fsum(sending.delay_seconds) for sending, sampler in many)
+        )
+    return Cost(energy, expected_slowest([(sending.delay_seconds, sampler) for sending, sampler in many]))
+
+
+def member_rate(sampler: CohortSampler) -> float:
+    """How likely a member is to be drawn."""
+    return sampler.expected / sampler.population
+
+
+def expected_slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
+    """E[max] of the delays of all cohorts together, zero where nobody is drawn.
+
+    P(max <= x) is the product over channels of the chance that none of the slower ones is drawn; the mean is the sum
+    of its steps.
+    """
+    times = np.unique(np.concatenate([delays for delays, _ in many])) if many else np.zeros(0)
+    within = np.ones(len(times))
+    nobody = 1.0
+    for delays, sampler in many:
+        slower = len(delays) - np.searchsorted(np.sort(delays), times, side="right")
+        within = within * sampler.chance_of_none(slower)
+        nobody *= float(sampler.chance_of_none(np.array([len(delays)]))[0])
+    return math.fsum(times * np.diff(within, prepend=nobody))
+
+
+Rows = Mapping[tuple[str, int | None], Cost]
+"""(node, round or None for every round) -> its cost."""
+
+COLUMNS = ("node", "energy_joule", "delay_seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Costs as they were measured. Constructed from rows that cover every client."""
+
+    rows: Rows
+    clients: int
+    name: str = "table"
+
+    def __post_init__(self) -> None:
+        for client in range(self.clients):
+            self._cost_of(client_name(client), "client", None)
+
+    def sending(self, *, round: int, use: int) -> Sending:
+        """Every client's upload in a round."""
+        return self._sending_in(round if round in self._rounds else None)
+
+    @cached_property
+    def typical(self) -> Sending:
+        """Every client's upload in rounds that have no rows of their own."""
+        return self._sending_in(None)
+
+    def wired(self, node: str, *, round: int) -> Cost:
+        """One edge's upload to the server above it."""
+        return self._cost_of(node, "edge", round)
+
+    @cached_property
+    def _rounds(self) -> frozenset[int | None]:
+        return frozenset(round for _, round in self.rows if round is not None)
+
+    def _sending_in(self, round: int | None) -> Sending:
+        found = [self._cost_of(client_name(client), "client", round) for client in range(self.clients)]
+        energy = np.array([cost.energy_joule for cost in found])
+        return Sending(energy, np.array([cost.delay_seconds for cost in found]))
+
+    def _cost_of(self, node: str, kind: str, round: int | None) -> Cost:
+        for name in (node, kind):
+            for when in dict.fromkeys((round, None)):
+                if (name, when) in self.rows:
+                    return self.rows[name, when]
+        law = f"{self.name} has no row for it"
+        invalid("resources.file", node, law, f'add one without a round, or one for node = "{kind}"')
+
+
+def read_table(given: Mapping[str, Any], *, clients: int) -> Table:
+    """`[resources] model = "table", file = "costs.csv"` of an experiment file."""
+    for key, value in given.items():
+        if key != "file":
+            law = "a table has no such setting"
+            invalid(f"resources.{key}", value, law, did_you_mean(key, ["file", "delays"]))
+    if not isinstance(given.get("file"), str):
+        invalid("resources.file", given.get("file", "missing"), "names a CSV or JSON file", 'e.g. file = "costs.csv"')
+    path = Path(given["file"])
+    return Table({_row_key(path, row): _row_cost(path, row) for row in _read_rows(path)}, clients, path.name)
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = read_text(path, encoding="utf-8-sig")
+        rows = json.loads(text) if path.suffix.lower() == ".json" else list(csv.DictReader(text.splitlines()))
+    except FileNotFoundError:
+        invalid("resources.file", path, "no such file")
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        invalid("resources.file", path, f"cannot be read ({type(error).__name__})", "give UTF-8 CSV or JSON")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        invalid("resources.file", path, "holds no rows", f"columns: {', '.join(COLUMNS)}, and perhaps round")
+    for column in COLUMNS:
+        if not all(column in row for row in rows):
+            law = f"has no column {column}"
+            invalid("resources.file", path, law, f"columns: {', '.join(COLUMNS)}, and perhaps round")
+    return rows
+
+
+def _row_key(path: Path, row: Mapping[str, Any]) -> tuple[str, int | None]:
+    round = row.get("round")
+    if round is None or round == "":
+        return str(row["node"]).strip(), None
+    number = _row_number(path, row, "round")
+    if number != int(number) or number < 1:
+        invalid("resources.file", round, f"a round in {path.name} is a whole number from 1")
+    return str(row["node"]).strip(), int(number)
+
+
+def _row_cost(path: Path, row: Mapping[str, Any]) -> Cost:
+    return Cost(_row_number(path, row, "energy_joule"), _row_number(path, row, "delay_seconds"))
+
+
+def _row_number(path: Path, row: Mapping[str, Any], column: str) -> float:
+    try:
+        value = float(row.get(column, "") if not isinstance(row.get(column), bool) else "")
+    except (TypeError, ValueError, OverflowError):
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        invalid("resources.file", f"{row.get('node')}: {row.get(column)}", f"{column} in {path.name} is a number >= 0")
+    return value
+
+
+def dbm_to_watt(power_dbm: float) -> float:
+    """Decibels over one milliwatt in watt.
+
+    >>> dbm_to_watt(30.0), round(dbm_to_watt(24.0), 4)
+    (1.0, 0.2512)
+    """
+    return float(10 ** ((power_dbm - 30) / 10))
+
+
+def path_gain(distance_metre: Floats, *, gain_db: float, exponent: float) -> Floats:
+    """The mean power gain |h|^2 of a path: gain_db at one metre, falling by 10 exponent dB per decade of distance.
+
+    >>> f"{path_gain(np.array([100.0]), gain_db=-30.0, exponent=3.75)[0]:.4g}"
+    '3.162e-11'
+    """
+    return np.asarray(10 ** ((gain_db - 10 * exponent * np.log10(distance_metre)) / 10), dtype=np.float64)
+
+
+def shannon_rate(
+    gain: Floats, *, power_dbm: float, bandwidth_hertz: float, noise_dbm_per_hertz: float
+) -> Floats:  # fmt: skip
+    """R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
+    noise_watt = dbm_to_watt(noise_dbm_per_hertz) * bandwidth_hertz
+    return np.asarray(
+        bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64
+    )
+
+
+def read_number(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        invalid(name, value, "is a finite number")
+    return float(value)
+
+
+def read_positive(name: str, value: Any) -> float:
+    """A finite number above zero."""
+    if read_number(name, value) <= 0:
+        invalid(name, value, "is a positive number")
+    return float(value)
+
+
+def read_span(name: str, value: Any) -> tuple[float, float]:
+    """One distance for everybody, or the nearest and the farthest."""
+    if not isinstance(value, list | tuple):
+        return read_positive(name, value), read_positive(name, value)
+    if len(value) != 2 or read_positive(name, value[0]) > read_positive(name, value[1]):
+        invalid(name, value, "is one distance, or [nearest, farthest]", "e.g. [10.0, 100.0]")
+    return float(value[0]), float(value[1])
+
+
+def read_boolean(name: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        invalid(name, value, "is true or false")
+    return value
+
+
+DEEPEST_FADE = 1e-9
+"""A fade is at most that deep: a rate of zero would be an endless upload."""
+
+
+@dataclass(frozen=True)
+class WirelessSettings:
+    """The numbers of the air and of the wire, as in the paper unless the experiment file says otherwise."""
+
+    bandwidth_hertz: float = 1e6
+    noise_dbm_per_hertz: float = -173.0
+    power_dbm: float = 24.0
+    distance_metre: tuple[float, float] = (10.0, 100.0)
+    """Nearest and farthest; devices are spread evenly over that ring around their server."""
+    gain_at_one_metre_db: float = -30.0
+    path_loss_exponent: float = 3.75
+    fading: bool = True
+    """Rayleigh: every upload of every device is multiplied by its own |u|^2, u ~ CN(0, 1)."""
+    bits_per_parameter: float = 32.0
+    wired_power_dbm: float = 38.0
+    wired_bits_per_second: float = 1e8
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "WirelessSettings":
+        """`[resources]` of an experiment file, every key checked."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            if key not in known:
+                law = "the wireless model has no such setting"
+                invalid(f"resources.{key}", value, law, did_you_mean(key, [*known, "delays"]))
+            found[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
+        return cls(**found)
+
+
+READERS = {
+    "noise_dbm_per_hertz": read_number,
+    "power_dbm": read_number,
+    "gain_at_one_metre_db": read_number,
+    "wired_power_dbm": read_number,
+    "distance_metre": read_span,
+    "fading": read_boolean,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Wireless:
+    """Prices of one federation's uploads.
+
+    Guarantees: distances and fading depend on the seed, the round and the number of the upload in it, and on nothing
+    private: whoever took part, the air is the same.
+    """
+
+    settings: WirelessSettings
+    clients: int
+    parameters: int
+    streams: Streams
+
+    @property
+    def bits(self) -> float:
+        """Q M: the size of one upload."""
+        return self.settings.bits_per_parameter * self.parameters
+
+    @cached_property
+    def distance_metre(self) -> Floats:
+        """How far every device is from its server."""
+        nearest, farthest = self.settings.distance_metre
+        share = self.streams.rng(Purpose.RESOURCES).random(self.clients)
+        return np.asarray(np.sqrt(nearest**2 + share * (farthest**2 - nearest**2)))
+
+    def sending(self, *, round: int, use: int) -> Sending:
+        """Every device's upload, with the fading of that moment."""
+        if not self.settings.fading:
+            return self.typical
+        fade = self.streams.rng(Purpose.RESOURCES, round=round, use=use).exponential(size=self.clients)
+        return self._price_uploads(np.maximum(fade, DEEPEST_FADE))
+
+    @cached_property
+    def typical(self) -> Sending:
+        """Every device's upload at its mean gain: what can be known beforehand."""
+        return self._price_uploads(np.ones(self.clients))
+
+    def wired(self, node: str, *, round: int) -> Cost:
+        """One edge's upload to the server above it."""
+        seconds = self.bits / self.settings.wired_bits_per_second
+        return Cost(dbm_to_watt(self.settings.wired_power_dbm) * seconds, seconds)
+
+    def _price_uploads(self, fade: Floats) -> Sending:
+        s = self.settings
+        gain = path_gain(self.distance_metre, gain_db=s.gain_at_one_metre_db, exponent=s.path_loss_exponent)
+        rate = shannon_rate(
+            gain * fade,
+            power_dbm=s.power_dbm,
+            bandwidth_hertz=s.bandwidth_hertz,
+            noise_dbm_per_hertz=s.noise_dbm_per_hertz,
+        )
+        seconds = self.bits / rate
+        return Sending(dbm_to_watt(s.power_dbm) * seconds, seconds)
+
+
+class Prices(Protocol):
+    """What one upload costs whom."""
+
+    @property
+    def typical(self) -> Sending:
+        """Every client's upload as it can be known beforehand."""
+
+    def sending(self, *, round: int, use: int) -> Sending:
+        """Every client's upload at a moment."""
+
+    def wired(self, node: str, *, round: int) -> Cost:
+        """One edge's upload to the server above it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """A model of energy and delay, ready to be asked. Only uploads cost; broadcasts are free, as in the paper."""
+
+    prices: Prices
+    overlap: Overlap = Overlap.MAX
+
+    def cost_of_gathering(self, many: Iterable[tuple[Channel, CohortSampler]], *, round: int, use: int) -> Cost:
+        """The mean cost of one upload by the cohorts of several channels at one moment."""
+        sending = self.prices.sending(round=round, use=use)
+        return self._expected_cost(sending, many)
+
+    def gathered_typically(self, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
+        """The same, as it can be known beforehand."""
+        return self._expected_cost(self.prices.typical, many)
+
+    def cost_of_lifting(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
+        """Every node sends one model to the server above it, all at one moment."""
+        return combine_costs([self.prices.wired(node, round=round) for node in nodes], self.overlap)
+
+    def _expected_cost(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
+        return expected_gathering([(sending.of(channel.members), sampler) for channel, sampler in many], self.overlap)
+
+
+def _build_wireless(settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
+    streams = Streams.from_seed(experiment.seed)
+    return Wireless(WirelessSettings.read(settings), experiment.data.clients, parameters, streams)
+
+
+BuildPrices = Callable[[Mapping[str, Any], Experiment, int], Prices]
+"""(its own settings, experiment, parameters of the model) -> what an upload costs."""
+
+MODELS: dict[str, BuildPrices] = {
+    "wireless": _build_wireless,
+    "table": lambda settings, experiment, parameters: read_table(settings, clients=experiment.data.clients),
+}
+"""Models of links by name."""
+
+
+def find_prices(model: str) -> BuildPrices:
+    """How the prices of a model are built: a built-in one, or somebody else's."""
+    plugin = locate_plugin(RESOURCES, model, MODELS)
+    if plugin is None:
+        return MODELS[model]
+    found = plugin.load_object()
+    if not callable(found):
+        plugin.refuse_type(found, "a function (settings, experiment, parameters) -> prices")
+    return found  # type: ignore[no-any-return]
+
+
+def build_resources(experiment: Experiment, *, parameters: int) -> Resources | None:
+    """The resource model of an experiment file, or None."""
+    section = experiment.resources
+    if section is None:
+        return None
+    build, settings = find_prices(section.model), section.settings
+    overlap = _read_overlap(settings.pop("delays", Overlap.MAX))
+    try:
+        return Resources(build(settings, experiment, parameters), overlap)
+    except SightlineError:
+        raise
+    except Exception as error:
+        if section.model in MODELS:
+            raise
+        refuse_plugin(RESOURCES, section.model, error)
+
+
+def _read_overlap(value: Any) -> Overlap:
+    if value not in list(Overlap):
+        invalid("resources.delays", value, 'is "max" (side by side) or "sum" (one after the other)')
+    return Overlap(value)
+
+
+__all__ = [
+    "MODELS",
+    "Cost",
+    "Overlap",
+    "Prices",
+    "Resources",
+    "Sending",
+    "Table",
+    "Wireless",
+    "WirelessSettings",
+    "build_resources",
+    "combine_costs",
+    "expected_gathering",
+    "find_prices",
+    "read_table",
+]

@@ -1,0 +1,339 @@
+"""Flower's nodes: which key speaks for which client, and messages as Flower's records."""
+
+import json
+import math
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from sightline.config.section import Section
+from sightline.data import Kind
+from sightline.errors import InvalidInput, SightlineError, invalid, printable
+from sightline.runtimes.remote.clients import LONGEST_REASON
+from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, LARGEST_WORDS, WireMessage, read_npy, read_words
+from sightline.runtimes.site.site import HELLO
+from sightline.topology import client_name
+
+LARGEST_REGISTER = 1 << 24
+MOST_EXAMPLES = 10**8
+MOST = {"client": 10**6, "examples": MOST_EXAMPLES, "classes": 10**5, "vocabulary": 10**7}
+"""No site has more of these."""
+MOST_NUMBERS = 10**7
+"""No example has more numbers."""
+
+
+class RegisteredSite(Section):
+    """One `[[site]]` of the register."""
+
+    client: Annotated[int, Field(ge=0, le=MOST["client"])]
+    key: str
+    """The node's public key: the line of its .pub file, as `ssh-keygen -t ecdsa` writes it."""
+    examples: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
+    """How many examples the site has, as its owner told the operator; a node that says otherwise is turned away."""
+
+
+class RegisterFile(Section):
+    """The whole file."""
+
+    site: list[RegisteredSite]
+
+
+@dataclass(frozen=True)
+class Register:
+    """Whose key belongs to which client, and how many examples each client has."""
+
+    client_of: Mapping[bytes, int]
+    """By public key, in PEM as Flower tells it."""
+    examples: Mapping[int, int]
+
+
+def read_register(path: str, clients: int) -> Register:
+    """The operator's file; one key per client, one client per key, and nobody missing. Mistakes are one line."""
+    if not path:
+        law = "real sites are known by their keys, and the server's own file says whose key is whose"
+        invalid("register", path, law, "give register=FILE in --run-config; docs/deployment.md shows one")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_REGISTER).decode()
+        sites = RegisterFile.model_validate(tomllib.loads(text)).site
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        invalid("register", path, f"cannot be read ({type(error).__name__})")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        invalid(f"register: {'.'.join(str(part) for part in first['loc'])}", first["input"], first["msg"])
+    client_of: dict[bytes, int] = {}
+    for site in sites:
+        key = read_key(site)
+        if key in client_of or site.client in client_of.values():
+            invalid(
+                "register: client", site.client, "one client has one key, and one key is one client's", "remove one"
+            )
+        client_of[key] = site.client
+    if missing := sorted(set(range(clients)) - set(client_of.values())):
+        law = f"{client_name(missing[0])} is not in it, and the experiment has {clients} clients"
+        invalid("register", Path(path).name, law, "add its [[site]] with client, key and examples")
+    return Register(client_of, {site.client: site.examples for site in sites})
+
+
+def read_key(site: RegisteredSite) -> bytes:
+    """A public key in the form in which Flower tells the keys of nodes."""
+    try:
+        key = load_ssh_public_key(site.key.strip().encode())
+        return bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    except (ValueError, UnsupportedAlgorithm):
+        law = f"the key of {client_name(site.client)} is not an OpenSSH public key"
+        invalid("register: key", site.key[:60], law, "paste the line of its .pub file")
+
+
+KINDRED = ("shape", "kind", "classes", "vocabulary")
+"""The facts in which all sites must agree."""
+HELLO_SECONDS = 120.0
+HELLO_BYTES = 1 << 16
+TRIES = 3
+
+
+class NodeRegistry:
+    """The sites of a federation by their numbers. Nodes may come, go and come back under another id.
+
+    Guarantees: a node speaks for the client that the register gives to its key, and for no other, whatever it says of
+    itself; one node per client; its size is the register's. Who has no registered key is not asked anything.
+    """
+
+    def __init__(self, grid: Grid, register: Register, tell: Callable[[str], None]) -> None:
+        self._grid, self._register, self._tell = grid, register, tell
+        self._tries: dict[int, int] = {}
+        self._node_of: dict[int, int] = {}
+        self.facts: dict[int, Mapping[str, Any]] = {}
+
+    def __call__(self) -> Mapping[int, int]:
+        """The node of every client that is connected now."""
+        here = {
+            int(node.node_id): self._register.client_of.get(bytes(node.public_key)) for node in self._grid.get_nodes()
+        }
+        for node in [node for node, client in here.items() if client is None and node not in self._tries]:
+            self._tries[node] = TRIES
+            self._tell(f"node {node}: turned away, its key is not in the register")
+        new = {}
+        for node, client in here.items():
+            if client is not None and self._tries.get(node, 0) < TRIES:
+                new[node] = (node, WireMessage({"call": HELLO}))
+                self._tell(f"node {node}: connected with the key of {client_name(client)}, asked for its hello")
+        answers = exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS, largest=HELLO_BYTES)
+        for node, answer in answers.items():
+            self._tries[node] = self._tries.get(node, 0) + 1
+            if isinstance(answer, str):
+                self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
+            else:
+                self._tries[node] = TRIES
+                self._admit_node(node, answer.words, here)
+        return {client: node for client, node in self._node_of.items() if here.get(node) == client}
+
+    def _admit_node(self, node: int, facts: Mapping[str, Any], here: Mapping[int, int | None]) -> None:
+        client = here[node]
+        if client is None:
+            return
+        why = _wrong_facts(facts) or self._why_not_registered(client, facts) or self._why_unlike(facts)
+        other = self._node_of.get(client, node)
+        if not why and other != node and here.get(other) == client:
+            why = f"says that it is {client_name(client)}, which another connected node is already"
+        if why:
+            self._tell(printable(f"node {node}: turned away, it {why}", most=LONGEST_REASON))
+            return
+        self._node_of[client] = node
+        self.facts.setdefault(client, dict(facts))
+
+    def _why_not_registered(self, client: int, facts: Mapping[str, Any]) -> str:
+        if facts["client"] != client:
+            return f"says that it is {client_name(int(facts['client']))}, and its key is {client_name(client)}'s"
+        known = self._register.examples[client]
+        return "" if facts["examples"] == known else f"says {facts['examples']} examples, and the register says {known}"
+
+    def _why_unlike(self, facts: Mapping[str, Any]) -> str:
+        first = next(iter(self.facts.values()), facts)
+        return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
+
+
+def _wrong_facts(facts: Mapping[str, Any]) -> str:
+    if "refused" in facts:
+        return f"refused: {facts['refused']}"
+    shape = facts.get("shape")
+    if not isinstance(shape, list) or len(shape) not in (1, 2, 3) or facts.get("kind") not in list(Kind):
+        return "does not say who it is"
+    counts = [(facts.get(name), most) for name, most in MOST.items()] + [(size, MOST_NUMBERS) for size in shape]
+    if not all(_is_count(*count) for count in counts) or not facts["examples"]:
+        return "does not say who it is"
+    return "" if math.prod(shape) <= MOST_NUMBERS else f"has examples of more than {MOST_NUMBERS} numbers"
+
+
+def _is_count(number: Any, most: int) -> bool:
+    return type(number) is int and 0 <= number <= most
+
+
+WORDS, ARRAYS = "words", "arrays"
+
+
+def to_record(letter: WireMessage) -> RecordDict:
+    """Words as one JSON text, arrays as they are."""
+    arrays = {name: Array(np.asarray(array, order="C")) for name, array in letter.arrays.items()}
+    return RecordDict(
+        {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
+    )
+
+
+def from_record(record: RecordDict, *, most_words: int = LARGEST_WORDS) -> WireMessage:
+    """Return the message in a record, with at most `most_words` characters of words.
+
+    Guarantees: any other record raises InvalidInput and nothing else. Flower's own reader is not used: it opens
+    archives too, and NumPy's raises more than it documents.
+    """
+    try:
+        words = read_words(record.config_records[WORDS]["json"], most=most_words)
+        return WireMessage(words, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
+    except Exception as error:
+        raise InvalidInput(f"message={type(error).__name__}: not a message of this version") from None
+
+
+def _read_array(array: Array) -> NDArray[Any]:
+    if array.stype != "numpy.ndarray":
+        raise TypeError("not an array of NumPy")
+    return read_npy(array.data)
+
+
+POLL_SECONDS = 0.02
+SLOWEST_POLL_SECONDS = 1.0
+GRACE_SECONDS = 60.0
+"""Flower drops a reply whose message has expired; the clocks of two machines may differ by this much."""
+
+LARGEST_ANSWER = 1 << 31
+
+Answers = dict[int, WireMessage | str]
+NodeOf = Callable[[], Mapping[int, int]]
+"""The node of every client that can be asked now."""
+
+
+class GridTransport:
+    """Takes letters to the nodes of a grid and waits `timeout` seconds for their answers, never longer.
+
+    An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
+    """
+
+    def __init__(
+        self, grid: Grid, node_of: NodeOf, *, timeout: float, largest: int = LARGEST_ANSWER, simulated: bool = False
+    ) -> None:
+        self._grid, self._node_of, self._timeout, self._largest = grid, node_of, timeout, largest
+        self._simulated = simulated
+
+    def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
+        """Every client's answer, or why there is none."""
+        node_of = self._node_of()
+        away: Answers = {client: "its node is not connected" for client in letters if client not in node_of}
+        return away | exchange_messages(
+            self._grid,
+            {client: (node_of[client], letter) for client, letter in letters.items() if client in node_of},
+            group=group,
+            timeout=self._timeout,
+            largest=self._largest,
+            simulated=self._simulated,
+        )
+
+    def close(self) -> None:
+        """The grid is Flower's to close."""
+
+
+def exchange_messages(
+    grid: Grid,
+    letters: Mapping[int, tuple[int, WireMessage]],
+    *,
+    group: str,
+    timeout: float,
+    largest: int = LARGEST_ANSWER,
+    simulated: bool = False,
+) -> Answers:
+    """Return by key the answer of the node that its letter was for, of at most `largest` bytes, or why there is none.
+
+    Guarantees: what one node sends does not keep another's answer away. Flower unpacks all replies of one request or
+    none, so every reply is a request of its own, unless the nodes are `simulated`.
+    """
+    found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
+    messages = {
+        key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
+        for key, (node, letter) in letters.items()
+    }
+    if not messages:
+        return found
+    sent = set(grid.push_messages(list(messages.values())))
+    waiting = {message.metadata.message_id: key for key, message in messages.items()}
+    found |= {key: "its node could not be reached" for id, key in waiting.items() if id not in sent}
+    waiting = {id: key for id, key in waiting.items() if id in sent}
+    end, pause = time.monotonic() + timeout, POLL_SECONDS
+    over = False
+    while waiting and not over:
+        over = time.monotonic() >= end  # a last look: what has come in time counts, however slow this machine is
+        for ids in [list(waiting)] if simulated else [[id] for id in waiting]:
+            replies = _pull_replies(grid, ids)
+            if replies is None:
+                found |= {waiting.pop(id): "sent nonsense: its reply cannot be unpacked" for id in ids}
+                continue
+            for reply in replies:
+                id = reply.metadata.reply_to_message_id
+                if id in ids and id in waiting and reply.metadata.src_node_id == letters[waiting[id]][0]:
+                    found[waiting.pop(id)] = _read_reply(reply, largest)
+        if waiting and not over:
+            time.sleep(pause)
+            pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
+    return found
+
+
+def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
+    """The nodes of a grid, in the order of their ids, as soon as there are `count` of them."""
+    end = time.monotonic() + timeout
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise SightlineError(f"nodes={len(nodes)}: {count} are needed and the wait of {timeout:g} seconds is over")
+        time.sleep(POLL_SECONDS)
+    return nodes
+
+
+def _pull_replies(grid: Grid, ids: list[str]) -> list[Message] | None:
+    """Return the replies to messages, or None when Flower cannot unpack them; raises when the SuperLink is gone."""
+    try:
+        replies = list(grid.pull_messages(ids))
+        _ = [(reply.metadata.reply_to_message_id, reply.metadata.src_node_id) for reply in replies]
+        return replies
+    except Exception as error:
+        log(WARNING, "a reply cannot be unpacked (%s)", type(error).__name__)
+        list(grid.get_nodes())
+        return None
+
+
+def _read_reply(reply: Any, largest: int) -> WireMessage | str:
+    try:
+        if reply.has_error():
+            return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
+        if (size := _count_bytes(reply.content)) > largest:
+            return f"sent {size} bytes, at most {largest} are an answer"
+        return from_record(reply.content, most_words=LARGEST_SITE_WORDS)
+    except SightlineError as error:
+        return f"sent nonsense: {error}"
+    except Exception as error:
+        return f"sent nonsense: {type(error).__name__}"
+
+
+def _count_bytes(record: RecordDict) -> int:
+    """What would be unpacked: arrays and words, wherever they are."""
+    arrays = sum(len(array.data) for part in record.array_records.values() for array in part.values())
+    words = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
+    return arrays + words

@@ -1,0 +1,334 @@
+"""Clients and noise in compiled code: linear and small convolutional clients in one call, normal numbers."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sightline.data.federation import Shard
+from sightline.errors import invalid
+from sightline.models.flat import FlatModel, Slot, flatten_module, probe_inputs
+from sightline.models.task import probe_targets
+from sightline.training.compiled.library import (
+    NOTHING,
+    RELU,
+    TANH,
+    ConvSettings,
+    ConvStage,
+    LinearSettings,
+    Missing,
+    array_pointer,
+    find_library,
+)
+from sightline.training.dispatch import dense_layers
+from sightline.training.fast.dense_stack import flat_children
+from sightline.training.fast.graph_worker import close_by_tensor
+from sightline.training.fast.layers import size_pair
+from sightline.training.fast.stacked import Block, StackWalk
+from sightline.training.gradients import GradientWorker
+from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_table, client_rows, shuffled_batches
+
+
+def check_kernel(model: FlatModel) -> None:
+    """Raise unless the kernel is for this model and there is compiled code here."""
+    if not model.task.classic:
+        law = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
+        invalid("local.compiled", True, law, "leave it out")
+    layers = dense_layers(model)
+    if layers is None or len(layers) != 1:
+        invalid("local.compiled", True, f"compiled code trains linear models, not {model.name}", "leave it out")
+    kernel_library()
+
+
+def kernel_library() -> ctypes.CDLL:
+    """The library; raises where there is none."""
+    library = find_library()
+    if isinstance(library, Missing):
+        invalid("local.compiled", True, library.reason, library.way_out)
+    return library
+
+
+def train_compiled(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
+    """One client after the other; a client's end is the same bits whoever else is trained.
+
+    Guarantees: labels outside the classes are refused before the kernel reads them.
+    """
+    check_kernel(walk.model)
+    ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
+    for end, client in zip(ends, clients.tolist(), strict=True):
+        if walk.steps[client]:
+            _walk_linear_client(walk, end, client)
+    yield clients, ends
+
+
+def _walk_linear_client(walk: StackWalk, end: Tensor, client: int) -> None:
+    """Move one client's weights, in place, through all its steps."""
+    work, shard = walk.work, walk.shards[client]
+    x, y = shard_examples(shard, walk.model)
+    batches = step_table(walk, client)
+    descent = Descent.begin(work, walk.terms, end, client)
+    settings = LinearSettings(
+        x.shape[1], walk.model.classes, len(walk.model.layout) - 1, batches.shape[1],
+        work.learning_rate, work.momentum, work.weight_decay, descent.proximal, work.step_norm or 0.0,
+    )  # fmt: skip
+    parts = (end, descent.velocity, torch.empty_like(end), torch.empty(walk.model.classes))
+    terms, kept = term_pointers(descent)
+    pointers = [None if part is None else ctypes.c_void_p(part.data_ptr()) for part in parts]
+    data = [array_pointer(array) for array in (x, y, batches)]
+    kernel_library().sightline_walk(ctypes.byref(settings), *pointers, *terms, *data, len(batches))
+    del kept  # lived until the kernel was done
+
+
+def shard_examples(shard: Shard, model: FlatModel) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Examples and labels as the kernels read them; labels outside the classes and other sizes are refused."""
+    if shard.x.shape[1:] != model.input_shape:
+        invalid("examples", shard.x.shape[1:], f"{model.name} takes examples of shape {model.input_shape}")
+    x = np.ascontiguousarray(shard.x.reshape(len(shard), -1), np.float32)
+    y = np.ascontiguousarray(shard.y, np.int64)
+    if y.min() < 0 or y.max() >= model.classes:
+        invalid("label", int(y.min() if y.min() < 0 else y.max()), f"labels are 0 to {model.classes - 1}")
+    return x, y
+
+
+def term_pointers(descent: Descent) -> tuple[list[ctypes.c_void_p | None], list[Tensor | None]]:
+    """Anchor, linear term and mask as the kernels read them, and the tensors that must live as long."""
+    terms = (descent.anchor, descent.linear, descent.mask)
+    kept = [None if term is None else term.to(torch.float32).contiguous() for term in terms]
+    return [None if term is None else ctypes.c_void_p(term.data_ptr()) for term in kept], kept
+
+
+def step_table(walk: StackWalk, client: int) -> NDArray[np.int64]:
+    """(steps, b) rows of the client's shard, padded with -1."""
+    examples, steps = len(walk.shards[client]), walk.steps[client]
+    if walk.work.batch_size is None:
+        return np.tile(np.arange(examples), (steps, 1))
+    width = min(walk.work.batch_size, examples)
+    return batch_table(examples, walk.work, steps, walk.rngs[client], width=width, first=0, nothing=-1)
+
+
+MOST_STAGES = 32
+"""As many as the kernel has room for."""
+
+EXAMPLE_FLOATS = 1 << 18
+"""The most numbers that one example may take in the kernel's memory: larger networks belong to torch's own kernels."""
+
+CHUNK, CHUNK_FLOATS = 16, 1 << 20
+"""Examples that are worked on at once, while they take no more than so many numbers: a matter of the model only."""
+
+
+class NotWalkable(Exception):
+    """Why a model is no chain for the kernel."""
+
+
+@dataclass(frozen=True, eq=False)
+class WalkKernel:
+    """The compiled walk of one model."""
+
+    library: ctypes.CDLL
+    stages: tuple[ConvStage, ...]
+    chunk: int
+
+    def settings(self, model: FlatModel, work: LocalWork, proximal: float, width: int) -> ConvSettings:
+        """What the kernel is told about the steps."""
+        return ConvSettings(
+            len(self.stages), model.classes, model.parameters, width, self.chunk,
+            work.learning_rate, work.momentum, work.weight_decay, proximal, work.step_norm or 0.0,
+        )  # fmt: skip
+
+
+KERNELS: WeakKeyDictionary[FlatModel, WalkKernel | str] = WeakKeyDictionary()
+
+
+def walk_kernel_for(model: FlatModel) -> WalkKernel | str:
+    """The compiled walk of this model, once it has passed the probe; or why there is none."""
+    if model not in KERNELS:
+        KERNELS[model] = _choose_kernel(model)
+    return KERNELS[model]
+
+
+def _choose_kernel(model: FlatModel) -> WalkKernel | str:
+    try:
+        stages = read_stages(model)
+        chunk = chunk_of(stages)
+    except NotWalkable as reason:
+        return str(reason)
+    library = find_library()
+    if isinstance(library, Missing):
+        return library.reason
+    kernel = WalkKernel(library, stages, chunk)
+    return (
+        kernel if agrees_with_autograd(kernel, model) else f"compiled steps of {model.name} are not those of autograd"
+    )
+
+
+def chunk_of(stages: tuple[ConvStage, ...]) -> int:
+    """How many examples are worked on at once; raises for networks that are not small."""
+    floats, depth = 0, stages[0].channels
+    for stage in stages:
+        tall, wide = output_size(stage)
+        image = (stage.height + 2 * stage.pad_h) * (stage.width + 2 * stage.pad_w)
+        lanes = -(-stage.outputs // 16) * 16
+        floats += 2 * image * depth + tall * wide * (3 * lanes + 1)
+        depth = lanes
+    if floats > EXAMPLE_FLOATS:
+        raise NotWalkable(f"one example takes {floats} numbers, and compiled code is for up to {EXAMPLE_FLOATS}")
+    return max(1, min(CHUNK, CHUNK_FLOATS // floats))
+
+
+def output_size(stage: ConvStage) -> tuple[int, int]:
+    """Height and width of a stage's convolution."""
+    tall = (stage.height + 2 * stage.pad_h - stage.kernel_h) // stage.stride_h + 1
+    return tall, (stage.width + 2 * stage.pad_w - stage.kernel_w) // stage.stride_w + 1
+
+
+def read_stages(model: FlatModel) -> tuple[ConvStage, ...]:
+    """The stages of a chain; raises `NotWalkable` for anything else."""
+    module = model.module()
+    if type(module) is not nn.Sequential or len(model.input_shape) != 3:
+        raise NotWalkable(f"{model.name} is no chain of layers on images")
+    if not model.task.classic or model.device.type != "cpu":
+        raise NotWalkable("compiled code has the gradient of cross entropy, on the CPU")
+    chain = ChainReader(model)
+    for name, layer in flat_children(module):
+        chain.read_layer(name, layer)
+    return chain.finish(model.classes)
+
+
+class ChainReader:
+    """The stages of a chain, layer by layer."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self.slots: dict[str, Slot] = {slot.name: slot for slot in model.layout}
+        self.size: tuple[int, ...] = model.input_shape
+        self.stages: list[ConvStage] = []
+        self.flat = False
+
+    def read_layer(self, name: str, layer: nn.Module) -> None:
+        """Add a layer to the stages."""
+        kind = type(layer)  # not isinstance: a subclass may do something else
+        if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and not self.flat:
+            self.add_convolution(name, layer)
+        elif isinstance(layer, nn.Linear) and kind is nn.Linear and self.flat and layer.in_features == prod(self.size):
+            self.add_stage(name, layer, layer.out_features, (self.size[1], self.size[2]), (1, 1), (0, 0))
+        elif isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and self.stages and not self.flat:
+            self.add_pool(layer)
+        elif kind in (nn.ReLU, nn.Tanh) and self.stages and self.stages[-1].after == NOTHING:
+            self.stages[-1].after = RELU if kind is nn.ReLU else TANH
+        elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1) and not self.flat:
+            self.flat = True
+        else:
+            raise NotWalkable(f"{name} ({kind.__name__}) is not what compiled code has at this place")
+
+    def add_convolution(self, name: str, layer: nn.Conv2d) -> None:
+        """A plain convolution: no groups, no dilation, zeros around the image."""
+        plain = layer.groups == 1 and size_pair(layer.dilation) == (1, 1) and layer.padding_mode == "zeros"
+        if not plain or isinstance(layer.padding, str) or layer.in_channels != self.size[0]:
+            raise NotWalkable(f"{name} is not a plain convolution")
+        how = (size_pair(layer.kernel_size), size_pair(layer.stride), size_pair(layer.padding))
+        self.add_stage(name, layer, layer.out_channels, *how)
+
+    def add_stage(
+        self, name: str, layer: nn.Conv2d | nn.Linear, outputs: int, kernel: tuple[int, int], stride: tuple[int, int],
+        padding: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """A new stage whose tensors are trained."""
+        weight, bias = self.slots.get(f"{name}.weight"), self.slots.get(f"{name}.bias")
+        if weight is None or (layer.bias is not None and bias is None):
+            raise NotWalkable(f"{name} is not trained")
+        nothing = (NOTHING, 0, 0, 0, 0, 0, 0, NOTHING)
+        places = (weight.start, -1 if bias is None else bias.start)
+        stage = ConvStage(*self.size, outputs, *kernel, *stride, *padding, *nothing, *places)
+        self.size = (outputs, *output_size(stage))
+        self.stages.append(stage)
+
+    def add_pool(self, layer: nn.MaxPool2d) -> None:
+        """A max pool behind the last stage; ReLU before it is ReLU behind it, as both choose the same pixel."""
+        stage = self.stages[-1]
+        plain = size_pair(layer.dilation) == (1, 1) and not layer.ceil_mode and not layer.return_indices
+        if not plain or stage.pool_h:
+            raise NotWalkable("a pool with dilation, ceil_mode or indices, or one behind another")
+        if stage.after == TANH:
+            stage.before, stage.after = TANH, NOTHING
+        stage.pool_h, stage.pool_w = size_pair(layer.kernel_size)
+        stage.pool_stride_h, stage.pool_stride_w = size_pair(layer.stride)
+        stage.pool_pad_h, stage.pool_pad_w = size_pair(layer.padding)
+        tall = (self.size[1] + 2 * stage.pool_pad_h - stage.pool_h) // stage.pool_stride_h + 1
+        wide = (self.size[2] + 2 * stage.pool_pad_w - stage.pool_w) // stage.pool_stride_w + 1
+        self.size = (self.size[0], tall, wide)
+
+    def finish(self, classes: int) -> tuple[ConvStage, ...]:
+        """The stages, when the chain is one from images to the classes' numbers."""
+        ends = self.flat and self.stages and self.size == (classes, 1, 1)
+        if not ends or self.stages[-1].after != NOTHING or self.stages[-1].pool_h or len(self.stages) < 2:
+            raise NotWalkable("compiled code is for convolutions followed by dense layers, the last without activation")
+        if len(self.stages) > MOST_STAGES:
+            raise NotWalkable(f"compiled code has room for {MOST_STAGES} layers")
+        return tuple(self.stages)
+
+
+def train_walked(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
+    """One client after the other; a client's end is the same bits whoever else is trained.
+
+    Guarantees: labels outside the classes and examples of another size are refused before the kernel reads them.
+    """
+    kernel = walk_kernel_for(walk.model)
+    if isinstance(kernel, str):
+        invalid("paths.plain", "compiled", kernel, "use another path")
+    yield clients, walk_clients(kernel, walk, clients)
+
+
+def walk_clients(kernel: WalkKernel, walk: StackWalk, clients: NDArray[np.intp]) -> Tensor:
+    """The end vectors of these clients."""
+    ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
+    memory: list[NDArray[np.uint8]] = []
+    for end, client in zip(ends, clients.tolist(), strict=True):
+        if walk.steps[client]:
+            _walk_client(kernel, walk, end, client, memory)
+    return ends
+
+
+def _walk_client(
+    kernel: WalkKernel, walk: StackWalk, end: Tensor, client: int, memory: list[NDArray[np.uint8]]
+) -> None:
+    """Move one client's weights, in place, through all its steps; `memory` is kept from client to client."""
+    x, y = shard_examples(walk.shards[client], walk.model)
+    batches = step_table(walk, client)
+    descent = Descent.begin(walk.work, walk.terms, end, client)
+    settings = kernel.settings(walk.model, walk.work, descent.proximal, batches.shape[1])
+    stages = (ConvStage * len(kernel.stages))(*kernel.stages)
+    if not memory:
+        memory.append(np.empty(kernel.library.sightline_conv_bytes(ctypes.byref(settings), stages), np.uint8))
+    terms, kept = term_pointers(descent)
+    data = [array_pointer(array) for array in (x, y, batches)]
+    kernel.library.sightline_conv_walk(
+        ctypes.byref(settings), stages, array_pointer(memory[0]), end.data_ptr(), *terms, *data, len(batches)
+    )
+    del kept  # lived until the kernel was done
+
+
+def agrees_with_autograd(kernel: WalkKernel, model: FlatModel) -> bool:
+    """Whether a few steps of two probe clients end, tensor by tensor, where autograd's do."""
+    x, y = probe_inputs(model, 7).numpy(), probe_targets(model.task, model.classes, 7).numpy()
+    work = LocalWork(0.05, momentum=0.5, batch_size=3, steps=4, weight_decay=0.01)
+    shards, terms = [Shard(x, y), Shard(x[:2], y[:2])], LocalTerms(proximal=0.1)
+    start = flatten_module(model.module())
+    rngs = [np.random.default_rng(client) for client in range(2)]
+    walk = StackWalk(model, start, shards, work, rngs, terms, [4, 4])
+    ends = walk_clients(kernel, walk, np.arange(2))
+    worker = GradientWorker(model)
+    for client, shard in enumerate(shards):
+        worker.weights.copy_(start)
+        descent = Descent.begin(work, terms, worker.weights, client)
+        for batch in shuffled_batches(len(shard), work, 4, np.random.default_rng(client)):
+            worker.mean_gradient(worker.inputs(shard.x[batch]), torch.from_numpy(shard.y[batch]))
+            descent.step(worker.weights, worker.gradient)
+        moved = worker.weights - start
+        if not close_by_tensor(model, ends[client] - start, moved, 1e-4 * float(moved.norm())):
+            return False
+    return True
