@@ -589,9 +589,21 @@ Build = Callable[""",
     "loop-noise-reused": bug(
         "every private step of a loop adds the same noise",
         "private_loop.py",
-        "self.streams.rng(Purpose.NOISE, round=time)",
+        "own_noise.rng(Purpose.NOISE, round=time)",
         "self.streams.rng(Purpose.NOISE)",
         f"{LOOP}::test_noise_is_fresh_in_every_step_and_never_that_of_another_loop",
+    ),
+    "loop-noise-shared": Bug(
+        "two loops with one seed share their noise up to its scale",
+        (
+            Edit(
+                "private_loop.py",
+                "own_noise.rng(Purpose.NOISE, round=time)",
+                "self.streams.rng(Purpose.NOISE, round=time)",
+            ),
+            Edit("private_loop.py", "self.streams = self.streams.keyed_by(*self._names(loader))", "pass"),
+        ),
+        (f"{LOOP}::test_loops_with_one_seed_share_no_noise",),
     ),
     "loop-batches-of-one-size": bug(
         "batches are drawn without replacement, and Poisson sampling is claimed",
@@ -611,9 +623,9 @@ Build = Callable[""",
         "a private step is written down after it was computed",
         "private_loop.py",
         "        time = self.steps.charge()\n        self._waiting, self._given = None, ()\n"
-        "        gradient = self._noisy_gradient(own, x, y, time)\n",
+        "        gradient = self._noisy_gradient(own, x, y, counts, time)\n",
         "        self._waiting, self._given = None, ()\n"
-        "        gradient = self._noisy_gradient(own, x, y, self.steps.steps + 1)\n        self.steps.charge()\n",
+        "        gradient = self._noisy_gradient(own, x, y, counts, self.steps.steps + 1)\n        self.steps.charge()\n",
         f"{LOOP}::test_a_step_is_on_disk_before_its_noise_exists",
     ),
     "loop-collates-together": bug(
@@ -626,7 +638,7 @@ Build = Callable[""",
     "own-loss-on-the-batch": bug(
         "a loss of somebody's own that keeps what it has seen passes",
         "training/own_module.py",
-        "        place = before.find_change()\n",
+        "        place = before.find_change(self.held)\n",
         "        place = None\n",
         "tests/training/test_own_module.py::test_what_no_clip_would_bound_is_refused",
     ),

@@ -242,6 +242,8 @@ class Site:
             message = read_site_question(message)
             if message.words.get("call") == HELLO:
                 return self.hello()
+            if not self._checked:  # a lost approval is told as that, not as one that never was
+                self.check()
             self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
             with self._hold_lock():
                 answer = self._answer_call(message)
