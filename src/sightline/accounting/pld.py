@@ -1,6 +1,4 @@
-"""Epsilon from the composed law of the likelihood ratio: the grid is chosen for the answer, then one transform.
-direction.
-"""
+"""Epsilon from the composed law of the likelihood ratio: a grid chosen for the answer, one transform per direction."""
 
 import math
 from collections import Counter
