@@ -13,7 +13,6 @@ import sightline
 from sightline import engine
 from sightline.accounting import Accountant
 from sightline.algorithms import dp_ogl
-from sightline.algorithms import dp_ogl as dp_ogl_plus
 from sightline.engine.execution import DryExecution
 from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused
@@ -70,9 +69,7 @@ class Sketch:
     """A setting whose topology is exchanged, for plans of many shapes without data."""
 
     def __init__(self, setting, schedule, period, algorithm):
-        self.setting = replace(
-            setting, topology=Groups(schedule, period, True), samplers={}, algorithm=algorithm.ALGORITHM
-        )
+        self.setting = replace(setting, topology=Groups(schedule, period, True), samplers={}, algorithm=algorithm)
 
     def ledger(self, rounds):
         ledger = Ledger(participants=self.setting.participants)
@@ -90,7 +87,7 @@ class Sketch:
 def test_the_algorithms_own_releases_flow_as_planned(grouped, schedule, period, rounds, plus):
     setting = engine.build_experiment(grouped(**{"data.clients": 6, "privacy.noise_multiplier": 0.8}))
     setting = setting.with_noise({0: 0.8})
-    ledger = Sketch(setting, schedule, period, dp_ogl_plus if plus else dp_ogl).ledger(rounds)
+    ledger = Sketch(setting, schedule, period, dp_ogl.PLUS if plus else dp_ogl.ALGORITHM).ledger(rounds)
     assert_equal(ledger, schedule, period, rounds, plus=plus)
 
 
