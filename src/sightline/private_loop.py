@@ -29,6 +29,7 @@ from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, StepKind, StepLedger
 from sightline.models.flat import flatten_module, trained_parameters
+from sightline.models.state import read_state
 from sightline.randomness import OS_ROOT, Purpose, Streams
 from sightline.training.dp_sgd_settings import check_clip_norm, draw_gaussian
 from sightline.training.own_module import (
@@ -321,7 +322,8 @@ class PoissonLoader:
     """Batches in which every example of a data set is by itself with probability `rate`; some are empty.
 
     A pass has as many batches as the loader that it was made from. Examples are collated one by one and put together
-    afterwards, so that nothing that is done to a batch lets one example reach another.
+    afterwards, so that no batch lets one example reach another. A `collate_fn` that keeps anything of what it has seen
+    is refused. The data set is trusted to return every example by itself: it may cache, and is not looked into.
     """
 
     def __init__(self, loader: DataLoader[Any], private: PrivateTraining) -> None:
@@ -379,12 +381,20 @@ class _Batches(Dataset[Any]):
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self.collate = dataset, collate
+        self.before = None if collate is default_collate else read_state("collate_fn", collate)
+
+    def _refuse_memory(self) -> None:
+        """Raise where collating has changed anything but a random generator: it would reach the next example."""
+        place = None if self.before is None else self.before.find_change(draws=False)
+        if place is not None:
+            self._refuse(f"it changes {place}, so that one example would reach the next; keep nothing")
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> tuple[Any, list[int]]:
         if type(self.dataset) is TensorDataset and self.collate is default_collate:
             rows = torch.from_numpy(numbers)
             return tuple(part[rows] for part in self.dataset.tensors), [1] * len(numbers)
         alone = [self.collate([self.dataset[int(number)]]) for number in numbers]
+        self._refuse_memory()
         try:
             parts = list(zip(*(alone or [self.collate([self.dataset[0]])]), strict=True))
             batch = tuple(torch.cat(part)[: None if alone else 0] for part in parts)

@@ -161,7 +161,9 @@ def test_an_interrupted_run_names_the_sum_too_and_goes_on_with_what_it_wrote_dow
         connection.execute("DELETE FROM journal")
         connection.execute("DELETE FROM fact WHERE name = 'started_from'")
     connection.close()
-    with pytest.raises(SightlineError, match=r"not the one that the run began with|cannot be read"):
+    with pytest.raises(
+        SightlineError, match=r"not the one that the run began with|cannot be read|made under another ledger"
+    ):
         sightline.run(place, resume=True, progress=False)
     shutil.rmtree(moved)
     shutil.copytree(first.directory, moved)
@@ -224,3 +226,28 @@ def test_too_many_different_sums_are_added_up_and_never_below_the_largest():
     assert found >= accounting.epsilon({Gaussian(1.0): 2}, DELTA)
     assert found == pytest.approx(2 * accounting.epsilon({Gaussian(1.0): 1}, DELTA / 2))
     assert earlier.sums("client-0", "public") is not None
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["copied", "linked"])
+def test_a_model_in_the_folder_of_another_run_does_not_borrow_its_ledger(first, tmp_path, link):
+    """A model of epsilon 13.08 in the folder of a run of epsilon 0 was told as 0, together."""
+    other = run(tmp_path / "other", noise_multiplier=100.0)
+    place = other.directory / "start.safetensors"
+    if link:
+        place.symlink_to(first.directory / "model.safetensors")
+    else:
+        shutil.copy(first.directory / "model.safetensors", place)
+    told = run(tmp_path / "later", place).summary["together"]
+    if link:
+        assert [one["run_dir"] for one in told["runs"]] == [str(first.directory)]
+    else:
+        assert told["epsilon"] is None
+        assert "made under another ledger" in told["unknown"]
+
+
+def test_a_model_in_a_folder_of_its_run_has_that_ledger(first, tmp_path):
+    shutil.copytree(first.directory, tmp_path / "copy")
+    (tmp_path / "copy" / "models").mkdir()
+    shutil.copy(first.directory / "model.safetensors", tmp_path / "copy" / "models" / "kept.safetensors")
+    told = run(tmp_path / "later", tmp_path / "copy" / "models" / "kept.safetensors").summary["together"]
+    assert told["epsilon"] == pytest.approx(gaussians(4))

@@ -190,7 +190,8 @@ def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
     """
     if init is None:
         return None
-    places = (init.parent, init.resolve().parent)
+    # where the file really is comes first: a link or a copy in another run's folder must not borrow its ledger
+    places = (*list(init.resolve().parents)[:3], init.parent)
     directory = next((place for place in places if (place / DATABASE).exists()), None)
     if directory is not None:
         return _read_chain(init, directory, digest)
@@ -215,6 +216,8 @@ def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
             record.verify()
             facts, ledger, before = record.facts, record.ledger(), list(record.earlier_runs())
             head = record.store.head()
+            made = _made_under(init)
+            stranger = made is not None and made != head and not record.store.has_hash(made)
         settings = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     except (SightlineError, OSError) as error:
         law = f"lies beside a ledger that cannot be read ({' '.join(str(error).split())[:200]})"
@@ -226,7 +229,9 @@ def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
     chain = [EarlierRun(own, ledger)]
     chain += [EarlierRun(dict(one) | {"same_data": same and one["same_data"]}, held) for one, held in before]
     unknown = str((facts.get("started_from") or {}).get("unknown") or "")
-    if "started_from" not in facts and any(line.startswith("init = ") for line in settings.splitlines()):
+    if stranger:
+        unknown = f"{init} was made under another ledger ({str(made)[:12]}...) than the one of {directory}"
+    elif "started_from" not in facts and any(line.startswith("init = ") for line in settings.splitlines()):
         unknown = f"{directory} was itself started from a file, and says nothing of what that had cost"
     return EarlierRuns(tuple(chain), unknown)
 

@@ -147,6 +147,10 @@ class SqliteStore:
         """Whether the first `count` rows end in the hash `head`, as a checkpoint remembers it."""
         return self.hash_of(count - 1) == head
 
+    def has_hash(self, head: str) -> bool:
+        """Return whether a row of the chain has this hash."""
+        return self._connection.execute("SELECT 1 FROM release WHERE hash = ? LIMIT 1", (head,)).fetchone() is not None
+
     def hash_of(self, id: int) -> str:
         """The hash of a row; of the one before the first, where the chain begins; empty where there is no such row."""
         if id == -1:

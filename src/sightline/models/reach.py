@@ -14,7 +14,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -34,6 +34,7 @@ WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
 MOST = 200_000
 """How many values are looked at; a module that holds more has its data sets in itself."""
 UNSEEN = "whose content cannot be looked at"
+DRAWS = "a random generator"
 
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytearray)
 FUNCTIONS = (FunctionType, types.MethodType, staticmethod, classmethod, property, partial)
@@ -45,7 +46,8 @@ FIXED = (
 )  # fmt: skip
 """Types of which an object cannot be changed: it is compared by being the same one."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-LOGGER = frozenset(vars(logging.getLogger("sightline.none")))
+LOGGER = frozenset(vars(logging.getLogger("sightline.none"))) - {"level", "disabled", "propagate", "name"}
+"""Attributes of a logger that logging itself fills."""
 MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
 """Of a class: what Python puts there and no assignment changes, or where its code stands."""
 
@@ -116,6 +118,7 @@ class Walk:
         else:
             self.mark_seen(tensor)
             yield place, tensor
+            yield f"the strides of {place}", tensor.stride() if tensor.layout is torch.strided else None
             yield from self.of_extras(place, tensor)
 
     def of_extras(self, place: str, tensor: Tensor) -> Iterator[Leaf]:
@@ -152,7 +155,7 @@ class Walk:
         """What is in an object that the walk has not met before."""
         state = generator_state(value)
         if state is not None:
-            yield place, state
+            yield f"{place} ({DRAWS})", state
         elif isinstance(value, np.ndarray | np.generic):
             yield place, value
             if value.dtype.hasobject:
@@ -180,6 +183,9 @@ class Walk:
         kind = next(one for one in CONTAINERS if isinstance(value, one))
         inside = list(dict.values(value) if kind is dict else kind.__iter__(value))  # whatever a subclass makes of it
         keys = list(dict.keys(value)) if kind is dict else []
+        if isinstance(value, OrderedDict):  # it has an order of its own, which `move_to_end` changes
+            keys = list(OrderedDict.keys(value))
+            inside = [dict.__getitem__(value, key) for key in keys]
         plain = all(type(one) in PLAIN for one in chain(inside, keys))
         if plain:
             yield place, (type(value), keys, set(inside) if kind in (set, frozenset) else inside)
@@ -212,12 +218,15 @@ class Walk:
         if not self.outside and is_installed(type(value).__module__):
             return
         yield from self.of_attributes(place, value)
-        if isinstance(value, LOCKS) or not holds_more(cast(Any, type(value))):
+        if isinstance(value, LOCKS):
+            yield place, repr(value).startswith("<locked")
+            return
+        if not holds_more(cast(Any, type(value))):
             return
         if isinstance(value, memoryview):
             yield place, value.tobytes()
         elif isinstance(value, io.IOBase) and not _is_readable(value):
-            yield place, Itself(value)
+            yield place, (Itself(value), _position_of(value))
         else:
             yield from self.of_reduced(place, value)
 
@@ -278,7 +287,7 @@ class Walk:
         if not isinstance(function, FunctionType):
             yield from self.of_value(place, function)
             return
-        yield place, Itself(function.__code__)
+        yield place, (Itself(function.__code__), function.__doc__)
         yield from self.of_value(f"attribute of {function.__name__}", vars(function))
         if is_installed(function.__module__):
             return
@@ -335,6 +344,13 @@ def _is_readable(file: io.IOBase) -> bool:
         return file.readable()
     except ValueError:  # closed
         return False
+
+
+def _position_of(file: io.IOBase) -> int | None:
+    try:
+        return file.tell()
+    except (OSError, ValueError):  # a pipe, or closed
+        return None
 
 
 MANAGED_WEAKREF, MANAGED_DICT = 1 << 3, 1 << 4

@@ -8,6 +8,7 @@ compared with what it was; a probe sees memories that lie where the walk does no
 import copy
 import hashlib
 import marshal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import partial
 from itertools import chain, zip_longest
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from sightline.errors import invalid, refuse
 from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
 from sightline.models.mixing import mixing_layer
-from sightline.models.reach import PLAIN, UNSEEN, Itself, Leaf, Walk
+from sightline.models.reach import DRAWS, PLAIN, UNSEEN, Itself, Leaf, Walk
 from sightline.models.task import probe_targets
 
 
@@ -40,11 +41,16 @@ class ModuleState:
         self.module, self.trained, self.loss = module, frozenset(trained), loss
         self.before = [(place, _copy_value(value)) for place, value in self._state_leaves(module)]
 
-    def find_change(self, module: nn.Module | None = None) -> str | None:
-        """The first place whose value is not what it was, in words, or None; also of a copy of the module."""
+    def find_change(self, module: nn.Module | None = None, *, draws: bool = True) -> str | None:
+        """Return the first place whose value is not what it was, in words, or None; also of a copy of the module.
+
+        Without `draws` a random generator may have moved on.
+        """
         for before, now in zip_longest(self.before, self._state_leaves(module or self.module)):
-            if before is None or now is None or before[0] != now[0] or not _is_same(before[1], now[1]):
+            if before is None or now is None or before[0] != now[0]:
                 return str((now or before)[0])
+            if not _is_same(before[1], now[1]) and (draws or DRAWS not in now[0]):
+                return str(now[0])
         return None
 
     def _state_leaves(self, module: nn.Module) -> Iterator[Leaf]:
@@ -52,6 +58,19 @@ class ModuleState:
         yield from walk.of_layer("", module)
         if self.loss is not None:
             yield from walk.of_value("the loss", self.loss)
+
+
+def read_state(name: str, function: Any) -> ModuleState | None:
+    """Return the state of a function of the user's own; None where it is too large to compare or cannot be read."""
+    holder = nn.Module()
+    holder.__dict__[name] = function
+    state = ModuleState(holder, ())
+    unseen = any(UNSEEN in place for place, _ in state.before)
+    return None if unseen or len(state.before) > MOST_COMPARED else state
+
+
+MOST_COMPARED = 2000
+"""How many values of a function are compared after every call."""
 
 
 class SavedAttributes:
@@ -67,6 +86,12 @@ class SavedAttributes:
         self.layers = list(module.modules())
         self.shared = {id(one): one for one in chain(self.layers, module.parameters(), module.buffers())}
         self.kept = self._copy([dict(vars(layer)) for layer in self.layers])
+        self.modes: list[bool] = []
+        self.keep_modes()
+
+    def keep_modes(self) -> None:
+        """Note which layers are in training now: a pass that changes a mode does not hand it to the next."""
+        self.modes = [layer.training for layer in self.layers]
 
     def _copy(self, attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
@@ -75,11 +100,26 @@ class SavedAttributes:
             refuse_copy("model", type(self.layers[0]).__name__, error)
 
     def restore(self) -> None:
-        """Put the attributes back, in the mode (training or not) that the module is in."""
-        for layer, attributes in zip(self.layers, self._copy(self.kept), strict=True):
-            training, own = layer.training, vars(layer)
+        """Put the attributes back, and each layer into the mode that was noted last."""
+        for layer, attributes, training in zip(self.layers, self._copy(self.kept), self.modes, strict=True):
+            own = vars(layer)
             own.clear()
             own.update(attributes, training=training)
+
+
+def read_switches() -> tuple[Any, ...]:
+    """Return the settings of torch and Python that hold for the whole process; a pass that turns one could remember."""
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.backends.mkldnn.enabled,
+        torch.get_flush_denormal() if hasattr(torch, "get_flush_denormal") else None,
+        sys.getrecursionlimit(),
+    )
 
 
 def refuse_copy(name: str, value: str, error: Exception) -> NoReturn:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sightline.errors import refuse
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
 from sightline.models.mixing import refuse_mixing_layers, unknown_part
-from sightline.models.state import ModuleState, SavedAttributes, refuse_change, same_numbers, warm_up
+from sightline.models.state import ModuleState, SavedAttributes, read_switches, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
 from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart, square_norms
 from sightline.training.passes import Passes, fill_up
@@ -144,6 +144,7 @@ class GradientWorker:
         self.module = model.module()
         self.weights = torch.zeros(model.parameters, device=self.device)
         self.gradient = torch.zeros(model.parameters, device=self.device)
+        self.total = torch.zeros_like(self.gradient)  # of clipped gradients: no parameter's `.grad` is a view into it
         self.moved = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a pass changed its own weights
         self.strange = unknown_part(self.module) or model.task.loss_name
         self.state: ModuleState | None = None
@@ -213,9 +214,12 @@ class GradientWorker:
             names = [slot.name for slot in self.model.layout]
             self.state = ModuleState(self.module, names, self.model.task.own_loss)
             self.saved = SavedAttributes(self.module)
-        before = self.weights.clone()
+        self.saved.keep_modes()
+        before, switches = self.weights.clone(), read_switches()
         self.renew()
         yield
+        if read_switches() != switches:
+            refuse_change(self.model, "a setting of torch or Python that holds for the whole process")
         if self.away:  # asked once, when something leaves
             same = (before == self.weights) | ((before != before) & (self.weights != self.weights))
             self.moved.logical_or_(~same.all())
@@ -266,14 +270,41 @@ class GradientWorker:
         """
         refuse_mixing_layers(self.module)
         alone = self.works_alone()
-        self.module.train(not self.probing)
-        self.gradient.zero_()
-        with self.watched():
+        self.set_mode(not self.probing)
+        self.total.zero_()
+        with self.watched(), self.without_gradients():
             if alone:
                 for some in equal_chunks(len(y), self.most_examples(views)):
                     self.add_clipped(x[stretch_views(some, views)], y[some], len(y[some]), clip, views)
             else:
                 self.add_passes(x, y, clip, views)
+        self.gradient.copy_(self.total)
+
+    def set_mode(self, training: bool) -> None:
+        """Put the module into training or evaluation; every pass begins with this mode, whatever a pass did to it."""
+        self.module.train(training)
+        if self.saved is not None:
+            self.saved.keep_modes()
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """Take `.grad` off the parameters; refuse a module or loss that fills it.
+
+        A backward pass inside `forward` or inside the loss adds to `.grad`. Were that the vector of clipped sums, its
+        gradient would be released unclipped (980 C for a saliency gate); left there, it would reach the next example.
+        """
+        parameters = list(self.module.parameters())
+        bound = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            yield
+            filled = any(parameter.grad is not None for parameter in parameters)
+        finally:
+            for parameter, gradient in zip(parameters, bound, strict=True):
+                parameter.grad = gradient
+        if filled:
+            refuse_change(self.model, "'.grad' of its parameters (a backward pass inside forward or the loss)")
 
     def most_examples(self, views: int) -> int:
         """How many examples are worked on at once: a matter of the model only."""
@@ -292,9 +323,9 @@ class GradientWorker:
         gradients = self.gradients_apart(x, y.repeat_interleave(views, 0), views)
         gradients[examples:] = 0.0
         if isinstance(clip, Balls):
-            self.gradient += clipped_rows_apart(gradients, clip, self.model.layout)
+            self.total += clipped_rows_apart(gradients, clip, self.model.layout)
         else:
-            self.gradient += clipped_rows(gradients, clip)
+            self.total += clipped_rows(gradients, clip)
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
         """|g_j|^2 of every example of one pass, by layer and tensor."""
@@ -315,7 +346,7 @@ class GradientWorker:
         with torch.random.fork_rng(devices=[]):
             start, generator = flatten_module(self.model.module()), torch.Generator().manual_seed(1)
             self.probing = True
-            self.module.eval()
+            self.set_mode(False)
             try:
                 for seed in range(TRIALS):
                     self.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
@@ -328,7 +359,7 @@ class GradientWorker:
                     found += [square.detach() for layer in squares for square in layer.values()]
             finally:
                 self.probing = probing
-                self.module.train(was)
+                self.set_mode(was)
                 self.weights.copy_(kept)
         return torch.stack(found)
 
