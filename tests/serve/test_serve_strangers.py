@@ -228,6 +228,7 @@ def test_a_crowd_that_drips_does_not_lock_the_owner_out(server: Server, monkeypa
                 crowd.enter_context(line(server)).sendall(b"GET /?q=")
             newcomer = raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")
             assert status(newcomer) == 200
+            assert len(server.server_state.connections) <= 6
         assert asks(server, owner) == 200
         assert owner.sock is kept
 
@@ -264,6 +265,10 @@ def test_an_answer_under_way_is_not_broken_off(server: Server, monkeypatch: pyte
         one.sendall(("GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n").format(token=server.token).encode())
         begun.wait(600)
         monkeypatch.setattr(server.site, "answer", answer)
+        monkeypatch.setattr(Connection, "most_connections", 1)
+        with line(server) as late:  # no other place is left: the newcomer is hung up on
+            assert last_words(late) == b""
+        monkeypatch.setattr(Connection, "most_connections", 6)
         for _ in range(20):
             crowd.enter_context(line(server)).sendall(b"GET")
         assert status(raw(server, "GET /api/runs HTTP/1.1\r\n" + HOST + BEARER + "\r\n")) == 200
