@@ -130,8 +130,9 @@ class CentralMean(BaseMechanism):
 def refuse_remembered_draws(event: Event, updates: Updates) -> None:
     """Raise `Refused` for dependent draws if members train by kept state, because that reveals who was drawn."""
     recall = updates.recall
-    # Fixed cohorts and schedules tie clients' draws together: one client's remembered draw tells about the others'.
-    # Poisson draws are independent, so a client's memory of its own draws says nothing about another client.
+    # Fixed cohorts and schedules tie clients' draws together: the others' states would show in later rounds who was
+    # drawn, hence whether the subject was. Poisson draws are independent: given the others' draws, every round is a
+    # mixture over the subject's own past draws, and divergences are jointly convex.
     tied = isinstance(event, FixedCohort | WithoutReplacement | Allocation)
     if tied and recall is not None and recall.memory.linear is not None:
         law = f"clients keep {recall.memory.name} and train by it later, which tells who was drawn, and so who was not"
