@@ -1,4 +1,4 @@
-"""Registry of algorithms by name. Each algorithm is one file: settings, init, round, models."""
+"""Registry of algorithms by name; each algorithm is one file with settings, init, round and models."""
 
 import dataclasses
 import math

@@ -174,7 +174,7 @@ class MechanismLaws:
                 "a claim says where a value comes from", f"{one.what or one.source} has other facts or inputs"
             )
         inner = kinds_in(one.event)
-        # Everybody takes part here (`Full`), so nothing is hidden and only noise can protect. An amplified event would
+        # All clients take part here (`Full`), so nothing is hidden and only noise can protect. An amplified event would
         # understate the cost.
         if inner & HIDING:
             raise BrokenLaw("a claim of everybody rests on noise", f"{one.source} claims {one.event}")
