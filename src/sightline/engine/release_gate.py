@@ -1,4 +1,4 @@
-"""The only way out: check the budget and write the ledger before a value may be returned."""
+"""The release gate: check the budget and write the ledger before a value may be returned, the only way out."""
 
 from collections import defaultdict
 from collections.abc import Sequence
