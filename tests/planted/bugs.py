@@ -264,9 +264,9 @@ BUGS: dict[str, Bug] = {
     "traffic-counts-the-cohort": bug(
         "the traffic that a run reports tells how many were drawn",
         "mechanisms/gaussian_means.py",
-        """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
+        """        \"\"\"Return the expected cohort: the true one is a secret.\"\"\"
         return context.sampler.expected""",
-        """        \"\"\"The expected cohort: the true one is a secret.\"\"\"
+        """        \"\"\"Return the expected cohort: the true one is a secret.\"\"\"
         return float(len(cohort.members))""",
         f"{DRAWS}::test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released",
     ),

@@ -1,4 +1,4 @@
-"""Algorithms by name. Each is one file: settings, init, round, models."""
+"""Registry of algorithms by name; each algorithm is one file with settings, init, round and models."""
 
 import dataclasses
 import math
@@ -40,21 +40,23 @@ REGISTRY: dict[str, Algorithm] = {
 }
 
 BUILT_IN = frozenset(REGISTRY)
-"""The algorithms whose claims do not follow released values: each was reviewed for this."""
+"""Algorithms whose claims do not depend on released values; each was reviewed for this."""
 
 RULES: dict[str, type[StateUpdate]] = {
     rule.__name__: rule for rule in (scaffold.ControlVariate, feddyn.GradientMemory, pfedme.Moreau)
 }
-"""What clients may be told to keep, by name: real nodes know these and nothing else."""
+"""State rules that clients may be told to follow, by name; real nodes accept no others."""
 
 
 def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
-    """The algorithm of an experiment, upcycled, controlled and averaged where it says so, and its settings."""
+    """Return the algorithm of an experiment, with upcycling, control and averaging if set, and its settings."""
     algorithm, given = find_algorithm(experiment.algorithm.name), experiment.algorithm.settings
     rule, control, decay = (given.pop(key, None) for key in ("upcycle", "control", "average"))
     settings = settings_of(algorithm, given)
     algorithm.check(experiment)
     settings = algorithm.complete(settings, experiment)
+    # The order matters: control sets the pace of the upcycled round, and averaging must see the final model of the
+    # round.
     if rule is not None:
         algorithm = wrap_upcycle(algorithm, Upcycle.read(rule))
     if control is not None:
@@ -65,7 +67,7 @@ def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name: a built-in one, or somebody else's, called in reports as it was asked for."""
+    """Return the algorithm of that name, built-in or from a plugin; reports use the given name."""
     plugin = locate_plugin(ALGORITHM, name, REGISTRY)
     if plugin is None:
         return REGISTRY[name]
@@ -76,7 +78,7 @@ def find_algorithm(name: str) -> Algorithm:
 
 
 def settings_of(algorithm: Algorithm, given: Mapping[str, Any]) -> Any:
-    """The algorithm's settings, each checked to be known and a finite number where it is a number."""
+    """Return the algorithm's settings. Raise for unknown keys and for numbers that are not finite."""
     own = [field for field in dataclasses.fields(algorithm.settings) if not field.metadata.get(DERIVED)]
     fields = {field.name: field for field in own}
     for key, value in given.items():

@@ -1,4 +1,4 @@
-"""What an algorithm is, and the one object through which it touches the world."""
+"""The contract of an algorithm, and `Round`, the one object through which it reaches clients and the ledger."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,13 @@ from sightline.mechanisms import Cohort, Cohorts, LocalSchedule, Public, StateRu
 from sightline.resources import Cost
 from sightline.topology import Channel
 
+# Only `Public` values: state can then never hold anything that was not released, and its sources reach the ledger.
 State = Mapping[str, Public]
-"""Everything an algorithm remembers between rounds: named public vectors, checkpointed as they are."""
+"""What an algorithm remembers between rounds: named public vectors, checkpointed as they are."""
 
 
 DERIVED = "derived"
-"""Marks a field of settings that follows from the experiment and is not the user's to give."""
+"""Marks a settings field that follows from the experiment and cannot be set by the user."""
 
 
 PRIVATE_SIZES = (
@@ -28,17 +29,17 @@ PRIVATE_SIZES = (
 
 @dataclass(frozen=True)
 class WorkStats:
-    """Public facts about the work behind a released mean. Where the cohort is a secret they are the same for all.
+    """Public facts about the work behind a released mean; the same for every cohort if the cohort is a secret.
 
-    Numbers of steps that follow from the sizes of shards are refused where these are not public: for a client whose
-    data may be exchanged for any other, also for more or fewer examples.
+    Reading step counts that follow from shard sizes raises `Refused` if sizes are not public: under replace-one at
+    client level a neighbour may hold more or fewer examples.
     """
 
     learning_rate: float
     share: float
-    """How much of all clients' weight stands behind the mean: |S| / N, in expectation where S is a secret."""
+    """Share of all clients' weight behind the mean: |S| / N, in expectation if S is a secret."""
     counted: tuple[float, float] | None
-    """The mean and the largest number of steps; none where they are not public."""
+    """The mean and the largest number of steps; None if they are not public."""
 
     @property
     def steps(self) -> float:
@@ -47,10 +48,12 @@ class WorkStats:
 
     @property
     def most_steps(self) -> float:
-        """The largest number of effective local steps that any client can take."""
+        """The largest number of effective local steps of any client."""
         return self._public_steps()[1]
 
     def _public_steps(self) -> tuple[float, float]:
+        # A client with more data than all others would change numbers that every client computes with, far beyond its
+        # own clipped update. No bound on its update covers that.
         if self.counted is None:
             refuse("privacy.adjacency", "replace", PRIVATE_SIZES, 'use adjacency = "add_remove", or give local.steps')
         return self.counted
@@ -58,33 +61,33 @@ class WorkStats:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMean:
-    """A channel's released mean, with public facts by which it can be read as a gradient."""
+    """A channel's released mean, with the public facts needed to read it as a gradient."""
 
     channel: Channel
     value: Public
     reach: float
     """Learning rate x local steps behind it."""
     noise_std: float
-    """Of the privacy noise in each of its coordinates."""
+    """Standard deviation of the privacy noise in each coordinate."""
 
 
 class Round(Protocol):
-    """One round. Whatever depends on private data comes out of it only by `release_mean` or `release_each`."""
+    """One round. Values that depend on private data leave it only through the release methods."""
 
     time: int
     clients: range
     planned: LocalSchedule
     """Local steps and step size of the experiment file."""
     pace: LocalSchedule
-    """Those of this round."""
+    """Local steps and step size of this round."""
     most_steps: int | None
-    """The most local steps that any round may ask for: what its claims must hold for."""
+    """The most local steps that any round may ask for; claims must hold for it."""
     clip_norm: float | None
     """The experiment's clip norm; None without privacy."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Who gathers updates: a star's server, a tree's edges, the groups' masters."""
+        """The channels that gather updates: a star's server, a tree's edges, the groups' masters."""
 
     @property
     def period(self) -> int:
@@ -95,160 +98,161 @@ class Round(Protocol):
         """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
 
     def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
-        """Ask other local steps, step sizes or participation of this round, decided from public values only.
+        """Set other local steps, step sizes or participation for this round, chosen from public values only.
 
-        Before anything is sampled or trained. Nobody may take part more often than the experiment's sampler says or do
-        more than `most_steps`; a plan takes those limits in place of what is wanted. Below servers that are not
-        trusted, releases at rates of one's own claim `Gaussian(z)`, see `LocalSchedule.rates`.
+        Call it before anything is sampled or trained. Raise `Refused` for participation above the experiment's sampler
+        or more than `most_steps`; a plan uses those limits instead. Below untrusted servers, releases at own rates
+        claim `Gaussian(z)`, see `LocalSchedule.rates`.
         """
 
     @property
     def heard(self) -> Sequence[Sequence[ChannelMean]]:
-        """What was released in this round so far: one list a gathering, in the order of its channels."""
+        """The means released in this round so far: one list per gathering, in the order of its channels."""
 
     def most_often(self, channel: Channel) -> float:
-        """How likely a member of the channel may be to take part, at most."""
+        """Return the largest probability with which a member of the channel may take part."""
 
     def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
-        """(one gathering at these rates, one way up to the top) by the experiment's resource model, beforehand."""
+        """Return (cost of one gathering at these rates, cost of one way up to the top) by the resource model."""
 
     def noise_multiplier(self, channel: Channel) -> float:
-        """z of what the channel releases."""
+        """Return the noise multiplier of the channel's releases."""
 
     def note_metrics(self, **numbers: float) -> None:
-        """Public numbers for the round's metrics."""
+        """Add public numbers to the round's metrics."""
 
     def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
-        """The public share of each channel in a mean over all of them."""
+        """Return the public share of each channel in a mean over all of them."""
 
     @property
     def rehearsal(self) -> bool:
-        """Whether nothing is computed: where the order of releases follows released values, any order will do.
+        """Whether this is a plan, in which nothing is computed; an adaptive order of releases may then be any order.
 
-        What is released may not follow them: an algorithm of another package is held to the plan, round by round.
+        The releases themselves must not depend on released values: a plugin is held to its plan, round by round.
         """
 
     def server_rng(self) -> np.random.Generator:
-        """The server's own generator of this round, for draws from public probabilities."""
+        """Return the server's generator of this round, for draws from public probabilities."""
 
     def work_stats(self, cohort: Cohort) -> WorkStats:
-        """How much work the cohort's mean update is the mean of."""
+        """Return the public facts about the work behind the cohort's mean update."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of all clients."""
+        """Draw the cohort of a channel by the experiment's sampler; by default of all clients."""
 
     def everyone(self) -> Cohort:
-        """All clients, openly."""
+        """Return the cohort of all clients, publicly."""
 
     def train(
         self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **asked: Any
     ) -> Updates:
-        """Local training of the cohort from one model or from one model each; private until released.
+        """Return the updates of the cohort, trained from one model or one model each; private until released.
 
-        `memory` names what clients keep between rounds and how it enters their training; `asked` are fields of
-        `LocalTask`, what the call asks otherwise than the experiment.
+        `memory` is the state that clients keep between rounds and how it enters their training; `asked` are fields of
+        `LocalTask` that differ from the experiment.
         """
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
-        """The cohort's mean update, made public to the channel's audience by the experiment's mechanism.
+        """Release the cohort's mean update to the channel's audience by the experiment's mechanism, and return it.
 
-        Without a channel it goes up through every channel that gathers, and the mean of all comes back to everybody.
+        Without a channel it goes up through every gathering channel, and the mean of all is published to everyone.
         """
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
-        """Several channels' means of one moment, claimed and recorded together before any of them is computed."""
+        """Release the means of several channels at once; all are claimed and recorded before any is computed."""
 
     def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
-        """Each member's private choice of one of the models, as the model's number, made public to the server.
+        """Return each member's private choice of one of the models, as the model's number, released to the server.
 
-        Who was asked and did not answer, where clients are elsewhere, is not in it.
+        Remote clients that do not answer are missing.
         """
 
     def publish(self, value: Public) -> Public:
-        """Let the top show everybody a value that it worked out of what was sent up."""
+        """Publish to everyone, by the top server, a value computed from what was sent up."""
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> Sequence[Release]:
-        """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
+        """Show values that are already public to some to more parties: (value, by whom, to whom, what it is)."""
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
-        """Each member's own update, made public to the channel's audience by the experiment's mechanism."""
+        """Release each member's own update to the channel's audience by the experiment's mechanism, and return them."""
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """Clusters as an algorithm's state has them: public values only."""
+    """Clusters in an algorithm's state: public values only."""
 
     cluster_of: tuple[int, ...]
     """The cluster of each client."""
+    # Such clients were sent the same models and have equal views, so two of each class stand for all as observers.
     alike: tuple[int, ...]
-    """Equal numbers: clients who have been in equal clusters at all times."""
+    """Equal numbers for clients that have been in the same clusters at all times."""
     how: str
-    """How everybody got there: known, drawn, chosen, kept."""
+    """How clients got their cluster: known, drawn, chosen or kept."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the server knows of the clusters: `count`, and of a mixture `mss`, `points`, `centres`, ..."""
+    """What the server knows of the clusters: `count`, and for a mixture `mss`, `points`, `centres`, ..."""
 
 
 class InitFunction(Protocol):
-    """The state before the first round."""
+    """A function that returns the state before the first round."""
 
     def __call__(self, start: Public, clients: range, settings: Any) -> State:
-        """From a freshly initialised model."""
+        """Return the state for a freshly initialised model."""
 
 
 class RoundFunction(Protocol):
-    """One round of the algorithm."""
+    """A function that runs one round of the algorithm."""
 
     def __call__(self, state: State, r: Round, settings: Any) -> State:
-        """The state after the round."""
+        """Return the state after the round."""
 
 
 class ModelsFunction(Protocol):
-    """The models that the algorithm is judged by."""
+    """A function that returns the models by which the algorithm is evaluated."""
 
     def __call__(self, state: State, clients: range) -> Public | dict[int, Public]:
-        """One model for all, or one per client."""
+        """Return one model for all, or one per client."""
 
 
 def as_given(settings: Any, experiment: Experiment) -> Any:
-    """The settings of an algorithm that needs nothing else of the experiment."""
+    """Return the settings unchanged: nothing else of the experiment is needed."""
     return settings
 
 
 def no_clusters(state: State) -> None:
-    """What an algorithm without clusters finds."""
+    """Return None: the algorithm has no clusters."""
 
 
 def suits_everything(experiment: Experiment) -> None:
-    """The check of an algorithm that runs with every unit and mechanism."""
+    """Accept every unit and mechanism."""
 
 
 def one_a_round(experiment: Experiment) -> Cohorts:
-    """Of an algorithm that draws a cohort of each channel in every round."""
+    """Return one cohort per channel and round."""
     return Cohorts(experiment.rounds)
 
 
 def one_gathering(settings: Any, steps: int) -> int:
-    """A round gathers once."""
+    """Return 1: a round gathers once."""
     return 1
 
 
 def plain_sums(settings: Any, rounds: int) -> Sequence[float] | None:
-    """Models are sums over rounds."""
+    """Return None: models are sums over rounds."""
     return None
 
 
 def never_ends(state: State) -> bool:
-    """The rounds decide when a run is over."""
+    """Return False: the number of rounds decides when a run ends."""
     return False
 
 
 def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
-    """The check of an algorithm whose clients keep what they learned.
+    """Return the check of an algorithm whose clients keep state.
 
-    The server must not take the local step for them. And amplification is claimed only where draws are independent: a
-    client's state tells whether it took part before, so that later updates of the others would give away who else was
-    in a cohort of fixed size, and with it the draw behind the amplification. (Under add/remove such a cohort claims to
-    hide nothing, see `FixedCohorts.hidden`.)
+    The server must not take the local step for them. And amplification is claimed only for independent draws: a
+    client's state reveals whether it took part before, so later updates of the others would reveal who else was in a
+    cohort of fixed size, and with it the draw behind the amplification. (Under add/remove such a cohort claims to hide
+    nothing, see `FixedCohorts.hidden`.)
     """
 
     def check(experiment: Experiment) -> None:
@@ -274,32 +278,33 @@ class Algorithm:
     round: RoundFunction
     models: ModelsFunction
     personal: bool = False
-    """Whether every client ends with a model of its own."""
+    """Whether every client ends with its own model."""
     says: str = ""
-    """A sentence for the report, where the guarantee needs one."""
+    """A sentence for the report, if the guarantee needs one."""
     check: Callable[[Experiment], None] = suits_everything
-    """Refuses experiments with which the algorithm has no guarantee."""
+    """Raises for experiments with which the algorithm has no guarantee."""
     topologies: tuple[str, ...] = ("star", "tree")
-    """The kinds of topology that it runs on."""
+    """The kinds of topology on which it runs."""
     cohorts: Callable[[Experiment], Cohorts] = one_a_round
     """How many cohorts of each channel it draws."""
     complete: Callable[[Any, Experiment], Any] = as_given
     """Fills in settings that follow from the rest of the experiment."""
     found: Callable[[State], ClusterState | None] = no_clusters
-    """The clusters that a state has, for lines of sight, evaluation and report."""
+    """The clusters in a state, for views, evaluation and report."""
     aggregations: Callable[[Any, int], int] = one_gathering
     """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
     workload: Callable[[Any, int], Sequence[float] | None] = plain_sums
-    """(settings, rounds) -> how much of a round's mean is in the model after 1, 2, ... rounds; None: all of it, always.
+    """(settings, rounds) -> the weight of a round's mean in the model after 1, 2, ... rounds; None: always 1.
 
-    What strategies of correlated noise are optimised for."""
+    Strategies of correlated noise are optimised for it.
+    """
+    # Released values may decide an early end, and the epsilon of the rounds actually run would then be an odometer, not
+    # a guarantee. So the rounds that are left are charged all the same: the planned list is fixed in advance.
     finished: Callable[[State], bool] = never_ends
-    """Whether there is nothing left to do before the rounds are over.
-
-    The rounds that are left are charged all the same: released values may have decided this (decision 0192)."""
+    """Whether there is nothing left to do before the planned rounds are over."""
     ending: str = ""
-    """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""
+    """Why a `finished` run has fewer rounds than planned, for the report."""
     remembers: bool = False
-    """Whether clients train by what they kept of earlier rounds: it tells whether they took part."""
+    """Whether clients train by state of earlier rounds, which reveals whether they took part."""
     kept: str = ""
-    """The memory that is each client's own model: what clients are judged by, private, never published."""
+    """The client state that is each client's own model, by which clients are evaluated; private, never published."""

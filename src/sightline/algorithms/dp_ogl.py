@@ -1,4 +1,4 @@
-"""Overlapping groups: DP-OGL (Kiani, Boenisch and Draper, Algorithm 1), and DP-OGL+ in a sound form."""
+"""DP-OGL on overlapping groups (Kiani, Boenisch and Draper, Algorithm 1), and DP-OGL+ in a sound form."""
 
 import math
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ MEMBERS = " members"
 
 @dataclass(frozen=True)
 class DPOGL:
-    """DP-OGL has no settings of its own: structure, groups and period are the topology's."""
+    """DP-OGL has no settings: structure, groups and period belong to the topology."""
 
 
 def init_state(start: Public, clients: range, settings: DPOGL) -> State:
-    """Line 1: every group begins with the same model."""
+    """Line 1: start every group from the same model."""
     return {START: start}
 
 
 def run_round(state: State, r: Round, settings: DPOGL) -> State:
-    """Lines 4-25: one epoch of every group, each with a cohort and a noise of its own."""
+    """Lines 4-25: run one epoch of every group, each with its own cohort and noise."""
     merging = (r.time - 1) % r.period == 0  # line 9
     if merging:
         show_to_newcomers(state, r)
@@ -36,11 +36,13 @@ def run_round(state: State, r: Round, settings: DPOGL) -> State:
         starts = merge_models(state, r.channels, channel) if merging else model_of(state, channel.name)  # lines 9-16
         cohort = r.sample(channel)  # line 17
         many.append((r.train(cohort, starts), channel))  # lines 18-20, 29-36
+    # All groups are claimed in one transaction. With one call per group a budget could stop the run between two of
+    # them: the first release would be charged and its value lost.
     return move_models(state, r.channels, r.release_means(many))  # lines 21-25
 
 
 def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public]) -> State:
-    """Line 24, and who is in which group now."""
+    """Line 24: add the steps to the groups' models, and store who is in which group now."""
     found = dict(state)
     for channel, step in zip(channels, steps, strict=True):
         found[channel.name] = model_of(state, channel.name) + step
@@ -49,24 +51,25 @@ def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public]
 
 
 def members_of(channels: tuple[Channel, ...]) -> dict[str, Public]:
-    """The public lists of members, as vectors that a checkpoint can keep."""
+    """Return the public lists of members as vectors that a checkpoint can keep."""
     return {channel.name: Public(torch.tensor(channel.members, dtype=torch.float32)) for channel in channels}
 
 
 def model_of(state: State, name: str) -> Public:
-    """A group's model; before its first release it is everybody's start."""
+    """Return a group's model; before its first release, the common start."""
     return state.get(name, state[START])
 
 
 def merge_models(state: State, channels: tuple[Channel, ...], channel: Channel) -> Mapping[int, Public]:
-    """Lines 11-13 and 26-28: every member starts from the mean of the models of all its groups."""
+    """Lines 11-13 and 26-28: return the mean of the models of all its groups as each member's start."""
     groups = groups_of({other.name: other.members for other in channels})
+    # One `Public` per set of groups, not per worker: equal starts are one object, so training can share them.
     means = {names: mean_model([model_of(state, name) for name in names]) for names in set(groups.values())}
     return {worker: means[groups[worker]] for worker in channel.members}
 
 
 def groups_of(members: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ...]]:
-    """Worker -> the names of its groups."""
+    """Return worker -> the names of its groups."""
     found: dict[int, tuple[str, ...]] = {}
     for name, workers in members.items():
         for worker in workers:
@@ -75,14 +78,15 @@ def groups_of(members: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ..
 
 
 def mean_model(models: list[Public]) -> Public:
-    """The mean of public models; of one model, that model itself."""
+    """Return the mean of public models; a single model is returned as it is."""
     if len(models) == 1:
         return models[0]
     return combine_public(lambda *values: torch.stack(values).double().mean(0).float(), *models)
 
 
 def show_to_newcomers(state: State, r: Round) -> None:
-    """A worker that joins a group receives the group's model, which others have seen before it."""
+    """Show a group's model to workers that have joined it; others have seen it before."""
+    # It costs nothing, but it flows: without this record the ledger would not know that newcomers hold the model.
     before = known_members(state)
     if not before:
         return
@@ -97,7 +101,7 @@ def show_to_newcomers(state: State, r: Round) -> None:
 
 
 def known_members(state: State) -> dict[str, tuple[int, ...]]:
-    """Group -> members, as the last epoch had them."""
+    """Return group -> members in the last epoch."""
     return {
         name.removesuffix(MEMBERS): tuple(int(worker) for worker in value.value.tolist())
         for name, value in state.items()
@@ -106,7 +110,7 @@ def known_members(state: State) -> dict[str, tuple[int, ...]]:
 
 
 def current_models(state: State, clients: range) -> dict[int, Public]:
-    """Worker n's personal model: the mean of its groups' models (constraint of eq. (1))."""
+    """Return worker n's personal model: the mean of its groups' models (constraint of eq. (1))."""
     groups = groups_of(known_members(state))
     means = {names: mean_model([model_of(state, name) for name in names]) for names in set(groups.values())}
     return {client: means[groups[client]] if client in groups else state[START] for client in clients}
@@ -123,11 +127,11 @@ ALGORITHM = Algorithm("dp_ogl", DPOGL, init_state, run_round, current_models, sa
 
 @dataclass(frozen=True)
 class DPOGLPlus:
-    """DP-OGL+ has no settings of its own: structure, groups and period are the topology's."""
+    """DP-OGL+ has no settings: structure, groups and period belong to the topology."""
 
 
 def run_plus_round(state: State, r: Round, settings: DPOGLPlus) -> State:
-    """One epoch: the first of an interval names where everybody starts, the last one trains and releases."""
+    """Run one epoch: the first of an interval records the starts, the last one trains and releases."""
     if (r.time - 1) % r.period == 0:
         show_to_newcomers(state, r)
         show_starts(state, r)
@@ -142,15 +146,15 @@ def run_plus_round(state: State, r: Round, settings: DPOGLPlus) -> State:
 
 
 def for_interval(channel: Channel, period: int) -> Channel:
-    """The group with the clip norm of an interval, sqrt(S) c; the noise follows it."""
+    """Return the group with the clip norm of an interval, sqrt(S) c; the noise scales with it."""
     return replace(channel, clip_factor=channel.clip_factor * math.sqrt(period))
 
 
 def show_starts(state: State, r: Round) -> None:
-    """Count where an interval starts as seen by the whole group.
+    """Record the start of an interval as seen by the whole group.
 
-    Members learn of it at the interval's end at the latest; counting it at once makes the ledger of a run that stops
-    inside an interval an upper bound on everything that its workers hold by then.
+    Members learn it at the end of the interval at the latest. Counting it at once makes the ledger of a run that stops
+    inside an interval an upper bound on everything that its workers hold.
     """
     shown = []
     for channel in r.channels:
@@ -163,7 +167,7 @@ def show_starts(state: State, r: Round) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Whole intervals only, and privacy of clients: the steps of single examples are counted per epoch elsewhere."""
+    """Raise unless rounds are whole intervals and the privacy unit is not the single example."""
     period = experiment.topology.settings.get("period", 1)
     if isinstance(period, int) and period >= 1 and experiment.rounds % period:
         law = f"dp_ogl_plus releases at the end of an interval of period={period}"
@@ -174,7 +178,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def count_cohorts(experiment: Experiment) -> Cohorts:
-    """One cohort of each group at the end of every interval."""
+    """Return one cohort per group at the end of every interval."""
     period = int(experiment.topology.settings.get("period", 1))
     return Cohorts(experiment.rounds // period, period)
 

@@ -14,12 +14,12 @@ class FedAvg:
 
 
 def init_state(start: Public, clients: range, settings: FedAvg) -> State:
-    """Line 2: one global model."""
+    """Line 2: return one global model."""
     return {"model": start}
 
 
 def run_round(state: State, r: Round, settings: FedAvg) -> State:
-    """Lines 3-8: a cohort trains from the global model, which moves by the mean of its updates."""
+    """Lines 3-8: train a cohort from the global model and move it by the mean of the updates."""
     cohort = r.sample()  # lines 4-5
     updates = r.train(cohort, state["model"])  # lines 6-7, ClientUpdate
     step = r.release_mean(updates)  # line 8
@@ -27,7 +27,7 @@ def run_round(state: State, r: Round, settings: FedAvg) -> State:
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 

@@ -21,24 +21,25 @@ class FedAvgM:
 
 
 def init_state(start: Public, clients: range, settings: FedAvgM) -> State:
-    """One global model at rest."""
+    """Return one global model with zero velocity."""
     return {"model": start, "velocity": 0.0 * start}
 
 
 def run_round(state: State, r: Round, settings: FedAvgM) -> State:
-    """v <- beta v + mean update; w <- w + eta v. The server works on what was released: post-processing."""
+    """Update v <- beta v + mean update; w <- w + eta v."""
     updates = r.train(r.sample(), state["model"])
+    # Momentum acts on released means only: post-processing, so it costs no privacy.
     velocity = settings.server_momentum * state["velocity"] + r.release_mean(updates)
     return {"model": state["model"] + settings.server_learning_rate * velocity, "velocity": velocity}
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 
 def momentum_sums(settings: FedAvgM, rounds: int) -> list[float]:
-    """1 + beta + ... + beta^i: how much of a mean is in the model i rounds later, over the learning rate."""
+    """Return 1 + beta + ... + beta^i: the weight of a mean in the model i rounds later, over the learning rate."""
     return list(accumulate(settings.server_momentum**i for i in range(rounds)))
 
 

@@ -21,12 +21,12 @@ class FedDyn:
 
 
 def init_state(start: Public, clients: range, settings: FedDyn) -> State:
-    """One global model and h = 0; every client's gradient memory is 0 until it takes part."""
+    """Return one global model and h = 0; a client's gradient memory is 0 until it takes part."""
     return {"model": start, "drift": 0.0 * start}
 
 
 def run_round(state: State, r: Round, settings: FedDyn) -> State:
-    r"""Client k minimises L_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2 and keeps g_k <- g_k - alpha (w_k - w_t).
+    """Client k minimises L_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2 and keeps g_k <- g_k - alpha (w_k - w_t).
 
     The server: h <- h - alpha / m sum_{k in P} (w_k - w_t);  w <- mean_{k in P} w_k - h / alpha. Both sums are the
     released mean update times a public number, the cohort's share of all clients (by data size where the mean is).
@@ -35,31 +35,32 @@ def run_round(state: State, r: Round, settings: FedDyn) -> State:
     cohort = r.sample()
     updates = r.train(cohort, state["model"], memory=GradientMemory(alpha).memory(), proximal=alpha)
     step = r.release_mean(updates)
+    # The share is a setting, not a size: FedDyn therefore also runs under replace-one, where sizes are not public.
     drift = state["drift"] - (alpha * r.work_stats(cohort).share) * step
     return {"model": state["model"] + step - (1 / alpha) * drift, "drift": drift}
 
 
 @dataclass(frozen=True)
 class GradientMemory:
-    """What a client keeps: its gradient at its last model, by the first-order condition."""
+    """The state that a client keeps: its gradient at its last model, by the first-order condition."""
 
     alpha: float
 
     def linear(self, own: Tensor) -> Tensor:
-        """-g_k."""
+        """Return -g_k."""
         return -own
 
     def update(self, moved: LocalResult) -> Tensor:
-        """g_k - alpha (w_k - w_t)."""
+        """Return g_k - alpha (w_k - w_t)."""
         return moved.old - self.alpha * (moved.end - moved.start)
 
     def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
-        """The gradient as a memory."""
+        """Return the gradient as a state rule."""
         return StateRule("gradient", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 

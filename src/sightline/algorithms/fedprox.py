@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model (Li et al. 2020, Algorithm 2)."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model (Li et al. 2020, Algorithm 2)."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class FedProx:
 
 
 def init_state(start: Public, clients: range, settings: FedProx) -> State:
-    """One global model."""
+    """Return one global model."""
     return {"model": start}
 
 
@@ -33,7 +33,7 @@ def run_round(state: State, r: Round, settings: FedProx) -> State:
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 

@@ -28,13 +28,13 @@ class FedYogi:
 
 
 def init_state(start: Public, clients: range, settings: FedYogi) -> State:
-    """The initial v is tau^2, the least that the paper allows (v_-1 >= tau^2)."""
+    """Return zero moments, and v = tau^2, the smallest start that the paper allows (v_-1 >= tau^2)."""
     zero = 0.0 * start
     return {"model": start, "first": zero, "second": combine_public(lambda z: z + settings.tau**2, zero)}
 
 
 def run_round(state: State, r: Round, settings: FedYogi) -> State:
-    """Lines 12-16: moments of the released mean, then one scaled step. All of it is post-processing."""
+    """Lines 12-16: update the moments of the released mean, then take one scaled step (post-processing)."""
     step = r.release_mean(r.train(r.sample(), state["model"]))
     first = settings.beta1 * state["first"] + (1 - settings.beta1) * step  # line 12
     second = combine_public(lambda v, d: yogi_moment(v, d, settings.beta2), state["second"], step)  # line 14
@@ -43,7 +43,7 @@ def run_round(state: State, r: Round, settings: FedYogi) -> State:
 
 
 def yogi_moment(second: Tensor, step: Tensor, beta2: float) -> Tensor:
-    r"""v <- v - (1 - beta_2) D^2 sign(v - D^2): moves towards D^2 by at most a fixed share of it.
+    """Update v <- v - (1 - beta_2) D^2 sign(v - D^2): move towards D^2 by at most a fixed share of it.
 
     >>> yogi_moment(torch.tensor([4.0, 0.0]), torch.tensor([1.0, 1.0]), 0.9)
     tensor([3.9000, 0.1000])
@@ -53,7 +53,7 @@ def yogi_moment(second: Tensor, step: Tensor, beta2: float) -> Tensor:
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 

@@ -1,4 +1,4 @@
-"""Local training: no client ever talks to another. The baseline that federation has to beat."""
+"""Local training without any exchange between clients: the baseline that federation has to beat."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from sightline.topology import client_name
 
 @dataclass(frozen=True)
 class Local:
-    """Local training has no settings of its own."""
+    """Local training has no settings."""
 
 
 def init_state(start: Public, clients: range, settings: Local) -> State:
-    """Every client begins with the same model."""
+    """Start every client from the same model."""
     return {client_name(client): start for client in clients}
 
 
 def run_round(state: State, r: Round, settings: Local) -> State:
-    """The cohort's members train their own models on; the others keep theirs."""
+    """Train the cohort's members on from their own models; the others keep theirs."""
     cohort = r.sample()
     updates = r.train(cohort, current_models(state, r.clients))
     steps = r.release_each(updates)
@@ -26,7 +26,7 @@ def run_round(state: State, r: Round, settings: Local) -> State:
 
 
 def current_models(state: State, clients: range) -> dict[int, Public]:
-    """Every client's own model."""
+    """Return every client's own model."""
     return {client: state[client_name(client)] for client in clients}
 
 

@@ -1,4 +1,4 @@
-"""MR-MTL: personal models held near their mean (Z. Liu et al. 2022, Algorithm 1)."""
+"""MR-MTL: personal models regularised towards their mean (Z. Liu et al. 2022, Algorithm 1)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +24,15 @@ class MRMTL:
 
 
 def init_state(start: Public, clients: range, settings: MRMTL) -> State:
-    """Every client begins with the same model."""
+    """Start every client from the same model."""
     return local.init_state(start, clients, local.Local())
 
 
 def run_round(state: State, r: Round, settings: MRMTL) -> State:
-    """Client i lowers F_i(w) + lambda / 2 |w - mean|^2 from its own model; the mean is of what all have released."""
+    """Client i lowers F_i(w) + lambda / 2 |w - mean|^2 from its own model; the mean is over all released models."""
     own = local.current_models(state, r.clients)
     centre = mean_model(list(own.values()))
+    # The mean enters as the anchor, not as the start: its releases must be among the inputs all the same.
     starts = {client: with_sources_of(model, centre) for client, model in own.items()}
     pull: dict[str, Any] = {"proximal": float(settings.penalty), "anchor": centre.value} if settings.penalty else {}
     steps = r.release_each(r.train(r.sample(), starts, **pull))

@@ -19,10 +19,10 @@ from sightline.training.local_work import shuffled_batches
 
 @dataclass(frozen=True)
 class Moreau:
-    r"""For every mini-batch B: theta ~ argmin f_B(theta) + lambda / 2 |theta - w|^2 by K gradient steps, then
-    w <- w - eta lambda (w - theta).
+    """Local solver: theta ~ argmin f_B(theta) + lambda / 2 |theta - w|^2 by K steps, w <- w - eta lambda (w - theta).
 
-    Reference: T. Dinh et al. 2020, Algorithm 1, lines 4-8. theta goes on from where the last mini-batch left it.
+    Done for every mini-batch B. Reference: T. Dinh et al. 2020, Algorithm 1, lines 4-8. theta continues from the
+    previous mini-batch.
     """
 
     penalty: float
@@ -30,13 +30,13 @@ class Moreau:
     learning_rate: float
 
     def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
-        """The personal model as a memory."""
+        """Return the personal model as a state rule."""
         return StateRule("personal", solver=self, sources=sources, rule=self)
 
     def __call__(
         self, model: FlatModel, start: Tensor, shard: Shard, work: LocalWork, *, steps: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """(the client's copy of the global model, its personal model)."""
+        """Return (the client's copy of the global model, its personal model)."""
         worker = worker_for(model, precision=work.precision)
         worker.weights.copy_(start)
         copy = worker.weights.clone()
@@ -70,24 +70,25 @@ class PFedMe:
 
 
 def init_state(start: Public, clients: range, settings: PFedMe) -> State:
-    """One global model; a client's personal model is the global one until it takes part."""
+    """Return one global model; a client's personal model is the global one until it takes part."""
     return {"model": start}
 
 
 def run_round(state: State, r: Round, settings: PFedMe) -> State:
-    """Lines 2-10: clients move their copies of w towards their personal models; the server averages the copies."""
+    """Lines 2-10: clients move copies of w towards their personal models; the server averages the copies."""
     solver = Moreau(settings.penalty, settings.inner_steps, settings.personal_learning_rate)  # lines 4-8
+    # Personal models never enter training, so they do not reveal past draws: cohorts stay hidden.
     updates = r.train(r.sample(), state["model"], memory=solver.memory())  # line 9: a subset sends
     return {"model": state["model"] + settings.mixing * r.release_mean(updates)}  # line 10
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model: the only one that is published."""
+    """Return the global model, the only one that is published."""
     return state["model"]
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
+    """Raise `Refused` for DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
         law = "pfedme's inner solver is not a sequence of private steps"
         refuse("privacy.unit", "sample", law, 'use unit = "client", or mechanism = "output"')

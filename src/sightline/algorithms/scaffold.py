@@ -18,19 +18,22 @@ class Scaffold:
 
 
 def init_state(start: Public, clients: range, settings: Scaffold) -> State:
-    """Line 1: a model x and a control variate c = 0; every client's c_i is 0 until it takes part."""
+    """Line 1: return a model x and a control variate c = 0; a client's c_i is 0 until it takes part."""
     return {"model": start, "control": 0.0 * start}
 
 
 def run_round(state: State, r: Round, settings: Scaffold) -> State:
-    r"""Lines 3-17. One vector travels up: the server works out its own control variate from the released mean.
+    """Lines 3-17. Only one vector is sent up: the server computes its own control variate from the released mean.
 
-    With D y_i = y_i - x, client i changes c_i by D c_i = -D y_i / (eta K) - k c: K the most steps of anybody, k K their
-    public mean. For equal work that is the paper's option II. The mean of the D c_i is then a function of the released
-    mean of the D y_i and of public numbers, and c stays the mean of the c_i. Decision 0050 says why.
+    With D y_i = y_i - x, client i changes c_i by D c_i = -D y_i / (eta K) - k c, where K is the largest number of steps
+    of any client and k K their public mean. For equal work that is the paper's option II. The mean of the D c_i is then
+    a function of the released mean of the D y_i and of public numbers, and c stays the mean of the c_i.
     """
     control, cohort = state["control"], r.sample()  # lines 3-5
     work = r.work_stats(cohort)
+    # Releasing D y_i and D c_i would cost privacy twice. Dividing by each client's own K_i would make the mean of the D
+    # c_i no function of the released mean: c then drifts from the mean of the c_i (67 % against 80 % accuracy with
+    # stragglers).
     rule = ControlVariate(control.value, work.learning_rate, work.steps, work.most_steps)
     updates = r.train(cohort, state["model"], memory=rule.memory(control.sources))  # lines 6-14
     step = r.release_mean(updates)  # line 16, mean of the D y_i
@@ -43,7 +46,7 @@ def run_round(state: State, r: Round, settings: Scaffold) -> State:
 
 @dataclass(frozen=True, eq=False)
 class ControlVariate:
-    """What a client keeps: c_i, which turns its gradient g into g - c_i + c (line 10)."""
+    """The state that a client keeps: c_i, which turns its gradient g into g - c_i + c (line 10)."""
 
     control: Tensor
     learning_rate: float
@@ -51,21 +54,22 @@ class ControlVariate:
     most_steps: float
 
     def linear(self, own: Tensor) -> Tensor:
-        """c - c_i."""
+        """Return c - c_i."""
         return self.control - own
 
     def update(self, moved: LocalResult) -> Tensor:
-        """Line 12, option II: c_i - c + (x - y_i) / (K eta)."""
+        """Line 12, option II: return c_i - c + (x - y_i) / (K eta)."""
+        # K counts effective steps, so this is a mean of gradients under momentum too.
         gradient = (moved.start - moved.end) / (self.learning_rate * self.most_steps)
         return moved.old - self.steps / self.most_steps * self.control + gradient
 
     def memory(self, sources: frozenset[int] = frozenset()) -> StateRule:
-        """The control variate as a memory."""
+        """Return the control variate as a state rule."""
         return StateRule("control", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 
@@ -73,7 +77,7 @@ SAYS = "Clients keep control variates to themselves; the server's is computed fr
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse steps that no mean gradient can be read off, and steps by size where a neighbour may have another size."""
+    """Raise `Refused` for steps without a mean gradient, and for step counts that follow from private sizes."""
     keeps_state("scaffold")(experiment)
     if experiment.local.adaptive:
         law = "a control variate is a mean of gradients, and Adam's steps are none"

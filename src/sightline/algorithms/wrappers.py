@@ -14,18 +14,18 @@ SAYS_AVERAGE = "Averaged: the model that counts is a mean of the models of all r
 
 
 def read_decay(given: Any) -> float:
-    """How much of the old mean is kept in a round."""
+    """Return the weight b of the old mean. Raise for a value outside [0, 1)."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
         invalid("algorithm.average", given, "is a number in [0, 1)", "e.g. 0.99: about the last 100 rounds")
     return float(given)
 
 
 def wrap_average(base: Algorithm, decay: float) -> Algorithm:
-    r"""The algorithm, judged by a_t = sum_s b^(t-s) w_s / sum_s b^(t-s) in place of its last model w_t.
+    """Return the algorithm evaluated by a_t = sum_s b^(t-s) w_s / sum_s b^(t-s) instead of its last model w_t.
 
-    Guarantees: nobody sends anything for it, and clients train on as before: it is post-processing of released models,
-    carries all their releases, and no epsilon changes. With b = 0 it is the last model. Weights add up to 1 in every
-    round, so that the start, which nobody trained, does not enter.
+    Guarantees: nothing is sent for it, and clients train as before: it is post-processing of released models, carries
+    all their releases, and no epsilon changes. With b = 0 it is the last model. Weights add up to 1 in every round, so
+    the untrained start does not enter.
     """
 
     def init(start: Public, clients: range, settings: Any) -> State:
@@ -40,6 +40,7 @@ def wrap_average(base: Algorithm, decay: float) -> Algorithm:
         model = base.models(after, r.clients)
         if not isinstance(model, Public):
             invalid("algorithm.average", decay, f"{base.name} has many models", "remove average")
+        # Bias correction as in Adam: in round one the share is 1, so the start gets weight 0.
         share = (1 - decay) / (1 - decay**r.time)
         return dict(after) | {AVERAGE: (1 - share) * state[AVERAGE] + share * model}
 
@@ -58,7 +59,7 @@ SAYS_UPCYCLE = (
 
 @dataclass(frozen=True)
 class Upcycle:
-    r"""u_m of the m-th free step: constant, or mu / (mu + lambda m^growth).
+    """u_m of the m-th free step: constant, or mu / (mu + lambda m^growth).
 
     `growth = 0.5` gives the u_m = O(1 / sqrt(m)) under which Corollary 5.8 converges.
 
@@ -73,7 +74,7 @@ class Upcycle:
 
     @classmethod
     def read(cls, given: Any) -> "Upcycle":
-        """From the experiment file: a number, or a table of mu, lambda and perhaps growth."""
+        """Read a number, or a table of mu, lambda and optionally growth, from the experiment file."""
         if not isinstance(given, Mapping):
             return cls(constant=_finite_number("algorithm.upcycle", given))
         for key, value in given.items():
@@ -88,7 +89,7 @@ class Upcycle:
         return cls(None, float(given["mu"]), float(given["lambda"]), float(given.get("growth", 0.0)))
 
     def u(self, time: int) -> float:
-        """How far the free step after round `time` goes, in units of the round's own move."""
+        """Return the length of the free step after round `time`, in units of the round's own move."""
         if self.constant is not None:
             return self.constant
         return self.mu / (self.mu + self.weight * math.pow(time, self.growth))
@@ -101,9 +102,9 @@ def _finite_number(name: str, value: Any) -> float:
 
 
 def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
-    """The algorithm with a free step after each of its rounds.
+    """Return the algorithm with a free step after each of its rounds.
 
-    w_2m = w_2m-1 + u_m (w_2m-1 - w_2m-2), on every model that the algorithm is judged by.
+    w_2m = w_2m-1 + u_m (w_2m-1 - w_2m-2), on every model by which the algorithm is evaluated.
 
     Guarantees: nothing is sampled, trained or released by the free step; with u = 0 it is the algorithm itself, bit for
     bit.
@@ -117,6 +118,8 @@ def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
     def round_(state: State, r: Round, settings: Any) -> State:
         after = base.round(state, r, settings)
         u = rule.u(r.time)
+        # Skip the arithmetic: it could change bits (0 times infinity), and it would add the sources of the model
+        # before.
         if u == 0:
             return after
         return dict(after) | {
@@ -128,14 +131,15 @@ def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
 
 
 def _model_before(state: State, name: str) -> Public:
-    """A model before the round; one that the round has made (a group's first) came from the common start."""
+    """Return a model before the round; a model created by the round (a group's first) came from the common start."""
     return state[name] if name in state else state["start"]
 
 
 def _model_names(base: Algorithm, state: State, clients: range) -> list[str]:
-    """The names under which the state holds the algorithm's models."""
+    """Return the names under which the state holds the algorithm's models. Raise if there are none."""
     found = base.models(state, clients)
     judged = [found] if isinstance(found, Public) else list(found.values())
+    # Compared by identity: only vectors that the state itself holds can be moved; a computed mean cannot.
     names = [name for name, value in state.items() if any(value is model for model in judged)]
     if not names:
         law = f"{base.name} has no model of its own to move on"

@@ -1,6 +1,6 @@
-"""The loop, its checkpoints, its record, and the plan that calibrates its noise.
+"""The engine: build an experiment, plan and calibrate its noise, run the loop, and keep the record of a run.
 
-What trains is loaded when it is asked for: those who only read runs need no torch.
+Modules that train are imported on first use, so that tools that only read runs need no torch.
 """
 
 from importlib import import_module
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that a name is in."""
+    """Import a lazily exported name. Raise AttributeError for an unknown one."""
     if name not in _LAZY:
         raise AttributeError(f"module 'sightline.engine' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

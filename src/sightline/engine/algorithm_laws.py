@@ -1,9 +1,9 @@
-"""The laws of an algorithm of another package: values remember their releases, and claims do not follow values.
+"""Checks for plugin algorithms: values keep their sources, and claims do not depend on released values.
 
-An algorithm holds public values only, so that nothing it computes costs anything more. But the ledger must hear what a
-value was made of: an algorithm that makes a `Public` by hand forgets its releases, and an observer would be charged too
-little. And a bound holds for a list of events that is fixed beforehand (decision 0192): an algorithm that releases more
-or less, of others or with other noise, depending on what was released before, has no such list.
+An algorithm holds public values only, so its computations cost nothing more. But the ledger must know what a value was
+computed from: an algorithm that makes a `Public` by hand loses its releases, and an observer would be charged too
+little. And a bound holds for a list of events that is fixed in advance: an algorithm that releases more or less, about
+other subjects or with other noise, depending on earlier releases, has no such list.
 """
 
 from collections import Counter
@@ -27,16 +27,17 @@ from sightline.randomness import EVERYONE
 DIMENSION = 4
 ROUNDS = 3
 MOST_CALLS = 12
-"""So many release calls are changed, one after the other."""
+"""Number of release calls whose value is changed, one at a time."""
+# Zero, negative, tiny and huge values: thresholds on released values are likely to lie between two of them.
 SCALES = (0.0, -1.0, 1e-3, 1e3)
-"""All invented values are also multiplied by each of these."""
+"""Factors by which all invented values are multiplied as well."""
 
 _passed: set[tuple[str, ...]] = set()
 
 
 @dataclass(frozen=True)
 class NotedCall:
-    """What one release call worked from."""
+    """The inputs of one release call."""
 
     first: int
     """The ledger number of its first release."""
@@ -45,7 +46,7 @@ class NotedCall:
 
 
 class InventedValues(DryExecution):
-    """A round of a run in which everybody takes part and every value is made up; that of one call can be another."""
+    """An execution with full participation and invented values; the value of one call can be changed."""
 
     rehearsal = False
 
@@ -55,11 +56,11 @@ class InventedValues(DryExecution):
         self.calls: list[NotedCall] = []
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """As in a run."""
+        """Return the wanted pace, as in a real run."""
         return allow_schedule(setting, wanted, most_steps)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """Numbers that depend on the number of the call alone."""
+        """Return numbers that depend on the number of the call alone."""
         members = updates.cohort.members
         starts = torch.stack([updates.starts[n].value for n in members]) if members else torch.zeros(0)
         rng = self._note_call(NotedCall(context.next_id, starts, frozenset(updates.sources)))
@@ -67,7 +68,7 @@ class InventedValues(DryExecution):
         return ReleaseValues({n: self._scale * value + self._shift for n, value in values.items()}, noise_std=1.0)
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """The first model, or the second."""
+        """Return the first model, or the second one if values are changed."""
         starts = torch.stack([one.value for one in ballot.candidates])
         self._note_call(NotedCall(context.next_id, starts, frozenset().union(*(c.sources for c in ballot.candidates))))
         other = int(self._shift) + int(self._scale != 1.0)
@@ -84,19 +85,19 @@ class InventedValues(DryExecution):
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Some rounds of invented values."""
+    """Some rounds with invented values."""
 
     ledger: Ledger
     calls: list[NotedCall]
     states: list[dict[str, Public]] = field(default_factory=list)
 
     def releases_of(self, call: int) -> set[int]:
-        """The ledger numbers of a call's releases."""
+        """Return the ledger numbers of a call's releases."""
         ends = [one.first for one in self.calls] + [len(self.ledger)]
         return set(range(ends[call], max(ends[call] + 1, ends[call + 1])))
 
     def remembers(self, sources: frozenset[int], call: int) -> bool:
-        """Whether a release of the call is among the sources, or among what they were computed from."""
+        """Return whether a release of the call is among the sources or their ancestors."""
         wanted, waiting, seen = self.releases_of(call), list(sources), set[int]()
         while waiting:
             number = waiting.pop()
@@ -109,9 +110,9 @@ class Rehearsed:
 
 
 def check_first_algorithm(setting: BuiltExperiment, make_plan: Callable[[], FollowedPlan]) -> None:
-    """Hold an algorithm of another package to its laws, once for each of its sources and experiments.
+    """Check a plugin algorithm once for each of its sources and experiments. Raise `Refused` if it fails.
 
-    Code without a file has no digest that would tell whether it is still the same: it is tried every time.
+    Code without a file has no digest that would show a change, so it is checked every time.
     """
     for plugin in setting.plugins:
         facts = (plugin.name, plugin.source_digest, setting.experiment.model_dump_json())
@@ -126,15 +127,16 @@ def check_first_algorithm(setting: BuiltExperiment, make_plan: Callable[[], Foll
 
 
 def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *, rounds: int = ROUNDS) -> None:
-    """Raise `BrokenLaw` unless whatever changes with a released value remembers the release, and no claim changes.
+    """Raise `BrokenLaw` unless every value that changes with a release names it, and no claim changes.
 
-    Guarantees: of the first rounds, with invented values: when one release has another value, every value of the state
-    and every starting point that is then another has one of that call's releases behind it in the ledger. Then, and
-    when all values are larger, smaller, negative or zero, the same events are claimed of the same subjects for the same
-    audience in every round; and none that the `plan` does not have.
+    Guarantees, for the first rounds with invented values: if one release has another value, every state value and
+    starting point that changes has one of that call's releases behind it in the ledger. Then, and if all values are
+    larger, smaller, negative or zero, the same events are claimed about the same subjects for the same audience in
+    every round, and none that the `plan` does not have.
     """
     rounds = min(rounds, setting.experiment.rounds)
     base, again = (_rehearse(setting, rounds, None, plan=plan) for _ in range(2))
+    # Own randomness or hidden state would make the comparisons below meaningless.
     _check_same(base, again)
     for scale in SCALES:
         _check_claims(base, _rehearse(setting, rounds, None, scale=scale), f"all released values are {scale:g} times")
@@ -165,7 +167,7 @@ def _check_claims(base: Rehearsed, other: Rehearsed, what: str) -> None:
 
 
 def _claims_at(ledger: Ledger, time: int) -> Counter[tuple[Any, ...]]:
-    """The claims of a round: how often each subject is charged with what."""
+    """Return the claims of a round: how often each subject is charged with what."""
     rows = [release for release in ledger if release.time == time]
     return Counter((subject, *facts_of(release)) for release in rows for subject in release.subjects)
 
@@ -182,7 +184,7 @@ def _check_value(
 def _rehearse(
     setting: BuiltExperiment, rounds: int, changed: int | None, *, scale: float = 1.0, plan: FollowedPlan | None = None
 ) -> Rehearsed:
-    """The first rounds of the algorithm, as far as the budget goes."""
+    """Run the first rounds of the algorithm, as far as the budget goes."""
     ledger = Ledger(participants=setting.participants)
     execution = InventedValues(setting.federation.sizes.tolist(), changed, scale)
     start = torch.from_numpy(np.random.default_rng(0).standard_normal(DIMENSION)).float()
@@ -204,7 +206,7 @@ def _rehearse(
 
 
 def _public_state(state: Any) -> dict[str, Public]:
-    """The state, when it is what a checkpoint can hold: public vectors by name."""
+    """Return the state. Raise `BrokenLaw` unless it is public vectors by name, which a checkpoint can hold."""
     if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Public) for n, v in state.items()):
         raise BrokenLaw("a state is public values by name", f"it is a {type(state).__name__} of other things")
     return state

@@ -1,4 +1,4 @@
-"""From an experiment to the objects that run it. Everything that can be wrong is found here, before a run exists."""
+"""Build the objects that run an experiment; every invalid setting is found here, before a run exists."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ from sightline.training.local_work import BY_RULE, Paths
 
 @dataclass(frozen=True, eq=False)
 class BuiltExperiment:
-    """An experiment, built."""
+    """An experiment and the objects built from it."""
 
     experiment: Experiment
     federation: Federation
@@ -54,44 +54,44 @@ class BuiltExperiment:
     start: Tensor
     topology: Topology
     samplers: Mapping[str, CohortSampler]
-    """Each channel's own."""
+    """Channel name -> its sampler."""
     mechanism: Mechanism
     algorithm: algorithms.Algorithm
     settings: Any
     resources: Resources | None = None
-    """What sending costs, where the experiment has a model of it."""
+    """The cost model of communication, if the experiment has one."""
     multipliers: Mapping[int, float] = field(default_factory=dict)
-    """Each client's noise multiplier, once it is given or calibrated."""
+    """Client -> noise multiplier, once given or calibrated."""
     splitter: Splitter | None = None
-    """How subjects are sent to parts of the model, when they are."""
+    """Assigns subjects to parts of the model; None for whole models."""
     earlier: EarlierRuns | None = None
     """The runs whose model this one starts from."""
     paths: Paths = BY_RULE
-    """Which exact paths local training takes: those that the run recorded when it began."""
+    """The exact code paths of local training, as recorded when the run began."""
 
     @cached_property
     def plugins(self) -> tuple[Plugin, ...]:
-        """What of the experiment comes from elsewhere."""
+        """The plugins that the experiment uses."""
         return tuple(list_plugins(self.experiment))
 
     @property
     def foreign(self) -> bool:
-        """Whether the algorithm is not a built-in one: released values may decide what it releases."""
+        """Whether the algorithm is a plugin: released values may then decide what it releases."""
         return self.experiment.algorithm.name not in algorithms.BUILT_IN
 
     @property
     def unit(self) -> Unit:
-        """What is protected."""
+        """The privacy unit."""
         return Unit(self.experiment.privacy.unit)
 
     @property
     def adjacency(self) -> Adjacency:
-        """Against which change."""
+        """The adjacency of neighbouring data sets."""
         return Adjacency(self.experiment.privacy.adjacency)
 
     @property
     def accountant(self) -> Accountant:
-        """By which accountant epsilon is computed."""
+        """The accountant that computes epsilon."""
         return Accountant(self.experiment.privacy.accountant)
 
     @property
@@ -101,10 +101,10 @@ class BuiltExperiment:
 
     @property
     def protected(self) -> tuple[int, str]:
-        """How many delta is promised to, and of what.
+        """The number of subjects to compare delta with, and what they are.
 
-        The clients; or the examples of the data set that one release is computed from: a client's own, the largest
-        here, or all together where others add up what clients hand over.
+        Clients; or the examples of the data set from which one release is computed: the largest client's own, or those
+        of all clients if another party sums what clients hand over.
         """
         if self.unit is not Unit.SAMPLE:
             return len(self.clients), "clients"
@@ -113,37 +113,38 @@ class BuiltExperiment:
 
     @cached_property
     def participants(self) -> frozenset[str]:
-        """Everybody who may be asked about, by their names in the ledger."""
+        """All parties that can be a subject or an observer, by their names in the ledger."""
         return participants_of(self.topology, len(self.clients))
 
     @property
     def sent_parameters(self) -> float:
-        """How many numbers travel to and from a client: of its part only, when a trusted server knows the part."""
+        """How many numbers travel to and from a client: its part only, if a trusted server knows the part."""
         whole = float(self.model.parameters)
         if self.splitter is None or not self.mechanism.sends_parts:
             return whole
         return whole * self.splitter.splitting.share
 
     def sampler_of(self, channel: Channel) -> CohortSampler:
-        """The sampler of a channel as it is now: members may have come and gone."""
+        """Return the sampler of a channel in its current form: members may have come and gone."""
         first = self.samplers.get(channel.name)
         if first is not None and first.population == len(channel.members):
             return first
         return sampler_of(self.experiment, channel, self.algorithm)
 
     def channel_number(self, channel: Channel) -> int:
-        """The channel's number among all."""
+        """Return the channel's number among all."""
+        # The number is part of the key of random streams: the order of `samplers` must stay the same between versions.
         return list(self.samplers).index(channel.name) if channel.name in self.samplers else len(self.samplers)
 
     def as_found(self, state: algorithms.State) -> "BuiltExperiment":
-        """The same setting with everybody in the cluster where the state has them."""
+        """Return the same experiment with every client in the cluster that the state gives it."""
         found = self.algorithm.found(state)
         if found is None or not isinstance(self.topology, Clusters):
             return self
         return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "BuiltExperiment":
-        """The same setting with calibrated noise."""
+        """Return the same experiment with calibrated noise."""
         return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
 
 
@@ -155,15 +156,16 @@ def build_experiment(
     factory: models.Factory | None = None,
     device: str = "cpu",
 ) -> BuiltExperiment:
-    """Load the data, build the model, choose the mechanism; the noise is not calibrated yet.
+    """Load the data, build the model and choose the mechanism; the noise is not calibrated yet.
 
-    A `federation` that is given stands in for the experiment's own data: real sites have theirs, and so have Python
-    programs, whose model comes from the `factory`. Clients are trained on the `device`, see `find_device`.
+    A given `federation` replaces the experiment's own data: real sites have theirs, and so do Python programs, whose
+    model comes from the `factory`. Clients are trained on the `device`, see `find_device`.
     """
     algorithm, settings = algorithms.build_algorithm(experiment)
     privacy = experiment.privacy
     if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
+    # Names are looked up before data are loaded, so that a typing error is reported at once.
     find_sampler(experiment.sampling.clients.scheme)
     find_mechanism(experiment)
     shape = topology.find_topology(experiment.topology.kind)
@@ -173,6 +175,8 @@ def build_experiment(
     streams = Streams.from_seed(experiment.seed)
     target = experiment.model.target
     federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root, task=target)
+    # Scale features before anything is computed from them: the convex bounds hold for bounded features only. Each
+    # example is scaled by itself, so it is not a release.
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
     place = topology.build_topology(
@@ -212,7 +216,7 @@ def build_experiment(
 
 
 def list_plugins(experiment: Experiment) -> list[Plugin]:
-    """What an experiment names that other packages bring, found without importing any of it."""
+    """Return the plugins that an experiment names, found without importing them."""
     section = experiment.resources
     asked: list[tuple[PluginKind, str, Collection[str]]] = [
         (ALGORITHM, experiment.algorithm.name, algorithms.REGISTRY),
@@ -226,7 +230,7 @@ def list_plugins(experiment: Experiment) -> list[Plugin]:
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:
-    """Who of a channel takes part: as the experiment says, at the channel's own rate where it has one."""
+    """Build the sampler of a channel: as the experiment says, at the channel's own rate if it has one."""
     settings = experiment.sampling.clients
     if channel.rate is not None:
         if settings.scheme != "poisson":
@@ -244,7 +248,7 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
 
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
-    """The labels of which each client holds some, and more than `share` of its training examples."""
+    """Return, per client, the labels that make up more than `share` of its training examples."""
     if federation.target_shape or federation.test.y.dtype.kind == "f":
         law = f"{federation.source} has no labels that groups could be made by"
         invalid("topology.structure", "labels", law, "choose another structure")
@@ -256,7 +260,7 @@ def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
 
 
 def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topology) -> None:
-    """A schedule over the whole run is for those who are there for the whole run."""
+    """Raise `Refused` for schedules and noise streams over the whole run if members come and go."""
     for name, sampler in (("clients", experiment.sampling.clients), ("samples", experiment.sampling.samples)):
         if sampler is not None and sampler.scheduled and not place.steady:
             law = "members come and go, and a schedule counts the uses of those who stay"
@@ -267,7 +271,8 @@ def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topolog
 
 
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
-    """Channels with noise or clip norms of their own need a mechanism that uses them."""
+    """Raise `Refused` if a channel has its own noise or clip norm and the mechanism ignores it."""
+    # Ignoring a factor silently would add less noise than the topology promises to the group.
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
     if own and not mechanism.uses_channel_factors:
         law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
@@ -288,6 +293,7 @@ def _build_model(experiment: Experiment, federation: Federation, factory: models
         task=task,
         factory=factory,
     )
+    # A layer that mixes the examples of a batch has no per-example gradient that could be clipped.
     if experiment.privacy.unit == "sample":
         refuse_mixing_layers(model.module())
     augment = experiment.local.augment
@@ -301,7 +307,7 @@ def _build_model(experiment: Experiment, federation: Federation, factory: models
 
 
 def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) -> tuple[FlatModel, Tensor]:
-    """The vector that training starts from; a file may also hold the model's frozen tensors and buffers."""
+    """Return the model and the start vector; a file may also hold the model's frozen tensors and buffers."""
     if experiment.model.init is None:
         return model, model.init(streams.rng(Purpose.INIT))
     path = Path(experiment.model.init)
@@ -319,7 +325,7 @@ def _start_vector(experiment: Experiment, model: FlatModel, streams: Streams) ->
 
 
 def _find_earlier(experiment: Experiment, federation: Federation) -> EarlierRuns | None:
-    """The runs behind `model.init`; where their cost shall be counted in the budget, it must be known."""
+    """Return the runs behind `model.init`. Raise `Refused` if the budget must include their cost and it is unknown."""
     init, privacy = experiment.model.init, experiment.privacy
     digest = None if init is None or federation.elsewhere else federation.digest()
     earlier = None if init is None else find_earlier(Path(init), digest)

@@ -1,4 +1,4 @@
-"""What a run resumes from: checkpoints, recorded paths, and what the run was made of, compared with what is here."""
+"""Resume state of a run: checkpoints, recorded code paths, and a check that code, data and settings are the same."""
 
 import hashlib
 import inspect
@@ -34,31 +34,32 @@ from sightline.training.local_work import BY_RULE, Paths, read_paths
 from sightline.training.measure_paths import choose_paths, compiled_code, local_work, missing_paths
 
 ChoosePaths = Callable[[BuiltExperiment], Paths]
-"""The paths of a run that begins."""
+"""Chooses the paths of a new run."""
 
 
 def paths_by_rule(setting: BuiltExperiment) -> Paths:
-    """Those of clients on other machines than this one: every machine would measure something else."""
+    """Return the paths by rule, for clients on other machines: every machine would measure something else."""
     return BY_RULE
 
 
 def paths_by_measuring(setting: BuiltExperiment) -> Paths:
-    """The fastest on this machine; by rule where `local.paths` or `SIGHTLINE_PATHS` says so."""
+    """Return the fastest paths on this machine; by rule if `local.paths` or `SIGHTLINE_PATHS` says so."""
     return choose_paths(setting.experiment, setting.model, setting.federation.sizes.tolist())
 
 
 def settle_paths(
     record: RunRecord, setting: BuiltExperiment, choose: ChoosePaths, *, begun: bool, accept: bool
 ) -> BuiltExperiment:
-    """The setting with the paths of its run: chosen for a new one, those of its journal for one that goes on.
+    """Return the experiment with the paths of its run: chosen for a new run, read from the journal for a resumed one.
 
-    Guarantees: what was measured since, the cache and the environment have no say in a run that has begun. A recorded
-    path that does not exist on this machine is refused; who accepts the change goes on by rule there, and the change is
-    treated as other code is: the interrupted round is made again with other noise.
+    Guarantees: later measurements, the cache and the environment do not affect a run that has begun. A recorded path
+    that does not exist on this machine raises; with accepted changes the rule's path is used there, and the change is
+    treated like other code: the interrupted round is repeated with other noise.
     """
     known = record.journal.last(EntryKind.START, EntryKind.RESUME)
     if not known:  # a new run, or one of a version that kept no journal and had the rule's paths
         return setting if begun else replace(setting, paths=choose(setting))
+    # Paths agree up to rounding only. A resumed run must repeat its bits, so it takes the recorded ones.
     paths = read_paths(known[0].body.get("paths"))
     missing = missing_paths(setting.model, local_work(setting.experiment), paths)
     if missing and not accept:
@@ -70,38 +71,38 @@ def settle_paths(
 
 CHECKPOINT = "checkpoint.safetensors"
 EARLIER = "checkpoint-before.safetensors"
-"""The checkpoint before the last, for when the last is damaged."""
+"""The checkpoint before the last, in case the last is damaged."""
 OWNER_ONLY = 0o600
-"""Checkpoints hold what clients keep to themselves; others may not read them."""
+"""Checkpoints hold clients' private state; other users must not read them."""
 
 
 class CheckpointDamaged(SightlineError):
-    """The checkpoint cannot be read or does not belong to the ledger beside it."""
+    """Raised if a checkpoint cannot be read or does not belong to the ledger beside it."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The state after a round, and which ledger it belongs to."""
+    """The state after a round, and the ledger to which it belongs."""
 
     round: int
     state: Mapping[str, Public]
     releases: int
     head: str
-    """How many releases had been made, and the hash of the last: a ledger that was cut or exchanged does not match."""
+    """Hash of the last release, with the number of `releases`: a ledger that was cut or replaced does not match."""
     counts: Mapping[str, float]
     """Traffic and rejected updates of the round."""
     memories: Mapping[str, ClientState] = field(default_factory=dict)
-    """What the clients keep: private, and as much a part of the run as the model."""
+    """The clients' private state, as much a part of the run as the model."""
 
 
 def save_checkpoint(
     directory: Path, checkpoint: Checkpoint, vouch: Callable[[str], None] = lambda digest: None
 ) -> None:
-    """Write the checkpoint of a round; the one before it is replaced only when the new one is safe on disk.
+    """Write the checkpoint of a round; the previous one is replaced only after the new one is safe on disk.
 
-    `vouch` is told the SHA-256 of the new one before it takes its place.
+    `vouch` gets the SHA-256 of the new file before it takes its place.
     """
     words = {
         "round": checkpoint.round,
@@ -124,6 +125,8 @@ def save_checkpoint(
     path = directory / CHECKPOINT
 
     def settle(temporary: Path) -> None:
+        # First the hash in the journal, then the file in its place: a checkpoint that the journal does not know is
+        # damaged.
         vouch(file_digest(temporary))
         keep_earlier(path, directory / EARLIER)
 
@@ -131,7 +134,7 @@ def save_checkpoint(
 
 
 def keep_earlier(path: Path, earlier: Path) -> None:
-    """Give a file a second name, which it keeps when another takes its place; where links are unknown, go without."""
+    """Keep a second name for a file that is about to be replaced; skip it on file systems without hard links."""
     temporary = earlier.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
     with suppress(FileNotFoundError, NotImplementedError, PermissionError):
@@ -140,23 +143,24 @@ def keep_earlier(path: Path, earlier: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _state_name(memory: str, client: int) -> str:
-    """The name of a client's memory among the tensors of a checkpoint."""
+    """Return the name of a client's state among the tensors of a checkpoint."""
     return f"memory/{memory}/{client}"
 
 
 def find_checkpoint(directory: Path, known: Collection[str]) -> tuple[Checkpoint | None, str]:
-    """The newest whole checkpoint of a run, and in words what is wrong with a newer one.
+    """Return the newest intact checkpoint of a run, and what is wrong with a newer one.
 
-    `known` are the hashes that the journal vouches for; where it knows none (a run from before there were journals)
-    a checkpoint is taken when it can be read. None when there is no checkpoint at all.
+    `known` are the hashes in the journal; if it has none (a run from before journals) any readable checkpoint is
+    accepted. Return None without any checkpoint; raise `CheckpointDamaged` if none is intact.
     """
     wrong = []
+    # The earlier one leads to the same bits: the rounds after it are repeated from the same streams.
     for name in (CHECKPOINT, EARLIER):
         try:
             found = load_checkpoint(directory, known, name=name)
@@ -172,7 +176,7 @@ def find_checkpoint(directory: Path, known: Collection[str]) -> tuple[Checkpoint
 
 
 def check_length(directory: Path, releases: int) -> None:
-    """Refuse a ledger that is shorter than the last checkpoint knows, damaged or not: going back would hide the cut."""
+    """Raise `CheckpointDamaged` if the ledger is shorter than the last checkpoint knows."""
     try:
         found = load_checkpoint(directory)
     except CheckpointDamaged:
@@ -183,7 +187,7 @@ def check_length(directory: Path, releases: int) -> None:
 
 
 def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str = CHECKPOINT) -> Checkpoint | None:
-    """A checkpoint of a run, or None where there is none; one whose hash is not among those known is damaged."""
+    """Return a checkpoint, or None if there is none. Raise `CheckpointDamaged` for an unknown hash or bad content."""
     path = directory / name
     try:
         if not path.exists():
@@ -199,16 +203,18 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
             for name, found in words["memories"].items()
         }
         return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
+    # Whatever cannot be read is damage; nothing is guessed about its content.
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"checkpoint={name}: cannot be read ({type(error).__name__}: {error})") from None
 
 
 def _check_words(words: dict[str, Any]) -> dict[str, Any]:
-    """The words of a checkpoint, when they are of the kinds that a run writes: no guess is made about others."""
+    """Return the metadata of a checkpoint. Raise ValueError for types that no run writes."""
     if any(type(words[name]) is not int or words[name] < 0 for name in ("round", "releases")):
         raise ValueError("round and releases are counts")
     if not isinstance(words["head"], str) or not all(isinstance(n, int | float) for n in words["counts"].values()):
         raise ValueError("head is a word, counts are numbers")
+    # A source that the ledger does not have would be a value of unknown origin: its releases could not be charged.
     known = [*words["sources"].values(), *(state["sources"] for state in words["memories"].values())]
     if any(type(id) is not int or not 0 <= id < words["releases"] for ids in known for id in ids):
         raise ValueError("sources are releases of the ledger")
@@ -223,12 +229,13 @@ def save_tensors(
     mode: int = 0o644,
     settle: Callable[[Path], None] = lambda temporary: None,
 ) -> None:
-    """Write tensors to a safetensors file, atomically and durably, readable as `mode` says from the first byte on.
+    """Write tensors to a safetensors file, atomically and durably, with `mode` from the first byte on.
 
     `settle` is called with the finished file before it takes its place.
     """
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
+    # Create the file with its final mode: a later chmod would leave a moment in which other users can read it.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     save_file(whole, temporary, metadata)
@@ -238,6 +245,7 @@ def save_tensors(
 
 def replace_durably(temporary: Path, path: Path) -> None:
     """Move a finished file into place so that a crash leaves the old one or the new one, never a part."""
+    # fsync the file before the rename and the folder after it; otherwise a power loss can leave an empty file.
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -249,12 +257,14 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib
 
 
 def remember_data(directory: Path, federation: Federation) -> None:
-    """Keep the fingerprint of the data that the run begins with, with salt: the journal's hash of it tells nothing."""
+    """Store the salted fingerprint of the data; the journal's hash of it then reveals nothing about the data."""
     write_secret(directory / DIGEST, f"{federation.digest()} {new_salt()}".encode())
 
 
 def check_data(directory: Path, federation: Federation) -> None:
-    """Refuse to go on with other data: a round done again would put the same noise on another value."""
+    """Raise if the data are not those that the run began with."""
+    # An interrupted round is repeated with the same noise. On other data the difference of both values would be
+    # noise-free.
     path = directory / DIGEST
     if not path.is_file():
         invalid("--resume", directory, f"its {DIGEST} is gone, so nobody knows whether the data are the same")
@@ -265,14 +275,14 @@ def check_data(directory: Path, federation: Federation) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """The last change that was accepted: rounds up to `round` and releases before number `since` are from before it."""
+    """The last accepted change: rounds up to `round` and releases before number `since` precede it."""
 
     round: int = 0
     since: int = 0
 
 
 def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
-    """The hashes of everything that a run is made of, by name; packages by their version."""
+    """Return the hashes of everything a run is made of, by name; packages by their version."""
     start, constants = setting.start.detach().contiguous(), setting.model.constants
     frozen = [f"{name} {tensor_digest(constants[name])}" for name in sorted(constants)]
     return (
@@ -290,32 +300,32 @@ def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, An
 
 
 def _other_device(setting: BuiltExperiment) -> dict[str, str]:
-    """Where clients are trained, when that is not the CPU: another device rounds otherwise."""
+    """Return the training device if it is not the CPU: another device rounds differently."""
     device = setting.model.device
     return {} if device.type == "cpu" else {"device": describe_device(device)}
 
 
 def _other_paths(setting: BuiltExperiment) -> dict[str, Any]:
-    """Which paths local training takes, when they are not the rule's, and the compiled code among them."""
+    """Return the paths of local training if they are not the rule's, and the compiled code among them."""
     taken = setting.paths
     return {} if taken == BY_RULE else {"paths": taken.describe(), "compiled": compiled_code(taken)}
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """The hash of a tensor's bytes, of any type of numbers."""
+    """Return the hash of a tensor's bytes, for any dtype."""
     numbers = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(numbers.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
-    """(module, hash of its file) of own models, losses and plugins: the files they are named in, and what these import.
+    """Yield (module, hash of its file) of own models, losses and plugins, and of what these files import.
 
-    Followed are modules at the top of each file, as long as they are the user's or of a plugin's own package: the
-    standard library, other installed packages and Sightline are known by their versions. Imports inside of functions
-    are not seen.
+    Only imports at the top of each file are followed, and only modules of the user or of a plugin's own package: the
+    standard library, other installed packages and Sightline are known by their versions. Imports inside functions are
+    not seen.
 
-    Of a model that a program handed over, the program's own file does not count, which may change around it: there the
-    code that the model reaches is hashed in its place.
+    For a model that a program passed in, the program's own file does not count, because it may change around the model;
+    the code that the model reaches is hashed instead.
     """
     named, name = dict(_named_objects(setting)), setting.experiment.model.name
     waiting = [*named, *(str(getattr(thing, "__module__", place)) for place, thing in named.items())]
@@ -323,6 +333,7 @@ def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
         waiting += [type(module).__module__ for module in setting.model.module().modules()]
     tops = {plugin.module.partition(".")[0] for plugin in setting.plugins} - {"sightline"}
     seen: set[str] = set()
+    # The program is the file that one edits to write `resume=True`, so its own hash would refuse every resume.
     if is_given_model(name):
         seen.add("__main__")
         waiting.append(str(getattr(getattr(setting.model.factory, "func", None), "__module__", "")))
@@ -341,7 +352,7 @@ def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
 
 
 def _named_objects(setting: BuiltExperiment) -> Iterator[tuple[str, Any]]:
-    """(module, object) of everything that the experiment file names by where it is."""
+    """Yield (module, object) of everything that the experiment file names by its location."""
     model = setting.experiment.model
     for name in (model.name, model.loss or ""):
         place, colon, attribute = name.partition(":")
@@ -352,7 +363,7 @@ def _named_objects(setting: BuiltExperiment) -> Iterator[tuple[str, Any]]:
 
 
 def is_own(module: ModuleType) -> bool:
-    """Whether a module is the user's: not of Python, not installed, not Sightline's."""
+    """Return whether a module is the user's: not Python's, not installed, not Sightline's."""
     file = getattr(module, "__file__", None)
     if file is None:
         return module.__name__ == "__main__"
@@ -362,7 +373,7 @@ def is_own(module: ModuleType) -> bool:
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
-    """The names of the modules that a module's own names come from."""
+    """Yield the modules from which a module's own names come."""
     for value in list(vars(module).values()):
         name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
         if isinstance(name, str):
@@ -370,7 +381,7 @@ def _imports(module: ModuleType) -> Iterator[str]:
 
 
 def _source_digest(module: ModuleType, factory: Any) -> str:
-    """The hash of a module's file; of a notebook's model, which has none, that of its own source."""
+    """Return the hash of a module's file; for a notebook's model, which has none, that of its source."""
     try:
         return file_digest(Path(str(module.__file__)))
     except (AttributeError, OSError):
@@ -382,7 +393,7 @@ def _source_digest(module: ModuleType, factory: Any) -> str:
 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of code, packages and first weights is not as it was, in words.
+    """Return descriptions of changed code, packages and initial weights.
 
     >>> list_changes({"versions": {"torch": "2.12"}, "code": {"net": "a"}}, {"versions": {"torch": "2.13"}, "code": {}})
     ['torch 2.12 -> 2.13', 'code of net']
@@ -411,9 +422,9 @@ def begin_identity(record: RunRecord, setting: BuiltExperiment) -> None:
 
 
 def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
-    """What the run is made of now, and what of it has changed; refused where nobody accepted the change.
+    """Return what the run is made of now and what has changed. Raise unless the changes are accepted.
 
-    Settings and data are never other ones. Code and packages may be, when whoever resumes says so.
+    Settings and data may never change. Code and packages may, if the user accepts it.
     """
     now = describe_identity(setting, record.directory)
     known = record.journal.last(EntryKind.START, EntryKind.RESUME)
@@ -431,6 +442,6 @@ def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool)
 
 
 def last_change(record: RunRecord) -> Change:
-    """Where the code that is at work now took over."""
+    """Return the point at which the current code took over."""
     known = record.journal.last(EntryKind.RESUME)
     return Change(int(known[0].body["round"]), int(known[0].body["since"])) if known else Change()

@@ -1,4 +1,4 @@
-"""The runs that a run started from: their ledgers, and the epsilon of all of them together."""
+"""The runs from which a run started: their ledgers, and the epsilon of all of them together."""
 
 import math
 from collections import Counter, defaultdict
@@ -19,17 +19,17 @@ from sightline.ledger import NOBODY, Ledger, Parties, Release, View, read_partie
 from sightline.topology import PUBLIC, Line
 
 MADE_BY = "sightline_ledger"
-"""The entry of a model file that names the head of the ledger it was made under."""
+"""The metadata key of a model file that names the head of the ledger under which it was made."""
 MOST_SUMS = 64
-"""So many sums of compositions are accounted; where there are more, the runs' epsilons are added instead."""
+"""Largest number of composition sums that are accounted; above it the runs' epsilons are added instead."""
 
 Composed = frozenset[tuple[Event, int]]
 ANYBODY = ""
-"""The subject of a composition that may be of any client."""
+"""The subject of a composition that may belong to any client."""
 
 
 def read_lines(facts: Mapping[str, Any]) -> dict[str, tuple[Line, ...]]:
-    """Every kind's lines of sight by the facts of a run; one each where all observers of a kind see the same."""
+    """Return every kind's observer lines from the facts of a run; one each if all observers of a kind see the same."""
     given = facts.get("lines") or {}
     return {
         kind: tuple(Line(str(who), read_parties(str(exempt))) for who, exempt in given.get(kind, [(name, "")]))
@@ -48,14 +48,14 @@ class EarlierRun:
 
     @property
     def same_data(self) -> bool:
-        """Whether its clients hold the data of the later run's clients, so that names are of the same subjects."""
+        """Whether its clients hold the data of the later run's clients, so that names mean the same subjects."""
         return bool(self.facts["same_data"])
 
     def compositions(self, observer: str) -> dict[str, set[Composed]]:
-        """Subject -> what `observer` may have seen of it; of ANYBODY where it is not known who is who.
+        """Return subject -> what `observer` may have seen of it; under ANYBODY if clients cannot be matched.
 
-        Guarantees: what made the model counts against everybody, since they see what is computed from it. Where the
-        observer has no name here, or may be another one of that name, every untrusted observer is taken for it.
+        Guarantees: what made the model counts against every observer, since all see what is computed from it. If the
+        observer has no name here, or may be another party of that name, every untrusted observer is assumed.
         """
         known = self.ledger.has_participant(observer)
         untrusted = [line for some in read_lines(self.facts).values() for line in some]
@@ -70,9 +70,10 @@ class EarlierRun:
         return found
 
     def _view(self, observer: str) -> View:
-        """What an observer saw, together with what everybody saw."""
+        """Return what an observer saw, together with what the public saw."""
         if observer not in self._views:
             view = self.ledger.view(observer)
+            # The model is public, so every observer also holds what the public saw.
             if observer != PUBLIC and self.ledger.has_participant(PUBLIC):
                 public = self.ledger.view(PUBLIC).reached
                 if any(id in public and id not in view.reached for id in range(len(self.ledger))):
@@ -83,7 +84,7 @@ class EarlierRun:
 
 @dataclass(frozen=True, eq=False)
 class EarlierRuns:
-    """The chain of runs behind a model, the last one first; `unknown` says why their cost is not known, if it is not.
+    """The chain of runs behind a model, the last one first; `unknown` says why their cost is not known, if so.
 
     Guarantees: `worst` is an upper bound on the epsilon of all runs composed, for every client that is in all of them.
     """
@@ -93,16 +94,16 @@ class EarlierRuns:
 
     @property
     def same_data(self) -> bool:
-        """Whether all runs were on the same data; where that is not known, the clients are assumed to be the same."""
+        """Whether all runs were on the same data; if unknown, the clients are assumed to be the same."""
         return all(run.same_data for run in self.runs)
 
     def describe(self) -> list[dict[str, Any]]:
-        """The runs for summaries and pages."""
+        """Return the runs for summaries and pages."""
         names = ("name", "run_dir", "releases")
         return [{name: run.facts.get(name) for name in names} for run in self.runs]
 
     def tell(self, *, counted: bool) -> str:
-        """What someone who starts from such a model should know; `counted` is whether the budget is for all runs."""
+        """Return a sentence for users of such a model; `counted`: whether the budget includes all runs."""
         if self.unknown:
             return f"model.init: {self.unknown}; what all runs cost together is not known"
         data = "on the same data" if self.same_data else "on clients that are assumed to be the same"
@@ -113,9 +114,11 @@ class EarlierRuns:
         return f"model.init comes from {chain}, {data}: what they cost adds up with this run; {way}"
 
     def explain_unknown(self, unit: str, adjacency: str) -> str:
-        """Why the sum has no number beside a run of this unit and adjacency; empty where it has one."""
+        """Return why the sum has no number next to a run of this unit and adjacency; empty if it has one."""
         if self.unknown:
             return self.unknown
+        # Privacy losses of different units or adjacencies are about different changes of the data: their sum bounds
+        # nothing.
         for run in self.runs:
             own = (run.facts.get("unit"), run.facts.get("adjacency"))
             if own != (unit, adjacency):
@@ -125,7 +128,7 @@ class EarlierRuns:
         return ""
 
     def sums(self, subject: str, observer: str) -> list[Counter[Event]] | None:
-        """What all earlier runs together may have shown `observer` of `subject`; None where there are too many sums."""
+        """Return what all earlier runs together may have shown `observer` of `subject`; None if there are too many."""
         parts = []
         for run in self.runs:
             found = run.compositions(observer)
@@ -138,7 +141,7 @@ class EarlierRuns:
         self, ledger: Ledger, lines: Iterable[Line], delta: float, accountant: Accountant,
         planned: Sequence[Release] = (),
     ) -> float:  # fmt: skip
-        """The largest epsilon over several lines of sight of the ledger and all earlier runs together."""
+        """Return the largest epsilon over several observer lines of the ledger and all earlier runs together."""
         return max((self._worst_of_line(ledger, line, delta, accountant, planned) for line in lines), default=0.0)
 
     def _worst_of_line(
@@ -156,7 +159,8 @@ class EarlierRuns:
         return max((accounting.epsilon(dict(one), delta, accountant=accountant) for one in sums), default=0.0)
 
     def _groups(self, parts: list[dict[str, set[Composed]]], exempt: Parties) -> list[list[set[Composed]]]:
-        """For every subject that is told apart, what each run may have shown of it."""
+        """Return, for every distinguishable subject, what each run may have shown of it."""
+        # Without a match of clients any client of one run may be any client of another: take the worst combination.
         if not self.same_data:
             return [[_any_of(part) for part in parts]]
         subjects = NOBODY.union(*parts) - exempt
@@ -175,7 +179,7 @@ def _add(choice: Iterable[Composed]) -> Counter[Event]:
 
 
 def _added_epsilons(groups: list[list[set[Composed]]], delta: float, accountant: Accountant) -> float:
-    """The sum of the runs' worst epsilons, each at an equal share of delta: basic composition, for any choice."""
+    """Return the sum of the runs' worst epsilons, each at an equal share of delta (basic composition)."""
     columns = [set[Composed]().union(*column) for column in zip(*groups, strict=True)]
     share = delta / len(columns)
     return math.fsum(
@@ -184,9 +188,9 @@ def _added_epsilons(groups: list[list[set[Composed]]], delta: float, accountant:
 
 
 def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
-    """The runs behind the file that training starts from; None where no ledger is known to be behind it.
+    """Return the runs behind the file from which training starts; None if no ledger is known to be behind it.
 
-    `digest` is that of the data, where there is one. Raises where the file lies beside a ledger that cannot be read.
+    `digest` is that of the data, if any. Raise if the file lies beside a ledger that cannot be read.
     """
     if init is None:
         return None
@@ -202,7 +206,7 @@ def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
 
 
 def _made_under(path: Path) -> str | None:
-    """The head of the ledger that a model file names, if it names one."""
+    """Return the head of the ledger that a model file names; None if it names none."""
     try:
         with safe_open(path, framework="np") as file:
             return (file.metadata() or {}).get(MADE_BY)
@@ -228,6 +232,7 @@ def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
     own |= {"run_dir": str(directory), "head": head, "releases": len(ledger), "same_data": same}
     chain = [EarlierRun(own, ledger)]
     chain += [EarlierRun(dict(one) | {"same_data": same and one["same_data"]}, held) for one, held in before]
+    # A run of an older version did not record what its own start had cost. Say so instead of counting it as free.
     unknown = str((facts.get("started_from") or {}).get("unknown") or "")
     if stranger:
         unknown = f"{init} was made under another ledger ({str(made)[:12]}...) than the one of {directory}"
@@ -246,7 +251,7 @@ def _read_digest(directory: Path) -> str:
 
 
 def stored_earlier(record: RunRecord) -> EarlierRuns | None:
-    """The runs that a run started from, as it wrote them down when it began."""
+    """Return the runs from which a run started, as recorded when it began."""
     told = record.facts.get("started_from")
     if not told:
         return None
@@ -255,7 +260,7 @@ def stored_earlier(record: RunRecord) -> EarlierRuns | None:
 
 
 def sum_up(earlier: EarlierRuns, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """What a run and all before it cost together: by kind of observer, None where it is infinite or not known."""
+    """Return what a run and all before it cost together, per kind of observer; None if infinite or unknown."""
     why = earlier.explain_unknown(str(facts.get("unit")), str(facts.get("adjacency")))
     accountant, delta = Accountant(facts.get("accountant") or "pld"), float(facts.get("delta") or 0.0)
     observers = {
@@ -272,14 +277,15 @@ def _finite(value: float) -> float | None:
 
 
 def keep_earlier(record: RunRecord, earlier: EarlierRuns | None, *, counted: bool) -> EarlierRuns | None:
-    """The earlier runs of a run at work: written down when it begins, and read back when it goes on.
+    """Return the earlier runs of a run in progress: recorded when it begins, read back when it resumes.
 
-    `counted` is whether its budget is for them too: its noise then rests on their ledgers, which must be the same.
+    `counted`: whether its budget includes them. Its noise then rests on their ledgers, which must not have changed.
     """
     if record.facts.get("started_from") is None:
         if earlier is not None and not record.facts.get("created"):
             record.add_earlier([(run.facts, run.ledger) for run in earlier.runs], earlier.unknown)
         return earlier
+    # The copy in the run's own database counts, not the file beside model.init, which may have been replaced since.
     stored = stored_earlier(record)
     if counted and _heads(stored) != _heads(earlier):
         law = "the ledger beside model.init is not the one that the run began with"

@@ -1,4 +1,4 @@
-"""How good the models are, on the common test set, on every client's own, and cluster by cluster."""
+"""Evaluation of models on the common test set, on every client's own test shard, and per cluster."""
 
 import math
 from collections import Counter
@@ -20,14 +20,14 @@ from sightline.training import Evaluation, evaluate_many, evaluate_model
 
 
 def true_clusters(federation: Federation) -> list[int] | None:
-    """The cluster that each client's data were made for; None where the partition made none."""
+    """Return the cluster for which each client's data were made; None if the partition made none."""
     found = [client.cluster for client in federation.clients]
     known = [cluster for cluster in found if cluster is not None]
     return known if len(known) == len(found) and len(set(known)) > 1 else None
 
 
 def smallest_cluster(truth: Sequence[int]) -> int:
-    """The smallest true cluster; the first of equals.
+    """Return the smallest true cluster; the first among equals.
 
     >>> smallest_cluster([0, 1, 1, 2, 2])
     0
@@ -36,7 +36,7 @@ def smallest_cluster(truth: Sequence[int]) -> int:
 
 
 def cluster_metrics(setting: BuiltExperiment, reached: Sequence[float | None]) -> dict[str, Any]:
-    """Mean metric of clients on their own test shards, by true cluster, the minority apart; nothing without truth."""
+    """Return the mean client metric per true cluster, and the minority's; empty without known clusters."""
     truth = true_clusters(setting.federation)
     if truth is None:
         return {}
@@ -45,7 +45,7 @@ def cluster_metrics(setting: BuiltExperiment, reached: Sequence[float | None]) -
 
 
 def by_cluster(reached: Sequence[float | None], clusters: Sequence[int]) -> list[float]:
-    """Mean metric over the members of each cluster 0, 1, ...; NaN for one without members that were judged."""
+    """Return the mean metric of each cluster 0, 1, ...; NaN for one without evaluated members."""
     return [
         _finite_mean([one for one, cluster in zip(reached, clusters, strict=True) if cluster == m and one is not None])
         for m in range(max(clusters) + 1)
@@ -57,7 +57,7 @@ def _finite_mean(values: list[float]) -> float:
 
 
 def cluster_row(setting: BuiltExperiment, state: State) -> dict[str, Any]:
-    """Who is where after a round, for its row: empty for algorithms without clusters."""
+    """Return each client's cluster after a round for its row; empty for algorithms without clusters."""
     found = setting.algorithm.found(state)
     if found is None:
         return {}
@@ -67,7 +67,7 @@ def cluster_row(setting: BuiltExperiment, state: State) -> dict[str, Any]:
 
 
 def cluster_facts(setting: BuiltExperiment, state: State) -> dict[str, Any]:
-    """What the report draws once: first-round updates as points, components, confidences, and the truth if known."""
+    """Return what the report draws once: first updates as points, components, confidences, and known clusters."""
     found = setting.algorithm.found(state)
     truth = true_clusters(setting.federation)
     if found is None and truth is None:
@@ -80,7 +80,7 @@ def cluster_facts(setting: BuiltExperiment, state: State) -> dict[str, Any]:
 def cluster_notes(
     found: ClusterState | None, rows: Sequence[Mapping[str, Any]], releases: Iterable[Release], asked: int | None
 ) -> list[str]:
-    """What happened to clusters and clients that a reader would not expect, in sentences."""
+    """Return sentences on unexpected events: overlapping or empty clusters, absent clients."""
     if found is None:
         return []
     count = int(found.facts["count"])
@@ -126,7 +126,7 @@ Metrics = dict[str, Any]
 
 
 def main_metric(task: Task, found: Evaluation) -> float | None:
-    """One evaluation by the task's main metric; None where there was nothing to test on."""
+    """Return one evaluation by the task's main metric; None without test examples."""
     if not found.examples:
         return None
     name = task.metric.name
@@ -134,18 +134,19 @@ def main_metric(task: Task, found: Evaluation) -> float | None:
 
 
 def task_row(setting: BuiltExperiment) -> Metrics:
-    """By what a round's row is judged, where it is not accuracy."""
+    """Return the name of the metric for a round's row, if it is not accuracy."""
     name = setting.model.task.metric.name
     return {} if name == "accuracy" else {"metric": name}
 
 
 def _test_metrics(task: Task, loss: float, sums: Sequence[float], examples: int) -> Metrics:
-    """Loss and metrics on the common test set under their names in a row."""
+    """Return loss and metrics on the common test set under their names in a row."""
     return {f"test_{name}": value for name, value in task.rate_sums(sums, examples).items()} | {"test_loss": loss}
 
 
 def evaluate_models(setting: BuiltExperiment, models: Public | Mapping[int, Public]) -> Metrics:
-    """Metrics and loss of the global model, or of everybody's own; NaN where there is nothing to test on."""
+    """Return metrics and loss of the global model, or of all clients' own models; NaN without test data."""
+    # Metrics are diagnostics outside the guarantee, as the report says. No algorithm can read them.
     shards, task = [client.test for client in setting.federation.clients], setting.model.task
     if isinstance(models, Public):
         whole = evaluate_model(setting.model, models.value, setting.federation.test)
@@ -158,7 +159,7 @@ def evaluate_models(setting: BuiltExperiment, models: Public | Mapping[int, Publ
 
 
 def _mean_metrics(task: Task, found: Sequence[Evaluation]) -> Metrics:
-    """The means over clients, each judged by its own model, in the place of one test."""
+    """Return means over clients, each evaluated by its own model."""
     rated = [task.rate_sums(one.sums, one.examples) for one in found if one.examples]
     names = [name for name in task.kind.metrics if name != "loss"]
     means = {f"test_{name}": _mean_finite([one[name] for one in rated]) for name in names}
@@ -166,7 +167,7 @@ def _mean_metrics(task: Task, found: Sequence[Evaluation]) -> Metrics:
 
 
 def _of_groups(setting: BuiltExperiment, rows: Tensor, found: list[Evaluation]) -> Metrics:
-    """The workers' mean training loss, and how unequally groups are served: means over members, worst and best."""
+    """Return the mean training loss, and the worst and best group mean."""
     shards = [] if setting.federation.elsewhere else [client.train for client in setting.federation.clients]
     train = evaluate_many(setting.model, rows, shards) if shards else []
     task = setting.model.task
@@ -186,9 +187,9 @@ def _of_groups(setting: BuiltExperiment, rows: Tensor, found: list[Evaluation]) 
 
 
 def evaluated_kept(setting: BuiltExperiment, kept: Mapping[int, Tensor], otherwise: Public) -> Metrics:
-    """The models that clients keep, each on its owner's test shard; `test_*` pool all shards, as one model's would.
+    """Return metrics of the models that clients keep, each on its owner's test shard; `test_*` pool all shards.
 
-    A client that keeps none yet is judged by the global model, `otherwise`.
+    A client without a kept model is evaluated by the global model, `otherwise`.
     """
     rows = torch.stack([kept.get(client, otherwise.value) for client in setting.clients])
     own = evaluate_many(setting.model, rows, [client.test for client in setting.federation.clients])
@@ -217,7 +218,7 @@ def _of_clients(setting: BuiltExperiment, found: list[Evaluation]) -> Metrics:
 
 
 def tenth_percentile(values: list[float], *, higher: bool = True) -> float:
-    """The 10th percentile: the largest value below which no more than a tenth lie; from above where less is better.
+    """Return the 10th percentile: the largest value below which at most a tenth lie; from above if less is better.
 
     >>> tenth_percentile([0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1.0, 1.0]), tenth_percentile([0.5, 2.0], higher=False)
     (0.5, 2.0)

@@ -1,4 +1,4 @@
-"""How a round is executed: live or dry, what it asks of its clients, what its work and uploads amount to."""
+"""How a round is executed, live or as a plan: what it asks of clients, and what its work and uploads cost."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +36,11 @@ from sightline.training import LocalTask, RateSchedule
 def effort_of(
     setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]
 ) -> WorkStats:
-    """Learning rate, effective steps and share of the clients behind a mean update.
+    """Return learning rate, effective steps and share of the clients behind a mean update.
 
-    Guarantees: with unit `client` the cohort is not looked at, because it may be a secret: plain means over everybody
-    and the expected share; under replace-one no number that follows from the sizes of shards. Otherwise means over the
-    cohort by data size, as the mechanisms weigh.
+    Guarantees: with unit `client` the cohort is not used, because it may be a secret: plain means over all clients and
+    the expected share; under replace-one no number that follows from shard sizes. Otherwise means over the cohort by
+    data size, as the mechanisms weigh.
     """
     experiment, sizes, local = setting.experiment, setting.federation.sizes.tolist(), setting.experiment.local
     full = experiment.samples_scheme == "full"
@@ -60,7 +60,7 @@ def effort_of(
 
 
 def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:
-    """Effective steps of a client of that size that finishes its epochs."""
+    """Return the effective steps of a client of that size that finishes its epochs."""
     if local.steps is not None:
         return effective_steps(local.steps, local.momentum)
     per_epoch = 1 if full else math.ceil(size / local.batch_size)
@@ -68,7 +68,7 @@ def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = Non
 
 
 def expected_steps(size: int, local: Local, *, full: bool) -> float:
-    """The same; with stragglers the mean over how many epochs the client manages."""
+    """Return the effective steps, with stragglers as the mean over the epochs that a client completes."""
     whole = whole_steps(size, local, full=full)
     if not local.stragglers or local.epochs is None or local.epochs < 2:
         return whole
@@ -77,7 +77,7 @@ def expected_steps(size: int, local: Local, *, full: bool) -> float:
 
 
 def planned_schedule(setting: BuiltExperiment, time: int | None = None) -> LocalSchedule:
-    """What the experiment file asks of a round; without its time, of rounds at the full learning rate."""
+    """Return what the experiment file asks of a round; without `time`, at the full learning rate."""
     local = setting.experiment.local
     if time is None:
         return LocalSchedule(local.steps, local.learning_rate)
@@ -85,7 +85,7 @@ def planned_schedule(setting: BuiltExperiment, time: int | None = None) -> Local
 
 
 def rate_schedule(experiment: Experiment) -> RateSchedule:
-    """How the experiment's learning rate goes over its rounds: public, and the same for everybody."""
+    """Return how the experiment's learning rate changes over rounds: public, and the same for all clients."""
     local = experiment.local
     return RateSchedule(
         local.schedule or "constant", experiment.rounds, local.warmup or 0, local.decay_every or 1, local.decay or 1.0
@@ -93,8 +93,10 @@ def rate_schedule(experiment: Experiment) -> RateSchedule:
 
 
 def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-    """The pace, when the guarantee covers it: what is not named is as planned."""
+    """Return the pace if the guarantee covers it; fields not given are as planned. Raise `Refused` otherwise."""
     planned = planned_schedule(setting)
+    # In DP-SGD the number of private steps is in the event, so it cannot follow released values. A segment's event is
+    # claimed for the largest number of steps instead.
     if setting.experiment.privacy.unit == "sample" and setting.experiment.privacy.place != "edge":
         law = "the number of private steps is part of the guarantee of single examples"
         refuse("pace.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')
@@ -105,26 +107,26 @@ def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: 
 
 
 def schedule_fields(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
-    """The pace as fields of a local task; nothing where the experiment's own, at its full learning rate, holds."""
+    """Return the pace as fields of a local task; empty if the experiment's own pace holds."""
     found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
     return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
 
 
 def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
-    """How far a training call goes for a gradient of one: learning rate x local steps."""
+    """Return learning rate x local steps: how far a training call moves for a gradient of norm one."""
     rate = task.learning_rate or planned.learning_rate or 1.0
     return float(rate) * float(task.steps or planned.steps or 1)
 
 
 def noise_at(setting: BuiltExperiment, channel: Channel) -> float:
-    """z of what a channel releases: the largest that one of its members needs."""
+    """Return the noise multiplier of a channel: the largest that one of its members needs."""
     return channel.noise_factor * max(setting.mechanism.noise_multipliers(channel.members).values(), default=1.0)
 
 
 def shares_of(setting: BuiltExperiment, channels: Sequence[Channel]) -> list[float]:
-    """How much of a mean over channels is each channel's: by members for unit `client`, else by their data.
+    """Return each channel's share of a mean over channels: by members for unit `client`, else by data.
 
-    Guarantees: a function of public counts only, whoever was drawn.
+    Guarantees: a function of public counts only, for any draw.
     """
     sizes = setting.federation.sizes.tolist()
     by_data = setting.experiment.privacy.unit != "client"
@@ -133,7 +135,7 @@ def shares_of(setting: BuiltExperiment, channels: Sequence[Channel]) -> list[flo
 
 
 class CostMeter:
-    """Counts energy and delay of one round into its metrics, where the experiment has a model of them."""
+    """Adds energy and delay of one round to its metrics, if the experiment has a cost model."""
 
     def __init__(self, setting: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
         self._resources, self._topology = setting.resources, setting.topology
@@ -144,21 +146,23 @@ class CostMeter:
             self._charge_cost(Cost())
 
     def charge_gathering(self, contexts: Sequence[ReleaseContext]) -> None:
-        """One upload by the cohorts of these channels: its mean cost, which tells nobody who took part."""
+        """Charge one upload by the cohorts of these channels at its mean cost."""
         if self._resources is None or not self._counting:
             return
+        # The mean over the sampling, never the realised cohort: devices have different distances, so a sum of a few
+        # energies would be a fingerprint of who took part.
         many = [(context.channel, context.sampler) for context in contexts]
         self._charge_cost(self._resources.cost_of_gathering(many, round=self._time, use=self._gatherings))
         self._gatherings += 1
 
     def charge_lifting(self) -> None:
-        """What the edges have is sent up to the top, level by level."""
+        """Charge sending the edges' values up to the top, level by level."""
         if self._resources is not None and self._counting:
             for nodes in self._topology.uplinks:
                 self._charge_cost(self._resources.cost_of_lifting(nodes, round=self._time))
 
     def price_samplers(self, many: Sequence[tuple[Channel, CohortSampler]]) -> tuple[Cost, Cost]:
-        """(one gathering by these samplers, one way up to the top), as they can be known beforehand."""
+        """Return (cost of one gathering by these samplers, cost of one way up to the top), computed in advance."""
         if self._resources is None:
             invalid("resources", "missing", "a price needs a model of energy and delay", "add a [resources] table")
         up = Cost()
@@ -167,7 +171,7 @@ class CostMeter:
         return self._resources.gathered_typically(many), up
 
     def note_metrics(self, numbers: Mapping[str, float]) -> None:
-        """Public numbers of the round for its metrics."""
+        """Add public numbers to the round's metrics."""
         self._counts.update({name: float(value) for name, value in numbers.items()})
 
     def _charge_cost(self, cost: Cost) -> None:
@@ -176,7 +180,7 @@ class CostMeter:
 
 
 def eligible_members(sampler: CohortSampler, channel: Channel, time: int) -> tuple[int, ...]:
-    """Who of a channel may be asked in a round: its members, or those whose turn it is."""
+    """Return the members of a channel that may be asked in a round: all, or those whose turn it is."""
     places = active_places(sampler, time)
     return channel.members if places is None else tuple(channel.members[place] for place in places)
 
@@ -185,28 +189,28 @@ Compute = Callable[[Updates, ReleaseContext], ReleaseValues]
 
 
 class Execution(Protocol):
-    """Where a round's random draws and values come from; what it claims and records is the same everywhere."""
+    """The source of a round's random draws and values; claims and records are the same for every execution."""
 
     rehearsal: bool
-    """Whether this is a plan: no values, no budget, nothing sent that would cost something."""
+    """Whether this is a plan: no values, no budget, no cost of sending."""
     worker: ClientExecutor
     secret: Streams
     noises: NoiseStreams | None
-    """The run's streams of correlated noise."""
+    """The run's streams of correlated noise; None in a plan."""
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """What the round asks of its clients when an algorithm wants this, within what was planned for."""
+        """Return what the round asks of its clients if an algorithm wants this, within the plan."""
 
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Who of the channel's members takes part."""
+        """Return the members of the channel that take part."""
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """The values of releases that are recorded already."""
+        """Return the values of releases that are already recorded."""
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Which model each member chose."""
+        """Return client -> the model that it chose."""
 
 
 class LiveExecution:
@@ -223,28 +227,28 @@ class LiveExecution:
         self.noises: NoiseStreams | None = noises or NoiseStreams(secret)
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """As wanted, when the guarantee covers it."""
+        """Return the wanted pace. Raise `Refused` if the guarantee does not cover it."""
         return allow_schedule(setting, wanted, most_steps)
 
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """As the sampler draws."""
+        """Draw members with the sampler."""
         return tuple(channel.members[place] for place in sampler.draw(time, rng, self._schedules, line=line))
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """What the mechanism computes."""
+        """Return what the mechanism computes."""
         return compute(updates, context)
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """What the members choose by their own data."""
+        """Return what the members choose by their own data."""
         return ballot.draw_choices(self.worker, context)
 
 
 class DryExecution:
-    """A round of a plan: everybody takes part, the most is asked of everybody, and nothing is computed.
+    """A round of a plan: all clients take part, the most is asked of each, and nothing is computed.
 
-    Guarantees: no data is touched; what is claimed in it covers whatever a live round may claim.
+    Guarantees: no data is touched; its claims cover whatever a live round may claim.
     """
 
     rehearsal = True
@@ -255,56 +259,57 @@ class DryExecution:
         self.noises: NoiseStreams | None = None
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """The most that may be asked for: calibration must hold whatever will be wanted."""
+        """Return the most that may be asked for."""
+        # Rates of the algorithm are dropped: the plan runs at the experiment's rates, which dominate them.
         return allow_schedule(setting, LocalSchedule(most_steps), most_steps)
 
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Everybody who may be asked, in the rounds of the busiest client: calibration must hold for it."""
+        """Return all eligible members in the rounds of the busiest client: calibration must hold for it."""
         return eligible_members(sampler, channel, time) if sampler.takes_part_in_plan(time) else ()
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """Nothing, for everybody."""
+        """Return zeros for all members."""
         return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), torch.zeros(self.worker.dimension)))
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Everybody chooses the first."""
+        """Return the first model for every chooser."""
         return dict.fromkeys(ballot.choosers.members, 0)
 
 
 class AbsentClients:
-    """Clients of whom a plan knows how many examples they have, and nothing else: they never train."""
+    """Clients in a plan: their numbers of examples are known, and they never train."""
 
     def __init__(self, sizes: Sequence[int], *, real_nodes: bool = False, dimension: int = 1) -> None:
         self.sizes, self.dimension = sizes, dimension
         self.nodes: RemoteNodes | None = AbsentNodes() if real_nodes else None
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there are no resources."""
 
     def train(self, cohort: Sequence[int], *_: Any, **__: Any) -> Iterator[Block]:
-        """Refused: a plan never trains."""
+        """Raise `Refused`: a plan never trains."""
         _refuse_values(cohort)
 
     dp_sgd = gradient_sums = minimise = train
 
     def right_answers(self, cohort: Sequence[int], models: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Refused: a plan never evaluates."""
+        """Raise `Refused`: a plan never evaluates."""
         _refuse_values(cohort)
 
 
 class AbsentNodes:
-    """Stands where real nodes would be: what rests on everybody's answer cannot be claimed of them."""
+    """Placeholder for real nodes in a plan: claims that need every answer cannot be made for them."""
 
     steadfast = False
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> NoReturn:
-        """Refused: a plan asks nobody."""
+        """Raise `Refused`: a plan asks no node."""
         _refuse_values(updates.cohort.members)
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> NoReturn:
-        """Refused: a plan asks nobody."""
+        """Raise `Refused`: a plan asks no node."""
         _refuse_values(ballot.choosers.members)
 
 

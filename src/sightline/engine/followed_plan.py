@@ -1,8 +1,8 @@
-"""A plan that a run is held to: nothing is released beyond it, and what is left out of it is charged all the same.
+"""A plan to which a run is held: nothing is released beyond it, and what is left out is charged all the same.
 
-A bound holds for a list of events that is fixed beforehand, in any order and with any of them left out (decision 0081).
-The sum of what a run happened to release is not a bound when released values decided what that was. Where they may
-decide (an algorithm of another package, an early end), the ledger is filled up to the plan.
+A bound holds for a list of events that is fixed in advance, in any order and with any of them left out. The sum of what
+a run happened to release is not a bound if released values decided what that was. Where they may decide (a plugin
+algorithm, an early end), the ledger is filled up to the plan.
 """
 
 from collections import defaultdict
@@ -19,23 +19,24 @@ PLAN = "plan"
 WHAT = "planned and not released; charged all the same"
 
 Facts = tuple[Any, ...]
-"""What a claim and a planned release have in common: all but subjects, sender, inputs and words."""
+"""What a claim and a planned release have in common: all fields but subjects, sender, inputs and text."""
 
 
 class LeftPlan(Refused):
-    """A release was claimed that the plan does not have."""
+    """Raised for a claim that the plan does not have."""
 
 
 class Layers:
-    """Planned releases with equal facts: each layer covers each of its subjects once."""
+    """Planned releases with equal facts; each layer covers each of its subjects once."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.sets: list[set[str]] = []
 
     def add(self, release: Release) -> None:
-        """One planned release more."""
+        """Add a planned release."""
         self.ids.append(release.id)
+        # Disjoint releases share a layer, so that one claim may use up several planned rows.
         free = next((layer for layer in self.sets if layer.isdisjoint(release.subjects)), None)
         if free is None:
             self.sets.append(set(release.subjects))
@@ -43,7 +44,7 @@ class Layers:
             free |= release.subjects
 
     def use_up(self, subjects: Parties) -> Parties:
-        """Take subjects out; returns those that no layer covers."""
+        """Remove subjects and return those that no layer covers."""
         for layer in self.sets:
             covered = subjects & layer
             layer -= covered
@@ -57,7 +58,8 @@ class FollowedPlan:
     def __init__(self, planned: Ledger, topology: Topology) -> None:
         self.planned = planned
         self.lines: tuple[Line, ...] = tuple(line for some in topology.lines.values() for line in some)
-        if not topology.steady:  # nobody's view stands for another's
+        # If memberships change, no observer's view stands for another's.
+        if not topology.steady:
             names = sorted(planned.participants - set(topology.trusted))
             self.lines = tuple(Line(name, frozenset({name})) for name in names)
         channels = (*topology.channels, *topology.gathers, topology.top)
@@ -68,27 +70,30 @@ class FollowedPlan:
                 self._rounds[release.time].append(release)
 
     def begin_round(self, time: int) -> "PlannedRound":
-        """What one round may claim."""
+        """Return what one round may claim."""
         return PlannedRound(self, time, layers_of(self._rounds[time]))
 
     def charge_rounds_after(self, time: int, ledger: Ledger) -> list[list[Release]]:
-        """The charges of every later round, as rows of round `time`."""
+        """Return the charges of every later round, as rows of round `time`."""
         later = [number for number in sorted(self._rounds) if number > time]
         charged: set[str] = set()
         found = []
         for number in later:
             rows = self.make_charges(layers_of(self._rounds[number]), ledger, time)
+            # A joint event is charged once, with its first release, also if the plan names it in several rounds.
             found.append([row for row in rows if row.joint not in charged])
             charged |= {row.joint for row in rows if row.joint}
         return found
 
     def make_charges(self, layers: dict[Facts, Layers], ledger: Ledger, time: int) -> list[Release]:
-        """Rows for planned releases that were not made, seen by everybody whom the plan lets see something of them."""
+        """Return rows for planned releases that were not made, seen by all parties that the plan lets see them."""
         found = []
         for (unit, adjacency, event, audience, known, joint), some in layers.items():
             if joint and ledger.knows_joint(joint):
                 continue
             for subjects in filter(None, some.sets):
+                # What is not released does not flow. The plan's own flow is charged instead, to every party it would
+                # have reached.
                 reach = audience.union(*{self._reach[id] for id in some.ids})
                 found.append(
                     Release(time, PLAN, frozenset(subjects), unit, adjacency, event, reach, coins_known_to=known,
@@ -98,7 +103,7 @@ class FollowedPlan:
 
     @cached_property
     def _reach(self) -> list[Parties]:
-        """By planned release, everybody who sees it or something that was computed from it."""
+        """For each planned release, the parties that see it or anything computed from it."""
         found = [release.audience for release in self.planned]
         for id in range(len(found) - 1, -1, -1):
             for earlier in self.planned[id].inputs:
@@ -109,12 +114,12 @@ class FollowedPlan:
 
     @cached_property
     def subjects(self) -> Parties:
-        """Everybody whom the plan has a release about."""
+        """All subjects of the plan."""
         return frozenset[str]().union(*{release.subjects for release in self.planned})
 
 
 class PlannedRound:
-    """What the plan has for one round, and of that what was not claimed yet."""
+    """The plan of one round, and what of it has not been claimed yet."""
 
     def __init__(self, plan: FollowedPlan, time: int, left: dict[Facts, Layers]) -> None:
         self._plan, self._time, self._left = plan, time, left
@@ -122,8 +127,8 @@ class PlannedRound:
     def check_claims(self, claims: Sequence[Release], ledger: Ledger | None) -> None:
         """Raise `LeftPlan` unless the claims are planned releases of this round, or about fewer of their subjects.
 
-        Where not everybody sees everything, no more may reach an observer than reaches it by the plan. Without a ledger
-        the claims are in it already, and are not appended to it.
+        Where not every party sees everything, no more may reach an observer than by the plan. Without a ledger the
+        claims are already recorded and are not appended.
         """
         for claim in claims:
             planned = self._left.get(facts_of(claim)) if claim.subjects else None
@@ -137,6 +142,7 @@ class PlannedRound:
             self._check_flow(claims, ledger)
 
     def _check_flow(self, claims: Sequence[Release], ledger: Ledger) -> None:
+        # For every observer and subject, what has flowed must be a part of what flows by the plan.
         added = [release.with_id(len(ledger) + place) for place, release in enumerate(claims)]
         for line in self._plan.lines:
             view, planned = ledger.view(line.observer).preview_with(added), self._plan.planned.view(line.observer)
@@ -148,12 +154,12 @@ class PlannedRound:
                     )
 
     def charge_missing(self, ledger: Ledger) -> list[Release]:
-        """Rows for what the plan has for this round and was not claimed."""
+        """Return rows for what the plan has for this round and was not claimed."""
         return self._plan.make_charges(self._left, ledger, self._time)
 
 
 def layers_of(releases: Iterable[Release]) -> dict[Facts, Layers]:
-    """Planned releases by their facts."""
+    """Return planned releases grouped by their facts."""
     found: defaultdict[Facts, Layers] = defaultdict(Layers)
     for release in releases:
         found[facts_of(release)].add(release)
@@ -161,12 +167,13 @@ def layers_of(releases: Iterable[Release]) -> dict[Facts, Layers]:
 
 
 def facts_of(release: Release) -> Facts:
-    """What must be the same in a claim and in the plan."""
+    """Return the fields that must be equal in a claim and in the plan."""
     return (release.unit, release.adjacency, release.event, release.audience, release.coins_known_to, release.joint)
 
 
 def refuse_early_stop(stop_at: float | None, plan: FollowedPlan) -> None:
-    """Refuse a budget where flow may follow released values: the round that it stops before would follow them too."""
+    """Raise `Refused` for a budget if flow may follow released values."""
+    # The round before which the budget stops would then follow released values too, and no fixed list would be left.
     if stop_at is not None and not plan.everyone_sees:
         law = "an algorithm of another package decides who sees what, and with it when this budget would stop the run"
         refuse("privacy.stop_at_epsilon", stop_at, law, "use privacy.epsilon, which holds for the whole plan")

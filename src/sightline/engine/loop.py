@@ -1,4 +1,4 @@
-"""The loop: plan -> train -> release -> apply -> evaluate -> commit."""
+"""The training loop: plan -> train -> release -> apply -> evaluate -> commit, resumable at any moment."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -69,11 +69,11 @@ from sightline.randomness import Streams
 from sightline.topology import client_name
 
 MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
-"""(setting, public streams, secret streams) -> whoever trains the clients."""
+"""(built experiment, public streams, secret streams) -> the executor that trains the clients."""
 
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNote = Callable[[str], None]
-"""Told in words what whoever resumes a run should know."""
+"""Receives sentences that the user who resumes a run should read."""
 
 
 def run_loop(
@@ -88,16 +88,18 @@ def run_loop(
     on_round: OnRound = lambda row: None,
     on_note: OnNote = lambda note: None,
 ) -> str | None:
-    """Train to the end, or to the budget; returns the reason when the budget stopped it.
+    """Train to the end or to the budget; return the reason if the budget stopped the run.
 
-    `verify` values are computed again without so many subjects (`twin_worlds`); None: in the first round of a module
-    of the user's own. `choose_paths` is asked once, when a run begins; one that goes on has recorded its paths.
+    With `verify` = n, values are computed again without each of n subjects (`twin_worlds`); None: only in the first
+    round, for a module of the user's own. `choose_paths` is asked once, when a run begins; a resumed run has recorded
+    its paths.
 
-    Guarantees: killed at any moment and resumed, the run ends with the bits that an unbroken one would have had, and
-    no release is lost or counted twice. What the run is made of, and every file that it goes on from, is what its
-    journal vouches for. A run that has ended is not continued.
+    Guarantees: killed at any moment and resumed, the run ends with the same bits as an uninterrupted one, and no
+    release is lost or counted twice. What the run is made of, and every file from which it resumes, matches its
+    journal. A run that has ended is not continued.
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
+    # The lock comes first: it is the first file of a run, and it says whether the run made the directory.
     with lock_directory(directory), disk_told(directory), kept:
         if resume:
             check_data(directory, setting.federation)
@@ -109,6 +111,7 @@ def run_loop(
             write_settings(directory, setting.experiment)
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
         try:
+            # Before anything is drawn or written: a damaged record must not be continued.
             record.verify()
             if record.facts.get("status") in ENDED:
                 return _conclude(setting, directory, record, on_note)
@@ -125,7 +128,7 @@ def run_loop(
 
 
 def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
-    """Leave a run that has ended as it is; a model that is gone or damaged is made again from the last checkpoint."""
+    """Leave a run that has ended as it is; write a missing or damaged model again from the last checkpoint."""
     remove_secret(directory)
     ended, path = record.journal.last(EntryKind.END), directory / MODEL
     if not path.exists() or (ended and file_digest(path) != ended[0].body["model"]):
@@ -142,7 +145,7 @@ def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_n
 
 
 class TrainingLoop:
-    """One run at work."""
+    """One run in progress."""
 
     def __init__(
         self, setting: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
@@ -156,6 +159,8 @@ class TrainingLoop:
         self.setting = setting
         public = Streams.from_seed(setting.experiment.seed)
         from_os = setting.experiment.privacy.noise_source == "os"
+        # Only noise, cohorts and other secret draws use the operating system's entropy; initialisation and partitions
+        # stay with the seed.
         root = own_streams(directory, record) if from_os else public
         self.memories: Mapping[str, ClientState] = {}
         self.schedules, self.noises = Schedules(root), NoiseStreams(root)
@@ -170,23 +175,25 @@ class TrainingLoop:
             refuse_early_stop(setting.experiment.privacy.stop_at_epsilon, self.plan)
 
     def close(self) -> None:
-        """Let go of processes and connections."""
+        """Release processes and connections."""
         self.worker.close()
         if self.twins is not None:
             self.twins.close()
 
     def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
-        """The checkpoint to go on from, and where the code that is at work took over; a new run has neither."""
+        """Return the checkpoint to resume from and the last accepted change; a new run has neither."""
         if not len(self.ledger) and not self.record.journal.last(EntryKind.START):
             begin_identity(self.record, self.setting)
             return None, Change()
         now, changes = check_identity(self.record, self.setting, accept=accept)
         entries = self.record.journal.last(EntryKind.CHECKPOINT, most=None)
+        # Before a damaged checkpoint is set aside for an earlier one: going back must not hide that the ledger was cut.
         check_length(self.directory, len(self.ledger))
         found, wrong = find_checkpoint(self.directory, [entry.body["sha256"] for entry in entries])
         done = 0 if found is None else found.round
         self._check_ledger(found, done)
         change = last_change(self.record)
+        # Correlated noise of this round contains z of earlier rounds: other code might not draw the same z again.
         if changes and len(self.ledger) and self.setting.experiment.privacy.noise == "correlated":
             law = f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
             invalid("--resume", self.directory, law, "bring back what changed")
@@ -210,7 +217,7 @@ class TrainingLoop:
         return found, change
 
     def _check_ledger(self, found: Checkpoint | None, done: int) -> None:
-        """Refuse a ledger that lacks rows which the checkpoint knows of, or that has others in their place."""
+        """Raise if the ledger lacks rows that the checkpoint knows, or holds others in their place."""
         if found is None:
             return
         if not self.record.store.vouches_for(found.releases, found.head):
@@ -221,12 +228,12 @@ class TrainingLoop:
             raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
 
     def _made_since(self, done: int) -> int:
-        """The last round after `done` of which the ledger holds releases; 0 where it holds none."""
+        """Return the last round after `done` with releases in the ledger; 0 if there is none."""
         last = self.ledger[len(self.ledger) - 1].time if len(self.ledger) else 0
         return last if last > done else 0
 
     def _break_with(self, done: int, changes: list[str]) -> Change:
-        """Let the interrupted round be made a second time, with other noise: other code makes other values.
+        """Let the interrupted round be repeated with other noise, because other code computes other values.
 
         The same noise on two values would cancel out. What was released before stays counted.
         """
@@ -244,7 +251,7 @@ class TrainingLoop:
         return Change(done, len(self.ledger))
 
     def to_the_end(self) -> str | None:
-        """Every round that is left."""
+        """Run every remaining round; return the reason if the budget stopped the run."""
         state, done = self._where_it_stands()
         counted = bool(self.setting.experiment.privacy.continue_ledger)
         self.setting = replace(self.setting, earlier=keep_earlier(self.record, self.setting.earlier, counted=counted))
@@ -272,6 +279,8 @@ class TrainingLoop:
         found = self.found
         done = 0 if found is None else found.round
         steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
+        # The same noise on new answers would cancel out: the difference of two noisy means is the late node's own
+        # update. Only the one round that was interrupted can be repeated with other noise.
         if not steadfast and self._made_since(done) > done + 1:
             law = f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
             raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
@@ -292,12 +301,17 @@ class TrainingLoop:
         begun = time.perf_counter()
         try:
             r, after = self._commit_round(state, number)
+        # Real nodes have seen values of the interrupted attempt. Repeat the round with streams named by the length of
+        # the ledger; the releases of both attempts count.
         except SeenBefore:
             r, after = self._commit_round(state, number, anew=True)
+        # Replace sources by their frontier: ids that others were computed from add nothing, and the sets stay small.
         state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
         self.memories = r.memories
         head = self.record.store.head()
         checkpoint = Checkpoint(number, state, len(self.ledger), head, r.counts, self.memories)
+        # The order must not change: releases are durable in the ledger, then the checkpoint, then the row of metrics. A
+        # crash between two of them is repaired by doing the later ones again.
         save_checkpoint(self.directory, checkpoint, partial(self._vouch_for, number))
         self._report_round(state, number, r.counts, seconds=time.perf_counter() - begun)
         return state
@@ -314,6 +328,7 @@ class TrainingLoop:
         r = TrainingRound(*where, anew=anew, since=self.change.since, plan=None if redone else self.plan)
         try:
             after = self.setting.algorithm.round(state, r, self.setting.settings)
+        # The round stops, but what it planned is charged: at which claim it left the plan may follow released values.
         except LeftPlan:
             r.charge_plan(later=self.plan)
             raise
@@ -325,7 +340,9 @@ class TrainingLoop:
         return follow_plan(self.setting, real_nodes=nodes is not None and not nodes.steadfast)
 
     def _plan_after(self, state: State, number: int) -> FollowedPlan | None:
-        """The plan, when the run ends before its last round: released values may have decided that (decision 0192)."""
+        """Return the plan if the run ends before its last round, which released values may have decided."""
+        # "Epsilon so far" of an adaptive early end is an odometer, not a guarantee. The rest of the plan is charged
+        # instead.
         private = self.setting.unit is not Unit.NONE and number < self.setting.experiment.rounds
         return (self.plan or self._follow_plan()) if private and self.setting.algorithm.finished(state) else None
 
@@ -350,13 +367,13 @@ class TrainingLoop:
         self.on_round({"round": number} | row)
 
     def _look_around(self, state: State) -> None:
-        """Where everybody is now, for lines of sight and report."""
+        """Update clients' clusters for views and report."""
         before, self.setting = self.setting, self.setting.as_found(state)
         if self.setting is not before:
             self.record.remember_metadata(seen_by(self.setting) | cluster_facts(self.setting, state))
 
     def _evaluate_state(self, state: State) -> Mapping[str, float]:
-        """How good the algorithm's models are, or those that the clients keep for themselves."""
+        """Return metrics of the algorithm's models, or of those that clients keep for themselves."""
         models = self.setting.algorithm.models(state, self.setting.clients)
         kept = self.memories.get(self.setting.algorithm.kept)
         if kept is not None and isinstance(models, Public):
@@ -389,12 +406,13 @@ class TrainingLoop:
             facts["together"] = sum_up(self.setting.earlier, self.record.facts, self.ledger)
         status = "stopped" if reason else "finished"
         facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
+        # The noise root is removed only after the end is durable: before, a resumed run still needs it.
         self.record.end({"model": file_digest(path), "status": status}, facts)
         remove_secret(self.directory)
 
 
 def save_model(setting: BuiltExperiment, path: Path, state: State, head: str) -> None:
-    """Write the model that is published, or every client's own, with the head of the ledger that it was made under."""
+    """Write the published model, or every client's own, with the head of the ledger under which it was made."""
     models = setting.algorithm.models(state, setting.clients)
     if isinstance(models, Public):
         tensors = setting.model.named_tensors(models.value.float())
@@ -408,11 +426,14 @@ def save_model(setting: BuiltExperiment, path: Path, state: State, head: str) ->
 
 
 def accounted_at(number: int) -> bool:
-    """Whether epsilon is worked out after a round: always at first, later where the number has three digits and zeros.
+    """Return whether epsilon is computed after a round: always below 1000, later at three digits and zeros.
 
-    It is for the eye. The ledger holds every release, a budget is checked before each, and the report accounts for all.
+    It is for display only. The ledger holds every release, a budget is checked before each, and the report accounts for
+    all.
 
     >>> [number for number in (7, 999, 1005, 1010, 20000, 20010) if accounted_at(number)]
     [7, 999, 1010, 20000]
     """
+    # It depends on the round's number alone, so a resumed run writes the same rows. A row without epsilon has none: it
+    # never repeats an older, smaller one.
     return number % int(10 ** max(0, len(str(number)) - 3)) == 0

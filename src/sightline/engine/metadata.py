@@ -1,4 +1,4 @@
-"""What a run says of itself once: settings, versions, the guarantee in sentences, its caveats, and expected use."""
+"""Facts that a run records once: settings, versions, the guarantee in sentences, caveats, and expected use."""
 
 import dataclasses
 import platform
@@ -20,9 +20,9 @@ from sightline.training.dispatch import describe_device
 
 
 def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
-    """One entry for the clients and one for the examples, where either takes part by sampling or by a schedule.
+    """Return how often clients and examples are used, for those that are sampled or scheduled.
 
-    Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not looked at.
+    Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not used.
     """
     found: list[dict[str, Any]] = []
     sampler = next(iter(setting.samplers.values()))
@@ -39,7 +39,7 @@ def load_of(setting: BuiltExperiment) -> list[dict[str, Any]]:
 
 
 def _samples_of(setting: BuiltExperiment) -> str:
-    """How examples are drawn; batches in a fixed order are not."""
+    """Return how examples are drawn, or that batches have a fixed order."""
     experiment = setting.experiment
     ordered = experiment.privacy.unit == "sample" and experiment.privacy.noise == "correlated"
     return "fixed order" if ordered else experiment.samples_scheme
@@ -54,7 +54,7 @@ ADJACENCY = {
 
 
 def facts_of(setting: BuiltExperiment, *, real_sites: bool = False) -> dict[str, Any]:
-    """Everything the report needs to know once; `real_sites` draw their noise themselves, whatever the file says."""
+    """Return everything the report needs to know once; `real_sites` always draw their own noise."""
     experiment, federation, privacy = setting.experiment, setting.federation, setting.experiment.privacy
     return {
         "name": experiment.name,
@@ -113,7 +113,7 @@ def facts_of(setting: BuiltExperiment, *, real_sites: bool = False) -> dict[str,
 
 
 def machine_facts(setting: BuiltExperiment) -> dict[str, Any]:
-    """What ran it: versions, device, threads, MKL's mode and the paths of local training."""
+    """Return versions, device, threads, MKL's mode and the paths of local training."""
     return {
         "sightline_version": version("sightline"),
         "versions": package_versions(),
@@ -126,18 +126,18 @@ def machine_facts(setting: BuiltExperiment) -> dict[str, Any]:
 
 
 def notes_of(setting: BuiltExperiment) -> list[str]:
-    """What whoever started the run should know at its end: of its topology, why it was slow, how large delta is."""
+    """Return notes for the end of the run: on its topology, on slow private steps, on a large delta."""
     return [*setting.topology.notes, *_speed_notes(setting), *_delta_notes(setting)]
 
 
 def _speed_notes(setting: BuiltExperiment) -> list[str]:
-    """What makes private steps slow, so that nobody has to guess."""
+    """Return why private steps are slow, if they are."""
     note = clipping_note(setting.model) if setting.unit is Unit.SAMPLE else None
     return [note] if note else []
 
 
 def _delta_notes(setting: BuiltExperiment) -> list[str]:
-    """Whether delta is so large that the guarantee says little."""
+    """Return a warning if delta is so large that the guarantee says little."""
     if setting.unit is Unit.NONE:
         return []
     note = large_delta_note(setting.experiment.privacy.delta, *setting.protected)
@@ -145,14 +145,14 @@ def _delta_notes(setting: BuiltExperiment) -> list[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions that the numbers depend on."""
+    """Return the versions on which the numbers depend."""
     found = {package: _read_version(package) for package in PACKAGES}
     return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
 
 
 @cache
 def _read_version(package: str) -> str | None:
-    """The version of a package; its metadata are read once."""
+    """Return the version of a package, read once; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -160,7 +160,7 @@ def _read_version(package: str) -> str | None:
 
 
 def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | None:
-    """z, or its range when every client has its own."""
+    """Return z, or its range if every client has its own."""
     found = set(setting.mechanism.noise_multipliers(setting.clients).values())
     if not found:
         return None
@@ -168,14 +168,14 @@ def noise_multiplier(setting: BuiltExperiment) -> float | dict[str, float] | Non
 
 
 def _trusted_with(setting: BuiltExperiment) -> str:
-    """What a trusted server does with updates: who is in a cohort is a secret of its own, unless turns are public."""
+    """Return what a trusted server does with updates; cohorts are its secret unless turns are public."""
     clients = setting.experiment.sampling.clients
     public = clients.scheme == "turns" and clients.rate is None
     return " and add the noise" if public else ", add the noise and keep the cohorts secret"
 
 
 def describe_cohorts(setting: BuiltExperiment) -> list[str]:
-    """What turns tell, and what cohorts of a fixed size hide below a trusted server where clients are protected."""
+    """Return sentences on public turns, and on what cohorts of a fixed size hide below a trusted server."""
     experiment, clients = setting.experiment, setting.experiment.sampling.clients
     if clients.scheme == "turns":
         drawn = "" if clients.rate is None else f", and there each is drawn in secret with probability {clients.rate:g}"
@@ -195,7 +195,7 @@ def describe_cohorts(setting: BuiltExperiment) -> list[str]:
 
 
 def describe_guarantee(setting: BuiltExperiment) -> list[str]:
-    """The promise, in sentences."""
+    """Return the guarantee in sentences."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return ["No privacy guarantee: updates are published without noise."]
@@ -232,7 +232,7 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
 
 
 def describe_schedule(setting: BuiltExperiment) -> list[str]:
-    """What a schedule promises, for clients and for examples."""
+    """Return what a schedule promises, for clients and for examples."""
     sampling, privacy = setting.experiment.sampling, setting.experiment.privacy
     told = []
     for who, sampler, hidden in (
@@ -252,12 +252,12 @@ def describe_schedule(setting: BuiltExperiment) -> list[str]:
 
 
 def seen_by(setting: BuiltExperiment) -> dict[str, Any]:
-    """The kinds of observers, and their lines of sight."""
+    """Return the kinds of observers and their observer lines."""
     return {"observers": setting.topology.observers, "lines": lines_of(setting)}
 
 
 def lines_of(setting: BuiltExperiment) -> dict[str, list[list[str]]] | None:
-    """Every line of sight as (observer, exempt subjects), where observers of one kind do not all see the same."""
+    """Return every line as (observer, exempt subjects); None if all observers of each kind see the same."""
     lines = setting.topology.lines
     if all(len(some) == 1 and not some[0].exempt for some in lines.values()):
         return None
@@ -265,7 +265,7 @@ def lines_of(setting: BuiltExperiment) -> dict[str, list[list[str]]] | None:
 
 
 def describe_randomness(privacy: Privacy, *, real_sites: bool) -> list[str]:
-    """Where noise and sampling come from: in a simulation what the file says, at real sites their own entropy."""
+    """Return where noise and sampling come from: the file's setting in a simulation, own entropy at real sites."""
     if not real_sites and privacy.noise_source == "seed":
         return [
             "Noise and sampling come from the seed: reproducible, and no protection against an observer who knows it. "
@@ -281,7 +281,7 @@ def describe_randomness(privacy: Privacy, *, real_sites: bool) -> list[str]:
 
 
 def list_caveats(setting: BuiltExperiment, *, real_sites: bool = False) -> list[str]:
-    """What the guarantee does not cover."""
+    """Return what the guarantee does not cover."""
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return []

@@ -1,4 +1,4 @@
-"""The plan: what a run will release, found out before any data is touched, and the noise that it needs."""
+"""The plan of a run: its releases, computed before any data is touched, and the noise that they need."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,10 +23,12 @@ from sightline.topology import client_name
 
 
 def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> Ledger:
-    """Run the algorithm itself on nothing: the releases that the whole training makes when everybody takes part.
+    """Return the releases of the whole training if all clients take part, by running the algorithm without data.
 
-    Noise is as in `setting.mechanism`, one unit before calibration.
+    The noise is that of `setting.mechanism`: unit noise before calibration.
     """
+    # The algorithm's own round is run with claims only. A separate formula per algorithm would be a second description
+    # of the same thing, and the two would drift apart.
     ledger = Ledger(participants=setting.participants)
     execution = DryExecution(setting.federation.sizes.tolist(), real_nodes=real_nodes)
     state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
@@ -40,20 +42,22 @@ def plan_releases(setting: BuiltExperiment, *, rounds: int | None = None, real_n
 
 
 def follow_plan(setting: BuiltExperiment, *, rounds: int | None = None, real_nodes: bool = False) -> FollowedPlan:
-    """The plan of a run, for holding the run to it and for charging what the run leaves out."""
+    """Return the plan of a run, to hold the run to it and to charge what the run leaves out."""
     rounds = None if rounds is None else min(rounds, setting.experiment.rounds)
     return FollowedPlan(plan_releases(setting, rounds=rounds, real_nodes=real_nodes), setting.topology)
 
 
 def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> BuiltExperiment:
-    """The setting with the noise that the experiment asks for: as given, or the least that meets `privacy.epsilon`.
+    """Return the experiment with its noise: as given, or the smallest that meets `privacy.epsilon`.
 
-    With `real_nodes` it meets it also when some of them do not answer.
+    With `real_nodes` it meets epsilon also if some of them do not answer.
     """
+    # A plugin algorithm is checked first: a plan of claims that follow released values would be worthless.
     check_first_algorithm(setting, lambda: follow_plan(setting, rounds=ROUNDS))
     privacy = setting.experiment.privacy
     if privacy.unit == "none":
         return rehearse_round(setting)
+    # With delta near 1 / n even a mechanism that publishes one random subject would satisfy the guarantee.
     if not privacy.allow_large_delta:
         accounting.refuse_large_delta("privacy.delta", privacy.delta, *setting.protected)
     if privacy.noise_multiplier is not None:
@@ -66,7 +70,7 @@ def calibrate_noise(setting: BuiltExperiment, *, real_nodes: bool = False) -> Bu
 
 
 def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
-    """The setting, when the first round can be claimed as it is; a refusal comes before a run exists."""
+    """Return the experiment after planning its first round, so that a refusal comes before a run exists."""
     privacy = setting.experiment.privacy
     if privacy.mechanism != "gaussian" or setting.splitter is not None or privacy.noise == "correlated":
         plan_releases(setting, rounds=1)
@@ -74,7 +78,8 @@ def rehearse_round(setting: BuiltExperiment) -> BuiltExperiment:
 
 
 def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
-    """Per client, the least noise multiplier that keeps it within (epsilon, delta) against every untrusted observer."""
+    """Return, per client, the smallest noise multiplier that meets (epsilon, delta) against all untrusted observers."""
+    # Many clients have equal compositions; each one is solved once.
     solved: dict[tuple[frozenset[tuple[Event, int]], frozenset[tuple[Event, int]]], float] = {}
     needed = {}
     for client in setting.clients:
@@ -93,7 +98,7 @@ def needed_noise(setting: BuiltExperiment, planned: Ledger) -> dict[int, float]:
 
 
 def _spent_before(setting: BuiltExperiment, subject: str, observer: str) -> list[Counter[Event]]:
-    """What earlier runs may have shown, where the budget is for them too: each must fit; else nothing."""
+    """Return the possible costs of earlier runs if the budget includes them; one empty cost otherwise."""
     if not setting.experiment.privacy.continue_ledger or setting.earlier is None:
         return [Counter()]
     found = setting.earlier.sums(subject, observer)

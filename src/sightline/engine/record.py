@@ -1,7 +1,7 @@
-"""What a run leaves behind: one SQLite file with facts, a row a round, the ledger, and a journal that vouches for all.
+"""The record of a run: one SQLite file with facts, one row per round, the ledger, and a journal of hashes for all.
 
-`facts` say once what was run; a round's row is written after its releases, its model and its checkpoint are safe. Facts
-and rows are written together with the journal's entry of them, in one transaction.
+`facts` describe the run once; a round's row is written after its releases, its model and its checkpoint are safe. Facts
+and rows are written in one transaction with their journal entry.
 """
 
 import json
@@ -42,11 +42,11 @@ ROUNDS = (
     "LEFT JOIN journal j ON j.number = (SELECT max(number) FROM journal WHERE kind = 'round' AND round = r.round) "
     "LEFT JOIN journal p ON p.number = j.number - 1 WHERE r.round > ? ORDER BY r.round"
 )
-"""Every round with the journal's entry of it, and the hash of the entry before that."""
+"""Every round with its journal entry, and the hash of the entry before that."""
 
 
 class RunRecord:
-    """The database of one run directory. Who opens it closes it: `with RunRecord.look(directory) as record`."""
+    """The database of one run directory. The caller closes it: `with RunRecord.open_to_read(directory) as record`."""
 
     def __init__(self, connection: sqlite3.Connection, directory: Path, *, writes: bool = True) -> None:
         self._connection = connection
@@ -68,17 +68,17 @@ class RunRecord:
 
     @classmethod
     def create(cls, directory: Path) -> "RunRecord":
-        """A new database in an existing, empty run directory."""
+        """Create a new database in an existing, empty run directory."""
         return cls(connect_to_write(directory / DATABASE), directory)
 
     @classmethod
     def open(cls, directory: Path | str) -> "RunRecord":
-        """The database of a run that was made earlier."""
+        """Open the database of an existing run for writing."""
         return cls._open_existing(directory, connect_to_write)
 
     @classmethod
     def open_to_read(cls, directory: Path | str) -> "RunRecord":
-        """The database of a run, to read only: nothing is written, also when another process is at work in it."""
+        """Open the database of a run read-only; nothing is written, also while another process works in it."""
         return cls._open_existing(directory, connect_to_read)
 
     @classmethod
@@ -95,7 +95,7 @@ class RunRecord:
 
     @contextmanager
     def _as_written(self) -> Iterator[None]:
-        """Say in one line that the database holds what no run writes; trouble of the disk passes as it is."""
+        """Turn unexpected database content into one line of error; pass disk errors through."""
         try:
             yield
         except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
@@ -104,27 +104,27 @@ class RunRecord:
             invalid("run", self.directory, f"{DATABASE} holds what no run writes ({type(error).__name__}: {error})")
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._connection.close()
 
     def ledger(self) -> Ledger:
-        """The ledger of the run, its hash chain checked, whole in memory; what is appended to it is kept here."""
+        """Return the ledger of the run, whole in memory, its hash chain checked; appended releases are stored here."""
         return Ledger.whole(self.store, participants=self.participants)
 
     def ledger_at_work(self, participants: Parties) -> Ledger:
-        """The same for a run that goes on: what is long past stays on disk, so memory does not grow with rounds."""
+        """Return the ledger for a run in progress: old releases stay on disk, so memory does not grow with rounds."""
         return Ledger.open_stored(self.store, participants=participants)
 
     @property
     def participants(self) -> Parties:
-        """Everybody who may be asked about. Runs once did not write it: there, all whom their facts name."""
+        """All parties that can be asked about; for old runs without that list, those named in their facts."""
         facts = self.facts
         with self._as_written():
             told = facts.get("participants")
             return read_parties(told) if isinstance(told, str) else _named_in(facts)
 
     def add_earlier(self, runs: Sequence[tuple[Mapping[str, Any], Ledger]], unknown: str) -> None:
-        """Keep a copy of the ledgers of the runs that this one starts from, and the facts that say whose they are."""
+        """Store a copy of the ledgers from which this run starts, and the facts that say whose they are."""
         with transaction(self._connection):
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS earlier "
@@ -133,6 +133,7 @@ class RunRecord:
             self._connection.execute("DELETE FROM earlier")
             kept = []
             for number, (facts, ledger) in enumerate(runs):
+                # A copy with its own hash chain: the original directory may be moved, resumed or lost later.
                 head, rows = GENESIS, []
                 for release in ledger:
                     body = release.body()
@@ -143,7 +144,7 @@ class RunRecord:
             self._remember({"started_from": {"runs": kept, "unknown": unknown}})
 
     def earlier_runs(self) -> Iterator[tuple[dict[str, Any], Ledger]]:
-        """The runs that this one started from, the last one first: their facts and ledgers, as they were copied."""
+        """Yield facts and ledgers of the runs from which this one started, the last one first."""
         told = self.facts.get("started_from") or {"runs": []}
         with self._as_written():
             for number, facts in enumerate(told["runs"]):
@@ -169,7 +170,7 @@ class RunRecord:
         self.journal.append(EntryKind.FACTS, {"facts": _digest(self._connection.execute(FACTS))})
 
     def note(self, kind: EntryKind, body: Mapping[str, Any], *, round: int | None = None) -> None:
-        """Write an entry of the journal that stands for a file, or for a moment of the run."""
+        """Write a journal entry for a file or for an event of the run."""
         with transaction(self._connection):
             self._adopt()
             self.journal.append(kind, body, round=round)
@@ -181,7 +182,7 @@ class RunRecord:
             self.journal.append(EntryKind.END, body)
 
     def _adopt(self) -> None:
-        """Let the journal begin with what a run wrote before there were journals."""
+        """Begin the journal with the hash of what a run wrote before there were journals."""
         query = "SELECT 1 FROM round UNION ALL SELECT 1 FROM fact LIMIT 1"
         if self.journal or self._connection.execute(query).fetchone() is None:
             return
@@ -192,7 +193,7 @@ class RunRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything that was remembered, when it is what the journal vouches for."""
+        """All facts. Raise `LedgerDamaged` if they do not match the journal."""
         with self._as_written(), self._still():
             rows = self._connection.execute(FACTS).fetchall()
             known = self.journal.last(EntryKind.FACTS)
@@ -202,7 +203,7 @@ class RunRecord:
 
     @contextmanager
     def _still(self) -> Iterator[None]:
-        """Several questions about one moment, also while another process writes."""
+        """Run several queries on one consistent snapshot, also while another process writes."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -213,7 +214,7 @@ class RunRecord:
     def verify(self) -> None:
         """Check facts, rounds and the ledger's length against the journal, and the journal against its own chain.
 
-        A run that was begun before there were journals has nothing to check but its ledger.
+        Raise `LedgerDamaged` on a mismatch. A run from before journals has nothing to check but its ledger.
         """
         with self._as_written(), self._still():
             rows: dict[int, str] = {}
@@ -224,6 +225,8 @@ class RunRecord:
                 adopted = last if last.kind == EntryKind.ADOPT else adopted
             if last is None:
                 return
+            # Each entry names the ledger's head at its time, so a cut ledger is noticed without a checkpoint too. There
+            # is no key: a user who can write the whole directory can still forge it.
             if not self.store.vouches_for(last.body["releases"], last.body["ledger"]):
                 law = "its journal knows of releases that the ledger does not hold; rows were cut or edited"
                 raise LedgerDamaged(f"run={self.directory}: {law}")
@@ -251,7 +254,7 @@ class RunRecord:
             self.journal.append(EntryKind.ROUND, {"row": digest_of(text)}, round=number)
 
     def rounds(self, after: int = 0) -> list[dict[str, Any]]:
-        """The metrics of all finished rounds after a round, in order, each checked against its entry of the journal."""
+        """Return the metrics of all rounds after a round, in order, each checked against its journal entry."""
         with self._as_written(), self._still():
             old = self.journal.last(EntryKind.ADOPT)
             before = int(old[0].body["last"]) if old else 0 if self.journal else None
@@ -265,34 +268,34 @@ class RunRecord:
             return rows
 
     def has_round(self, number: int) -> bool:
-        """Whether the metrics of a round are written."""
+        """Return whether the metrics of a round are written."""
         return self._connection.execute("SELECT 1 FROM round WHERE round = ?", (number,)).fetchone() is not None
 
     def total(self, metric: str) -> float:
-        """A metric's sum over all rounds, without reading them into memory."""
+        """Return a metric's sum over all rounds, without reading them into memory."""
         query = "SELECT total(json_extract(body, ?)) FROM round"
         return float(self._connection.execute(query, (f'$."{metric}"',)).fetchone()[0])
 
     def last_with(self, metric: str) -> dict[str, Any] | None:
-        """The metrics of the last round that knew that one."""
+        """Return the metrics of the last round that has this one; None if no round has it."""
         query = "SELECT round, body FROM round WHERE json_extract(body, ?) IS NOT NULL ORDER BY round DESC LIMIT 1"
         row = self._connection.execute(query, (f'$."{metric}"',)).fetchone()
         return None if row is None else {"round": row[0]} | json.loads(row[1])
 
     def last_round(self) -> dict[str, Any] | None:
-        """The metrics of the last finished round."""
+        """Return the metrics of the last finished round; None before the first."""
         with self._as_written():
             row = self._connection.execute("SELECT round, body FROM round ORDER BY round DESC LIMIT 1").fetchone()
             return None if row is None else {"round": row[0]} | dict(json.loads(row[1]))
 
     def latest_metric(self, metric: str) -> float | None:
-        """The latest known value of a metric."""
+        """Return the latest known value of a metric; None if there is none."""
         row = self.last_with(metric)
         return None if row is None else float(row[metric])
 
 
 def _named_in(facts: Mapping[str, Any]) -> Parties:
-    """The clients, the trusted and the observers of a run that has no list of its participants."""
+    """Return clients, trusted parties and observers of a run that has no list of participants."""
     clients, lines = int(facts.get("clients") or 0), dict(facts.get("lines") or {}).values()
     found = read_parties(f"client-0..{clients - 1}") if clients > 0 else NOBODY
     names = [*(facts.get("trusted") or []), *dict(facts.get("observers") or {}).values()]
@@ -301,7 +304,7 @@ def _named_in(facts: Mapping[str, Any]) -> Parties:
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """The value with every infinity and NaN in it replaced by None: JSON has no word for them."""
+    """Return the value with every infinity and NaN replaced by None: JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -310,14 +313,14 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def _borne_out(number: int, body: str, entry: str | None, claimed: str, head: str | None) -> bool:
-    """Whether an entry of the journal, a link of its chain, names this very row."""
+    """Return whether a journal entry, checked as a link of its chain, matches this row."""
     if entry is None or chain_entry(head or GENESIS, EntryKind.ROUND, number, entry) != claimed:
         return False
     return bool(json.loads(entry)["row"] == digest_of(body))
 
 
 def _digest(rows: Iterable[tuple[Any, ...]]) -> str:
-    """The digest of rows of a table."""
+    """Return the digest of rows of a table."""
     return digest_of(*(str(cell) for row in rows for cell in row))
 
 

@@ -1,4 +1,4 @@
-"""The only way out: the budget is asked and the ledger is written before a value may be handed on."""
+"""The release gate: check the budget and write the ledger before a value may be returned, the only way out."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,29 +14,29 @@ from sightline.randomness import EVERYONE, Purpose
 from sightline.topology import Channel
 
 HIDDEN_COHORTS = Poisson | WithoutReplacement | FixedCohort | Allocation
-"""Events of a client that rest on the sampling of a cohort."""
+"""Client-level events that rest on the sampling of a cohort."""
 
 
 @dataclass(frozen=True)
 class DrawnCohort:
-    """A cohort as the sampler drew it: one release may hide behind it."""
+    """A cohort as the sampler drew it; it can hide one release."""
 
     draw: Draw
     members: frozenset[int]
 
 
 class SeenBefore(Exception):
-    """Values of this round went out to nodes before it was interrupted, and they may answer otherwise this time."""
+    """Raised if real nodes saw values of this round before it was interrupted; they may answer differently now."""
 
 
 class ReleaseGate:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
-    took part has a cohort of its own, drawn by the sampler, and nobody else is in it; a round of a run that follows a
-    plan claims nothing beyond it; a round that was interrupted makes the same releases again,
-    unless real nodes have seen some of it: then it is done `anew`, with other sampling and noise, and all of it counts.
-    So does what was released before number `since`, by other code.
+    took part has its own cohort, drawn by the sampler, and no other client is in it; a round of a run that follows a
+    plan claims nothing beyond it; an interrupted round makes the same releases again, unless real nodes have seen some
+    of it: then it is done `anew`, with other sampling and noise, and all of it counts. So does what other code released
+    before number `since`.
     """
 
     def __init__(
@@ -50,27 +50,29 @@ class ReleaseGate:
         self._made_before = [] if anew else _tail_of(ledger, time, since)
         self._released: set[CallId] = set()
         self._cohorts: defaultdict[str, list[DrawnCohort]] = defaultdict(list)
+        # Ask the budget for the whole planned round at once: a plugin's round is charged in full even if it stops
+        # half-way.
         if planned is not None and budgeted and not self._made_before:
             self._check_budget(planned.charge_missing(ledger))
 
     @property
     def next_id(self) -> int:
-        """The ledger number that the next release will get."""
+        """The ledger number of the next release."""
         return self._made_before[0].id if self._made_before else len(self._ledger)
 
     def note_draw(self, channel: Channel, cohort: DrawnCohort) -> None:
-        """A cohort of the channel was drawn: one release may hide behind its sampling."""
+        """Record that a cohort of the channel was drawn; its sampling can hide one release."""
         self._cohorts[channel.name].append(cohort)
 
     def take_draw(self, channel: Channel) -> DrawnCohort | None:
-        """The channel's first cohort that no release call has taken: in the order in which they were drawn."""
+        """Return the channel's first unused cohort, in the order of the draws; None if there is none."""
         waiting = self._cohorts[channel.name]
         return waiting.pop(0) if waiting else None
 
     def check_draws(
         self, claims: tuple[Release, ...], channel: Channel, updates: Updates, drawn: DrawnCohort | None
     ) -> tuple[Release, ...]:
-        """The claims, each with the draw that it rests on; one that claims to hide who was drawn needs one of its own.
+        """Return the claims, each with the draw on which it rests. Raise `Refused` if a hiding claim has no own draw.
 
         Draws of a schedule hide many releases, which are charged as one and have a joint name.
         """
@@ -78,6 +80,8 @@ class ReleaseGate:
         for claim in claims:
             draw = None
             if self._setting.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
+                # `drawn = None`: a second release of the call must not use the same draw. Two releases of one cohort
+                # are correlated, and the composition of two independent amplified events would not cover them.
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
             elif self._setting.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
                 draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
@@ -85,14 +89,16 @@ class ReleaseGate:
         return tuple(found)
 
     def check_first_use(self, at: CallId) -> None:
-        """The noise belongs to the training call: two releases of it at two scales would cancel out."""
+        """Raise `Refused` if the updates of this training call were released already."""
+        # The noise stream belongs to the call: two releases of it at two scales would cancel the noise. A whole call
+        # and its parts are rivals too.
         rivals = {earlier for earlier in self._released if (earlier.round, earlier.use) == (at.round, at.use)}
         if at in rivals or (rivals and not at.part) or replace(at, part=0) in rivals:
             raise Refused(f"release={at}: these updates were released already; train again, or reuse the value")
         self._released.add(at)
 
     def record_releases(self, claims: Sequence[Release]) -> Sequence[Release]:
-        """Within plan and budget, written and durable; of a round that is done again, found in the ledger."""
+        """Check plan and budget and store the claims durably; in a repeated round, find them in the ledger."""
         if self._planned is not None:
             self._planned.check_claims(claims, None if self._made_before else self._ledger)
         if self._made_before:
@@ -102,9 +108,9 @@ class ReleaseGate:
         return self._ledger.append(claims)
 
     def charge_plan(self, later: FollowedPlan | None) -> None:
-        """Charge what is planned for this round and was not released, and of a plan all `later` rounds.
+        """Charge what is planned for this round and was not released, and with `later` all later rounds.
 
-        The last act of a round. Of later rounds those are charged that `stop_at_epsilon` leaves room for: the run could
+        This is the last act of a round. Later rounds are charged as far as `stop_at_epsilon` leaves room: the run could
         not have made others.
         """
         if self._made_before:  # charged before the round was interrupted, or there was nothing to charge
@@ -122,25 +128,26 @@ class ReleaseGate:
             self._ledger.append(rows)
 
     def _found_again(self, claims: Sequence[Release]) -> Sequence[Release]:
-        """A round that was interrupted after its releases were recorded: the same streams make the same releases.
+        """Return the recorded releases of an interrupted round: the same streams make the same releases.
 
-        Where others were asked for afterwards, nodes have seen the value of this one. The same noise on what they
-        answer now would cancel out.
+        Raise `SeenBefore` if nodes were asked again afterwards: they have seen this value, and the same noise on what
+        they answer now would cancel out.
         """
         later = self._made_before[len(claims) :]
         if not self._steadfast and _asked_for(claims) and _asked_for(later):
             raise SeenBefore
         found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
+        # Compared in full: a resumed round that claims anything else is not the round that was paid for.
         if [release.body() for release in found] != [release.body() for release in claims]:
             raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
         return found
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
-        """Stop before a round that would exceed `stop_at_epsilon`.
+        """Raise `BudgetExhausted` before a release that would exceed `stop_at_epsilon`.
 
-        Covered by decisions 0081 and 0192: settings, draws and limits decide on the events, released values never do.
-        So the round that it stops before is fixed beforehand, and what was released is the beginning of a fixed list.
-        It is not a filter for events that are chosen after looking at results: that is `accounting.GaussianFilter`.
+        Valid because settings, draws and limits decide the events and released values never do: the round that it stops
+        before is fixed in advance, and what was released is the beginning of a fixed list. It is not a filter for
+        events that are chosen after looking at results: that is `accounting.GaussianFilter`.
         """
         privacy = self._setting.experiment.privacy
         if privacy.stop_at_epsilon is None:
@@ -157,7 +164,7 @@ class ReleaseGate:
                 )
 
     def _check_earlier(self, claims: Sequence[Release], limit: float) -> None:
-        """Stop before the runs that this one started from and this one cost more together, where both shall count."""
+        """Raise `BudgetExhausted` before this run and the runs it started from exceed the limit together."""
         setting = self._setting
         if setting.earlier is None or not setting.experiment.privacy.continue_ledger:
             return
@@ -172,12 +179,14 @@ class ReleaseGate:
 
 
 def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) -> Draw:
-    """The draw that hides who is in a release; members who were not drawn would be in it for certain."""
+    """Return the draw that hides the members of a release. Raise `Refused` if there is none or others are in it."""
     if drawn is None:
         raise Refused(
             f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
             "drawn for it; sample the channel again before every release"
         )
+    # A member that was not drawn would be in the release for certain, so nothing is amplified for it. Fewer members are
+    # allowed: the others count as drawn with a zero update.
     more = set(updates.cohort.members) - drawn.members
     if more:
         raise Refused(
@@ -188,13 +197,13 @@ def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) 
 
 
 def _number_of(source: str) -> int:
-    """The number of a client by its name; nobody's for a server or an edge."""
+    """Return the number of a client by its name; `EVERYONE` for a server or an edge."""
     kind, _, digits = source.rpartition("-")
     return int(digits) if kind == "client" and digits.isdecimal() else EVERYONE
 
 
 def _asked_for(releases: Sequence[Release]) -> bool:
-    """Whether members answered for some of the releases; the others only show what was public already."""
+    """Return whether members answered for some of the releases; others only show what was public already."""
     return any(release.subjects for release in releases)
 
 

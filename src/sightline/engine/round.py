@@ -1,4 +1,4 @@
-"""The `Round` that algorithms see: it samples, trains lazily, and releases through the ledger."""
+"""The `Round` that algorithms use: it samples, trains lazily, and releases through the ledger."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -54,10 +54,10 @@ from sightline.training import LocalTask
 
 
 class TrainingRound:
-    """One round: of a real run, or of the plan of one, as it is executed.
+    """One round of a real run or of a plan, depending on its execution.
 
-    Guarantees: a release is durable in the ledger before its value is handed to the algorithm; the budget is checked
-    before the ledger is written and before any data is touched; every release call has noise of its own.
+    Guarantees: a release is durable in the ledger before its value is returned to the algorithm; the budget is checked
+    before the ledger is written and before any data is touched; every release call has its own noise.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class TrainingRound:
         self._setting = setting
         self._ledger = ledger
         self._execution, self._worker = execution, execution.worker
+        # Named by the length of the ledger, so that no two attempts of a round share a stream.
         self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self._rated = frozenset[str]()
@@ -94,7 +95,7 @@ class TrainingRound:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The channels of the topology that are at work in this round."""
+        """The channels of the topology in this round."""
         return self._setting.topology.channels_at(self.time)
 
     @property
@@ -108,26 +109,26 @@ class TrainingRound:
         return self._setting.topology.gathers
 
     def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
-        """Ask less or more of this round's clients than the experiment file does, within what was planned for."""
+        """Set other steps, step size or participation for this round. Raise `Refused` beyond the plan."""
         self.pace = self._execution.allow_schedule(self._setting, wanted, most_steps)
         self.most_steps = most_steps
         self._rated = frozenset(wanted.rates)
 
     def server_rng(self) -> np.random.Generator:
-        """The server's own generator of this round."""
+        """Return the server's generator of this round; every call returns a fresh one."""
         self._tosses += 1
         return self._secret.rng(Purpose.ASSIGNMENT, round=self.time, use=self._tosses - 1)
 
     def work_stats(self, cohort: Cohort) -> WorkStats:
-        """How much work the cohort's mean update is the mean of."""
+        """Return the public facts about the work behind the cohort's mean update."""
         return effort_of(self._setting, cohort, self.pace, [self._sampler_of(channel) for channel in self.gathers])
 
     def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
-        """The public share of each channel in a mean over all of them."""
+        """Return the public share of each channel in a mean over all of them."""
         return shares_of(self._setting, channels)
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw who of the channel's members takes part; without a channel, of all that gather."""
+        """Draw the cohort of the channel; without a channel, of all gathering channels."""
         channels = (channel,) if channel else self.gathers
         return Cohort(tuple(n for one in channels for n in self._draw_members(one)))
 
@@ -137,6 +138,7 @@ class TrainingRound:
         self._draws += 1
         sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
         members = self._execution.draw_members(sampler, channel, self.time, rng, line=line)
+        # The gate keeps the draw: a release that claims amplification must rest on exactly one.
         self._gate.note_draw(channel, DrawnCohort(draw, frozenset(members)))
         return members
 
@@ -146,33 +148,34 @@ class TrainingRound:
         return whole if rate is None else thin_sampler(whole, rate, channel.name)
 
     def most_often(self, channel: Channel) -> float:
-        """How likely a member of the channel may be to take part, at most."""
+        """Return the largest probability with which a member of the channel may take part."""
         whole = self._setting.sampler_of(channel)
         return whole.expected / whole.population
 
     def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
-        """(one gathering at these rates, one way up), as they can be known beforehand."""
+        """Return (cost of one gathering at these rates, cost of one way up), computed in advance."""
         samplers = [(c, thin_sampler(self._setting.sampler_of(c), rates[c.name], c.name)) for c in self.channels]
         return self._meter.price_samplers(samplers)
 
     def noise_multiplier(self, channel: Channel) -> float:
-        """z of what the channel releases."""
+        """Return the noise multiplier of the channel's releases."""
         return noise_at(self._setting, channel)
 
     def note_metrics(self, **numbers: float) -> None:
-        """Public numbers for the round's metrics."""
+        """Add public numbers to the round's metrics."""
         self._meter.note_metrics(numbers)
 
     def everyone(self) -> Cohort:
-        """All clients, openly."""
+        """Return the cohort of all clients, publicly."""
         return Cohort(tuple(self.clients))
 
     def train(
         self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **asked: Any
     ) -> Updates:
-        """Nothing is computed yet: a mechanism will ask for it."""
+        """Return updates that are computed only when a mechanism asks for them."""
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
         given = [start] if isinstance(start, Public) else list(start.values())
+        # Starts of all eligible members, also of those not drawn: the inputs of a release must not reveal the cohort.
         eligible = frozenset[int]().union(*(one.sources for one in given))
         behind = {} if isinstance(start, Public) else {n: one.sources for n, one in start.items()}
         starts = {member: starts[member] for member in cohort.members}
@@ -182,6 +185,8 @@ class TrainingRound:
         self._refuse_parts(memory)
         recall = None
         if memory is not None:
+            # One set of sources for the state of all clients. A set per client would reveal in the ledger who took part
+            # when.
             state = self.memories.get(memory.name, ClientState())
             recall = StateAccess(memory, state, self._worker.dimension)
             received = memory.sources | state.sources
@@ -192,9 +197,10 @@ class TrainingRound:
         return Updates(cohort, starts, self._worker, at, task, recall, self._setting.splitter, eligible, behind)
 
     def _refuse_parts(self, memory: StateRule | None) -> None:
-        """Training on a part says nothing of the rest of what a client keeps; private steps move the whole model."""
+        """Raise `Refused` for client state with split models, except for private steps, which move the whole model."""
         if self._setting.splitter is None:
             return
+        # A client that trains a part would learn zeros for the rest of the vector that it keeps.
         if memory is not None and self._setting.unit is not Unit.SAMPLE:
             law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
             refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
@@ -215,7 +221,7 @@ class TrainingRound:
         }
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
-        """Claim, record, compute, hand over; without a channel, through all that gather, to everybody."""
+        """Claim, record, compute and return the mean; without a channel, through all gathering channels to everyone."""
         mechanism, top = self._setting.mechanism, self._setting.topology.top
         if channel is None and self.gathers != (top,):
             steps = self.release_means(share_training(updates, self.gathers))
@@ -224,20 +230,22 @@ class TrainingRound:
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
     def publish(self, value: Public) -> Public:
-        """The top shows everybody a value that it worked out of what was sent up."""
+        """Publish a value computed from what was sent up, by the top server to everyone."""
         top = self._setting.topology.top
         (made,) = self.show_values([(value, top, top.audience, "mean of what was sent up")])
         self._meter.charge_lifting()
         return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
-        """Several channels' means of one moment: all are claimed and recorded together, before any is computed."""
+        """Release the means of several channels at once; all are claimed and recorded before any is computed."""
         mechanism = self._setting.mechanism
         contexts, claims = [], list[tuple[Release, ...]]()
         for updates, channel in many:
             context, drawn = self._release_context(updates, channel)
             contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
             claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel, updates, drawn))
+        # One check of the budget and one transaction for all channels: a budget must not stop the run between two of
+        # them.
         made = list(self._gate.record_releases([release for some in claims for release in some]))
         found, heard = [], []
         for (updates, _), context, some in zip(many, contexts, claims, strict=True):
@@ -254,7 +262,7 @@ class TrainingRound:
         return found
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
-        """Let others see values that are public to some already: (value, by whom, to whom, what it is)."""
+        """Show values that are already public to some to more parties: (value, by whom, to whom, what it is)."""
         facts = (self._setting.unit, self._setting.adjacency)
         return self._gate.record_releases(
             [
@@ -265,11 +273,12 @@ class TrainingRound:
         )  # fmt: skip
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
-        """Claim, record, compute, hand over: one release per member."""
+        """Claim, record, compute and return one release per member."""
         mechanism = self._setting.mechanism
         channel = channel or self._setting.topology.top
         made, outcome = self._claim_and_compute(updates, channel, mechanism.claim_each, mechanism.compute_each)
         pairs = zip(updates.cohort.members, made, strict=True)
+        # Real nodes may not answer: their releases are charged, and their values are missing.
         return {
             member: Public(outcome.values[member], frozenset({release.id}))
             for member, release in pairs
@@ -284,6 +293,7 @@ class TrainingRound:
         compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
         context, drawn = self._release_context(updates, channel)
+        # Claims are durable before any value is computed: a crash in between costs budget, never an uncounted release.
         made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel, updates, drawn))
         outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
@@ -294,7 +304,7 @@ class TrainingRound:
         return made, outcome
 
     def _keep_client_state(self, updates: Updates, made: Sequence[Release]) -> None:
-        """Keep for the members what is theirs, with every release that they received or sent."""
+        """Store the members' state, with every release that they received or sent."""
         if updates.recall is None:
             return
         name = updates.recall.memory.name
@@ -311,7 +321,7 @@ class TrainingRound:
         self.counts["downlink_floats"] += floats
 
     def charge_plan(self, later: FollowedPlan | None = None) -> None:
-        """Charge what was planned for this round and not released; with a plan, also all `later` rounds of it."""
+        """Charge what was planned for this round and not released; with `later`, also its later rounds."""
         self._gate.charge_plan(later)
 
     def _release_context(self, updates: Updates, channel: Channel) -> tuple[ReleaseContext, DrawnCohort | None]:
@@ -322,11 +332,13 @@ class TrainingRound:
         return replace(context, chosen=self._is_chosen(updates.cohort, channel, drawn)), drawn
 
     def _is_chosen(self, cohort: Cohort, channel: Channel, drawn: DrawnCohort | None) -> bool:
-        """Whether released values may have decided how many take part: then their number may not lower a claim.
+        """Return whether released values may have influenced how many clients take part.
 
-        Not where all members of the channel do by the experiment's own sampler, nor where the cohort is as that sampler
-        drew it. An algorithm of another package also decides which draws it uses.
+        False if all members take part by the experiment's own sampler, or if the cohort is as that sampler drew it. A
+        plugin algorithm also decides which draws it uses.
         """
+        # `Pooled` counts the noises of a cohort, and that count has no limit at which it could be claimed. If it may
+        # follow released values, only `Gaussian(z)` is claimed.
         members = frozenset(cohort.members)
         if channel.name in self._rated:  # also in a plan, which takes the limit in place of the rate
             return True
@@ -336,7 +348,7 @@ class TrainingRound:
         return self._setting.foreign or drawn is None or members != drawn.members
 
     def _check_turns(self, updates: Updates, channel: Channel) -> None:
-        """Whoever was asked had a turn: releases are claimed to be about those only, whether they answer or not."""
+        """Raise `Refused` for clients whose turn it is not: releases are claimed to be about the current group only."""
         sampler = self._sampler_of(channel)
         if active_places(sampler, self.time) is None:
             return
@@ -345,6 +357,8 @@ class TrainingRound:
             refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
+        # Noise streams are named by (purpose, round, call, participant, part). Order, batching and resumption cannot
+        # change them, and a resumed round draws the same noise for a value that is already recorded.
         return ReleaseContext(
             time=self.time,
             unit=self._setting.unit,
@@ -365,7 +379,7 @@ class TrainingRound:
         )
 
     def _draw_correlated(self, row: NoiseRow, strategy: Strategy, dimension: int) -> NDArray[np.float64]:
-        """A row of a stream of correlated noise, which goes on from what the ledger has of it."""
+        """Return a row of correlated noise, continuing the stream in the ledger."""
         if self._execution.noises is None:
             raise Refused(f"release={row.release}: a plan has no noise")
         return self._execution.noises.draw_noise(row, strategy, dimension, self._ledger)

@@ -1,4 +1,4 @@
-"""Run directories: where they are, that they are new, that only one process works in one, and whose files are in it."""
+"""Run directories: creation, locking, ownership of files, and removal of starts that released nothing."""
 
 import errno
 import fcntl
@@ -24,12 +24,12 @@ SECRET = "noise-root.secret"
 LOCK = "run.lock"
 RUN_ID = "run.id"
 NODES_LOG = "nodes.log"
-"""The name by which real sites know a run, and why they were left out of rounds."""
+"""The names of the file with the run's id for real sites, and of the log of sites left out of rounds."""
 DIGEST = "data.digest"
-"""The fingerprint of the private data, for its owner only: others could check their guesses against it."""
+"""The fingerprint of the private data, readable by the owner only: others could test guesses against it."""
 
 MADE = "made by the run"
-"""What the lock of a run says that also made its directory; the directory is then the run's to remove."""
+"""Content of the lock if the run also made its directory, which it may then remove."""
 ENDED = ("finished", "stopped")
 """The states of a run that cannot be continued."""
 OURS = {
@@ -42,7 +42,7 @@ OURS = {
     *(f"{DATABASE}-{part}" for part in ("wal", "shm", "journal")),
 }
 OURS |= {Path(name).with_suffix(".tmp").name for name in (CONFIG, SECRET, DIGEST, RUN_ID)}
-"""What a run writes before its first release, beside its lock, which comes first."""
+"""What a run writes before its first release, besides its lock, which comes first."""
 TABLES = {"fact", "round", "release", "journal", "earlier"}
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -50,11 +50,11 @@ _DISK = re.compile(r"disk|readonly database|os error (?:5|27|28|30|122)\b")
 
 
 class DiskTrouble(SightlineError):
-    """The disk did not take what had to be written."""
+    """Raised if the disk did not accept a write."""
 
 
 class RunBusy(SightlineError):
-    """Another process is working in the run directory."""
+    """Raised if another process is working in the run directory."""
 
 
 def new_directory(experiment: Experiment, out: Path | None) -> Path:
@@ -73,17 +73,17 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
 
 
 def _make(path: Path) -> None:
-    """Make a directory for its owner only, and say in it that a run did."""
+    """Make a directory for its owner only, and record in its lock that a run did."""
     path.mkdir(mode=0o700)
     with os.fdopen(os.open(path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(MADE)
 
 
 def check_free(out: Path, experiment: Experiment) -> None:
-    """Refuse a directory that holds anything but what a run leaves that was killed before its first release.
+    """Raise if a directory holds anything but the remains of a run killed before its first release.
 
-    Guarantees: nothing that no run has written is ever overwritten. A run's lock is there before anything else of it,
-    and a `config.toml` is a run's own only when it says what this run would write.
+    Guarantees: no file that a run has not written is ever overwritten. A run's lock is written before any other file,
+    and a `config.toml` counts as a run's own only if it says what this run would write.
     """
     found = {path.name for path in out.iterdir()} if out.is_dir() else {""}
     config = out / CONFIG
@@ -94,7 +94,7 @@ def check_free(out: Path, experiment: Experiment) -> None:
 
 
 def _holds_more(database: Path) -> bool:
-    """Whether a database holds releases or is no run's; of one that cannot be read nobody knows."""
+    """Return whether a database holds releases or is not a run's; True if it cannot be read."""
     if not database.exists() or not database.stat().st_size:
         return False
     with closing(sqlite3.connect(database)) as connection:
@@ -102,6 +102,7 @@ def _holds_more(database: Path) -> bool:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             begun = "release" in tables and connection.execute("SELECT 1 FROM release LIMIT 1").fetchone() is not None
             return begun or not tables <= TABLES
+        # Keep what cannot be read: it may hold releases, and they must stay counted.
         except sqlite3.DatabaseError:
             return True
 
@@ -121,7 +122,7 @@ def _first_free(folder: Path, name: str) -> Path:
 
 
 def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
-    """The settings of the run in a directory, as it wrote them down, with `--set` words applied on top."""
+    """Return the settings that a run recorded, with `--set` overrides applied."""
     try:
         if not (directory / DATABASE).is_file():
             invalid("--resume", directory, "holds no run", "start it without --resume")
@@ -136,7 +137,7 @@ def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
 
 
 def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
-    """The directory of a run to go on with: `out`, or the newest `runs/NAME*`; its settings must be the same."""
+    """Return the directory to resume: `out`, or the newest `runs/NAME*`. Raise if its settings differ."""
     path = out or _newest_run(Path("runs"), experiment.name)
     if read_settings(path) != experiment:
         with closing(RunRecord.open_to_read(path)) as record:
@@ -160,13 +161,14 @@ def _newest_run(folder: Path, name: str) -> Path:
 
 
 def own_streams(directory: Path, record: RunRecord) -> Streams:
-    """The secret streams of a run; when it goes on, the ones that it began with.
+    """Return the secret streams of a run; for a resumed run, the ones with which it began.
 
-    With another root a schedule would begin anew in its middle and use members more often than it claims, and a round
-    done again would show a second noise on the same value for the price of one.
+    Raise if the noise root is gone or another one, or if the generator differs.
     """
     path, facts = directory / SECRET, record.facts
     goes_on = record.store.head() != GENESIS
+    # With another root a schedule would begin again in its middle and use members more often than it claims, and a
+    # repeated round would show a second noise on the same value for the price of one.
     if goes_on and not path.exists():
         _other_root(directory, "is gone")
     if goes_on and facts.get("noise_generator") != CIPHER:
@@ -181,7 +183,7 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
 
 
 def remove_secret(directory: Path) -> None:
-    """Forget the noise root of a run that has ended: whoever finds it later could take the noise off."""
+    """Delete the noise root of a run that has ended: a finder could otherwise subtract the noise."""
     (directory / SECRET).unlink(missing_ok=True)
     (directory / SECRET).with_suffix(".tmp").unlink(missing_ok=True)
     sync_folder(directory)
@@ -194,7 +196,7 @@ def _other_root(directory: Path, what: str) -> NoReturn:
 
 @contextmanager
 def lock_directory(directory: Path) -> Iterator[None]:
-    """Hold the run directory; a second process is refused, and a dead one's hold is gone with it."""
+    """Hold the run directory. Raise `RunBusy` for a second process; the lock of a dead process is gone with it."""
     path = directory / LOCK
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -205,6 +207,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunBusy(f"run={directory}: another process is working in it; wait for it or stop it") from None
+        # The other process may have removed the directory between our open and our lock; then we hold a deleted file.
         if not path.exists() or path.stat().st_ino != os.fstat(handle).st_ino:
             raise RunBusy(f"run={directory}: another process was working in it and removed it; try again")
         yield
@@ -214,7 +217,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_told(directory: Path) -> Iterator[None]:
-    """Say in one line that the disk is full or broken; what was released before is in the ledger and stays counted."""
+    """Turn a full or broken disk into one line of error; releases made before stay in the ledger and count."""
     try:
         yield
     except (OSError, sqlite3.OperationalError, SafetensorError) as error:
@@ -227,7 +230,8 @@ def disk_told(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
-    """Leave no half-written run: one that fails before its first release takes what it wrote with it, and no more."""
+    """Remove what a run wrote if it fails before its first release, and nothing else."""
+    # Files that were here before are not ours to remove, whatever their names.
     before = {path.name for path in directory.iterdir()} - {LOCK}
     try:
         yield
@@ -238,7 +242,7 @@ def removed_if_nothing_was_released(directory: Path) -> Iterator[None]:
 
 
 def _remove(directory: Path, names: Iterable[str]) -> None:
-    """Remove files of a run, its lock last, and then the directory where the run made it."""
+    """Remove files of a run, its lock last, and then the directory if the run made it."""
     with suppress(OSError):
         for name in names:
             (directory / name).unlink(missing_ok=True)
@@ -246,11 +250,12 @@ def _remove(directory: Path, names: Iterable[str]) -> None:
         if {path.name for path in directory.iterdir()} <= {LOCK}:
             (directory / LOCK).unlink()
         if made:
-            directory.rmdir()  # fails where somebody else has put something into it
+            # Fails, and is left alone, if another program has put something into it.
+            directory.rmdir()
 
 
 def _has_releases(database: Path) -> bool:
-    """Whether releases were made, as far as can be known: what cannot be read may hold some."""
+    """Return whether releases were made; True if the database cannot be read, because it may hold some."""
     if not database.exists():
         return False
     with closing(sqlite3.connect(database)) as connection:
@@ -261,18 +266,19 @@ def _has_releases(database: Path) -> bool:
 
 
 def write_settings(directory: Path, experiment: Experiment) -> None:
-    """Write the settings as they were resolved; they hold the seed, so they are for their owner only."""
+    """Write the resolved settings for the owner only, because they hold the seed."""
     write_secret(directory / CONFIG, to_toml(experiment).encode())
 
 
 def remove_false_start(directory: Path) -> None:
-    """Forget the database of a start that was killed before its first release, and never go on with its noise."""
+    """Remove the database and secrets of a start that was killed before its first release."""
+    # A new start draws a new noise root. The run id and the log of nodes stay: real sites know the run by them.
     for name in OURS - {CONFIG, RUN_ID, NODES_LOG}:
         (directory / name).unlink(missing_ok=True)
 
 
 def close_to_others(directory: Path) -> None:
-    """Take from others the right to read what a run of an earlier version left open."""
+    """Remove other users' permissions from files that a run of an earlier version left open."""
     for name in (CONFIG, DATABASE, LOCK, RUN_ID):
         path = directory / name
         with suppress(FileNotFoundError):

@@ -1,17 +1,17 @@
-r"""Twin worlds: every value is computed a second time without one subject, and both are compared before they are used.
+"""Twin worlds: compute every value again without one subject, and compare both before the value is used.
 
-A claim such as `Gaussian(z)` rests on two facts about code: who was not drawn does not change the value in a single
-bit, and who was drawn moves it by at most the sensitivity, whatever the model, the memory and the data are. Here both
-are watched while a run is at work. A world lacks one subject: a client with all its examples, or one example, whose
-inputs are not a number (or, where inputs are tokens, another example's). It gets the public starting points of the
-real run, its random streams and its noise; so what differs is what the subject did, and nothing else:
+A claim such as `Gaussian(z)` rests on two facts about code: a subject that was not drawn does not change the value in a
+single bit, and one that was drawn moves it by at most the sensitivity, for any model, state and data. Both are checked
+while a run is in progress. A world lacks one subject: a client with all its examples, or one example, whose inputs are
+NaN (or, for tokens, another example's). It gets the public starting points of the real run, its random streams and its
+noise; so any difference is the subject's effect alone:
 
     not drawn:   value = value'              bit by bit
     drawn:       |value - value'| <= bound   up to the rounding of float32
 
-What clients keep un-noised has a life of its own in each world; what they keep of releases is that of the real run,
-because a claim is made given everything that was released before. A comparison that fails ends the run before the
-value is handed on. One that holds proves nothing: it is a test on the user's own model and data, not a certificate.
+Un-noised client state evolves separately in each world; state computed from releases is that of the real run, because a
+claim is made given everything released before. A failed comparison ends the run before the value is returned. One that
+holds proves nothing: it is a test on the user's own model and data, not a certificate.
 """
 
 import time
@@ -51,34 +51,34 @@ from sightline.training.local_work import poisson_batches
 
 MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
 FIRST_LOOK = 2
-"""Subjects that the first round of a model of the user's own is compared without, where nobody asked for it."""
+"""Number of subjects for the first round of a user's own model if `verify` is not set."""
 ROUNDING = 2.0**-20
-"""Of a bound, and of a value to which noise was added: float32 rounds both."""
+"""Relative to the bound and to the noised value: float32 rounds both."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a world lacks."""
+    """The subject that a world lacks."""
 
     client: int
     example: int | None = None
 
     @property
     def name(self) -> str:
-        """As errors name it."""
+        """The name in error messages."""
         return client_name(self.client) + ("" if self.example is None else f", example {self.example}")
 
 
 @dataclass(eq=False)
 class World:
-    """A world without its subject: who trains its clients, and what they keep there of un-noised values."""
+    """A world without its subject: its executor, and the un-noised state that clients keep there."""
 
     subject: Subject
     worker: ClientExecutor
     kept: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
     def recall_state(self, updates: Updates) -> StateAccess | None:
-        """What the members keep in this world."""
+        """Return the members' state in this world."""
         recall = updates.recall
         if recall is None:
             return None
@@ -88,14 +88,14 @@ class World:
         return StateAccess(recall.memory, state, updates.worker.dimension)
 
     def keep_state(self, recall: StateAccess | None) -> None:
-        """Remember what its members keep from now on."""
+        """Store the members' new state in this world."""
         if recall is not None:
             self.kept.setdefault(recall.memory.name, {}).update(recall.after)
 
 
 @dataclass
 class Comparisons:
-    """What was compared so far."""
+    """Statistics of the comparisons so far."""
 
     count: int = 0
     drawn: int = 0
@@ -103,7 +103,7 @@ class Comparisons:
     seconds: float = 0.0
 
     def describe(self, subjects: int) -> str:
-        """One sentence for the terminal and the report."""
+        """Return one sentence for the terminal and the report."""
         return (
             f"Twin worlds: {self.count} values were computed again without one of {subjects} subjects, {self.drawn} of "
             f"them with the subject drawn; the largest shift was {self.largest_share:.1%} of the claimed sensitivity "
@@ -112,7 +112,7 @@ class Comparisons:
 
 
 def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng: np.random.Generator) -> list[Subject]:
-    """Different subjects at random: clients, or examples of different clients while there are some.
+    """Draw distinct subjects at random: clients, or examples of different clients as far as possible.
 
     Every second example is one that its client's first batch draws: at small rates hardly any other would be.
     """
@@ -135,10 +135,7 @@ def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng:
 def drawn_examples(
     setting: BuiltExperiment, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
 ) -> frozenset[int]:
-    """The examples that a client's first batches draw in a training call, by the run's own streams.
-
-    Where the client noises its own steps, a model with dropout seeds its masks from the stream before the first batch.
-    """
+    """Return the examples that a client's first batches draw in a training call, by the run's own streams."""
     plan, examples = setting.mechanism.steps_of(client), int(setting.federation.sizes[client])
     if plan is None:
         return frozenset()
@@ -146,6 +143,7 @@ def drawn_examples(
         turns = range(round - 1 + use, round - 1 + use + steps)
         return frozenset(n for turn in turns for n in range(turn % plan.groups, examples, plan.groups))
     rng = secret.rng(Purpose.BATCHES, round=round, participant=client, use=use)
+    # If the client noises its own steps, a model with dropout seeds its masks from the stream before the first batch.
     if setting.experiment.privacy.place != "server" and worker_for(setting.model).dropout:
         rng.integers(2**63)
     drawn: set[int] = set()
@@ -155,13 +153,14 @@ def drawn_examples(
 
 
 def remove_subject(federation: Federation, subject: Subject) -> Federation:
-    """The same federation without the subject; nobody else's examples change their places."""
+    """Return the same federation without the subject; all other examples keep their positions."""
     client = federation.clients[subject.client]
     train = client.train
     if subject.example is None:
         train = Shard(train.x[:0], train.y[:0])
     else:
         x = train.x.copy()
+        # NaN spreads into every value that the example touches, so a single use shows. Tokens have no NaN.
         x[subject.example] = x[subject.example - 1] if federation.kind is Kind.TEXT else np.nan
         train = Shard(x, train.y)
     clients: list[Client] = list(federation.clients)
@@ -170,7 +169,7 @@ def remove_subject(federation: Federation, subject: Subject) -> Federation:
 
 
 class TwinWorlds:
-    """The worlds of one run, and what was found in them."""
+    """The worlds of one run, and the statistics of their comparisons."""
 
     def __init__(
         self, setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int
@@ -181,22 +180,23 @@ class TwinWorlds:
         self.worlds = [World(one, make_worker(self._setting_without(one), public, secret)) for one in self._subjects]
 
     def _setting_without(self, subject: Subject) -> BuiltExperiment:
-        """With a model of its own where the user's code runs: a module that remembers would do so for both worlds."""
+        """Return the experiment without the subject, with its own model if the user's code runs."""
         without, model = remove_subject(self.setting.federation, subject), self.setting.model
+        # A module that keeps state would otherwise keep it for both worlds.
         runs_own_code = worker_for(model).state is not None
         return replace(self.setting, federation=without, model=replace(model) if runs_own_code else model)
 
     def close(self) -> None:
-        """Let go of what the training needed."""
+        """Release the resources of training."""
         for world in self.worlds:
             world.worker.close()
 
     def describe(self) -> str:
-        """What was compared, in one sentence."""
+        """Return in one sentence what was compared."""
         return self.found.describe(len(self.worlds))
 
     def compare_values(self, updates: Updates, context: ReleaseContext, compute: Compute, found: ReleaseValues) -> None:
-        """Compute the values again in every world; raise `Refused` where a subject has more weight than is claimed."""
+        """Compute the values again in every world. Raise `Refused` if a subject moves one by more than is claimed."""
         begun = time.perf_counter()
         mechanism = self.setting.mechanism.at(context)
         for world in self.worlds:
@@ -210,7 +210,8 @@ class TwinWorlds:
     ) -> None:  # fmt: skip
         masked = world.subject.example is not None and worker_for(self.setting.model).dropout
         if masked and self._is_drawn(world.subject, mechanism, updates, context) is not False:
-            return  # without an example the others of its batch have other masks, which are random, and nobody's
+            # Without one example the others of its batch get other dropout masks; the difference is not the subject's.
+            return
         if mechanism.noised_value is NoisedValue.GRADIENT and mechanism.noised_by(context) is NoisedBy.CLIENT:
             self._compare_step(world, mechanism, updates, context)
             return
@@ -230,7 +231,7 @@ class TwinWorlds:
                 self._compare_pair(value, other.values[key], bound, drawn, world.subject, context)
 
     def _compare_output(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
-        """What the subject itself sends, and what it would send without its data: the same noise on nothing."""
+        """Compare what the subject sends with what it would send without its data, under the same noise."""
         client, values = world.subject.client, []
         if client not in updates.cohort.members:
             return
@@ -246,10 +247,12 @@ class TwinWorlds:
         self._compare_pair(values[0], values[1], bound, True, world.subject, context)
 
     def _compare_step(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
-        """The first private step of the subject's client, without noise: later ones start from noised values."""
+        """Compare the first private step of the subject's client, without noise."""
         client = world.subject.client
+        # Only the first step: the claim for a later one is conditional on the noised value from which it starts.
         plan = mechanism.steps_of(client)
-        adaptive = self.setting.experiment.local.adaptive  # its steps are no longer for a smaller gradient
+        # An adaptive optimiser's step does not scale with the gradient, so no clip norm bounds the difference.
+        adaptive = self.setting.experiment.local.adaptive
         if plan is None or adaptive or client not in updates.cohort.members:
             return
         if updates.recall is not None and not updates.recall.state.noised:
@@ -272,11 +275,12 @@ class TwinWorlds:
         self._compare_pair(ends[0], ends[1], bound, drawn, world.subject, context)
 
     def _clip_norm(self, clip_norm: float, context: ReleaseContext) -> float:
+        # For tokens the subject is replaced by another example, not removed: both may contribute a clip norm.
         twice = 2.0 if self.setting.federation.kind is Kind.TEXT and self.setting.unit is Unit.SAMPLE else 1.0
         return twice * context.largest_clipped(clip_norm, self.setting.splitter)
 
     def _bound_shift(self, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> float | None:
-        """How far the subject may move a value of the channel; None where no clip bounds it."""
+        """Return how far the subject may move a value of the channel; None if no clipping bounds it."""
         senders = max(1, len(updates.cohort.members))
         clip_norm = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
         if mechanism.noised_value is NoisedValue.UPDATE:
@@ -294,7 +298,7 @@ class TwinWorlds:
     def _is_drawn(
         self, subject: Subject, mechanism: Mechanism, updates: Updates, context: ReleaseContext
     ) -> bool | None:
-        """Whether the subject is in the value by the run's own draws; None where a schedule says it."""
+        """Return whether the run's own draws put the subject into the value; None if a schedule decides it."""
         if subject.client not in updates.cohort.members:
             return False
         if subject.example is None:
@@ -311,9 +315,10 @@ class TwinWorlds:
     def _compare_pair(
         self, value: Tensor, other: Tensor, bound: float, drawn: bool | None, subject: Subject, context: ReleaseContext
     ) -> None:
-        """The law of this module for one value and its twin."""
+        """Compare one value and its twin; raise `Refused` if they differ by more than the claim allows."""
         self.found.count += 1
         self.found.drawn += drawn is True
+        # Same streams, same noise: if a subject that was not drawn changes a bit, it entered the value all the same.
         if drawn is False:
             if not torch.equal(value, other):
                 self._tell_broken(subject, context, "it was not drawn, and the value is another without it")
@@ -331,13 +336,13 @@ class TwinWorlds:
 
 
 def copy_recall(updates: Updates) -> StateAccess | None:
-    """What the members keep, to be read only: what is kept in a comparison is thrown away."""
+    """Return the members' state for reading; what a comparison stores in it is discarded."""
     recall = updates.recall
     return None if recall is None else StateAccess(recall.memory, recall.state, updates.worker.dimension)
 
 
 def move_updates(updates: Updates, world: World, *, without: int | None) -> Updates:
-    """The same training call in another world; the subject is not in its cohort where that is hidden."""
+    """Return the same training call in another world; without the subject in its cohort if that is hidden."""
     members = tuple(member for member in updates.cohort.members if member != without)
     places = [place for place, member in enumerate(updates.cohort.members) if member != without]
     task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(places)
@@ -353,7 +358,7 @@ def move_updates(updates: Updates, world: World, *, without: int | None) -> Upda
 
 
 def select_member(updates: Updates, client: int, worker: ClientExecutor, recall: StateAccess | None) -> Updates:
-    """The training call of one member."""
+    """Return the training call of one member."""
     place = updates.cohort.members.index(client)
     return replace(
         updates,
@@ -370,7 +375,7 @@ def plan_worlds(
     setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int | None, *,
     nodes: bool,
 ) -> TwinWorlds | None:  # fmt: skip
-    """As many worlds as are asked for; where nobody asks, two for a module of the user's own; else none."""
+    """Return as many worlds as asked for; by default two for a user's own module, and None otherwise."""
     if count is not None and count < 0:
         invalid("verify", count, "a number of subjects is 0 or more")
     if count and setting.unit is Unit.NONE:
@@ -383,7 +388,7 @@ def plan_worlds(
 
 
 class ComparedExecution(LiveExecution):
-    """A round of a real run whose values are compared with those of twin worlds before they are handed on."""
+    """A round of a real run whose values are compared with twin worlds before they are returned."""
 
     def __init__(
         self, worker: ClientExecutor, secret: Streams, schedules: Any, twins: TwinWorlds,
@@ -393,7 +398,7 @@ class ComparedExecution(LiveExecution):
         self._twins = twins
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """What the mechanism computes, when no subject has more weight in it than is claimed."""
+        """Return what the mechanism computes. Raise `Refused` if a subject moves it by more than is claimed."""
         found = compute(updates, context)
         self._twins.compare_values(updates, context, compute, found)
         return found

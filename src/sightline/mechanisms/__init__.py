@@ -1,4 +1,4 @@
-"""Updates become bounded, sums carry their sensitivity, noise is added where trust ends."""
+"""Mechanisms: bound clients' updates, sum them with a known sensitivity, and add noise where trust ends."""
 
 from sightline.mechanisms.client_state import (
     ClientState,

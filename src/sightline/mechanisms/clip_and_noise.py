@@ -1,4 +1,4 @@
-"""Bound an update, sum with a known sensitivity, add Gaussian noise: real numbers or exact integers."""
+"""Clip updates, sum them with a known sensitivity and add Gaussian noise, in floating point or in exact integers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -33,27 +33,31 @@ class Aggregate:
 
     value: Tensor
     sensitivity: float | Tensor
-    """One bound; or, where pieces of the vector are bounded and noised apart, every coordinate's scale of noise."""
+    """One bound; or the noise scale of every coordinate, if pieces of the vector are clipped and noised separately."""
     rejected: int = 0
 
 
 SMALLEST_RADIUS = 1e-30
-"""Below 1e-38 float32 rounds up by more than the ball is shrunk: a model of 10^12 numbers is still inside at 1e-30."""
+"""Smallest clip norm. Below 1e-38 float32 rounds up by more than the ball is shrunk; at 1e-30 even a model of 10^12
+numbers stays inside the ball.
+"""
 
 
 def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
-    r"""Scale onto the ball of radius C: u * C / max(|u|, C).
+    """Scale an update onto the ball of radius C: u * C / max(|u|, C).
 
     Guarantees: norm <= C (1 + d 2^-53) for d numbers, 1e-9 at ten million: the norm is summed in double precision, and
-    what float32 rounds when a longer update is scaled is covered by shrinking its ball by one part in a million;
-    inside the ball the value comes back bit-identical; a non-finite update becomes zero, so that one broken client can
-    neither pass nor stop a round.
+    float32 rounding of a scaled update is covered by shrinking its ball by one part in a million; an update inside the
+    ball is returned bit-identical; a non-finite update becomes zero, so that one broken client can neither pass nor
+    stop a round.
 
     >>> clip_update(torch.tensor([3.0, 4.0]), clip_norm=1.0).value
     tensor([0.6000, 0.8000])
     """
     if not SMALLEST_RADIUS <= clip_norm < math.inf:
         invalid("clip_norm", clip_norm, f"a clip norm is finite, and at least {SMALLEST_RADIUS:g}")
+    # The privacy proof needs norm <= C for the vector that is summed, after all rounding. A float32 sum of millions of
+    # squares can come out too small, and the update would then be longer than claimed.
     norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
     if not math.isfinite(norm):
         return Bounded(torch.zeros_like(update), clip_norm, rejected=True)
@@ -63,27 +67,27 @@ def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
 
 
 class Clipper(Protocol):
-    """Bounds one update."""
+    """A function that clips one update."""
 
     def __call__(self, update: Tensor, *, clip_norm: float) -> Bounded:
-        """The update inside its ball, or balls."""
+        """Return the update inside its ball, or balls."""
 
 
 class ClippedSum:
-    """A sum of clipped updates that grows one update at a time, in float64 and in the order given."""
+    """A running sum of clipped updates in float64, in the order given."""
 
     def __init__(self, dimension: int) -> None:
         self.total = torch.zeros(dimension, dtype=torch.float64)
 
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
-        """Clip and add; True when the update was not finite and counts as zero."""
+        """Clip and add an update; return True if it was not finite and counts as zero."""
         bounded = clip_update(update, clip_norm=clip_norm)
         self.total += bounded.value
         return bounded.rejected
 
 
 def clipped_sum(updates: Iterable[Tensor], *, dimension: int, clip_norm: float, adjacency: Adjacency) -> Aggregate:
-    """The sum of clipped updates, one at a time, in the order given.
+    """Return the sum of clipped updates, added one at a time in the order given.
 
     Guarantees: adding, removing or zeroing one update moves the sum by at most C, replacing one by at most 2C; the
     result does not depend on how the updates were batched.
@@ -94,7 +98,7 @@ def clipped_sum(updates: Iterable[Tensor], *, dimension: int, clip_norm: float, 
 
 
 def sum_sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
-    """How far one subject moves a sum of vectors of norm <= C: C when zeroed out, 2C when replaced."""
+    """Return how far one subject moves a sum of vectors of norm <= C: C if zeroed out, 2C if replaced."""
     return 2 * clip_norm if adjacency is Adjacency.REPLACE else clip_norm
 
 
@@ -105,7 +109,7 @@ class FiniteOnly:
         self.rejected = 0
 
     def __call__(self, updates: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-        """The same (client, update) pairs with zeros for the broken ones."""
+        """Yield the same (client, update) pairs with zeros for updates that are not finite."""
         for client, update in updates:
             finite = bool(torch.isfinite(update).all())
             self.rejected += not finite
@@ -113,15 +117,19 @@ class FiniteOnly:
 
 
 BITS = 53
-"""Bits of the first draw; with a factor 1/2 they are a number in [0, 1/2) that a float64 holds exactly."""
+"""Bits of the first draw; halved, they are a number in [0, 1/2) that float64 represents exactly."""
 QUANTILE_ERROR = 2.0**-40
-"""A bound on the relative error of the quantile function, hundreds of times what it was measured to be."""
+"""Bound on the relative error of `ndtri`, about 2,000 times the largest error measured against long arithmetic."""
+# Coordinates per vectorised draw, and bits per refinement of a single coordinate.
 CHUNK = 1 << 16
 MORE = 64
 
 
 def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Independent samples of round(sigma X)."""
+    """Return `size` independent exact samples of round(sigma X), X standard normal."""
+    # For an integer v, v + round(s X) = round(v + s X): rounding the ideal Gaussian mechanism is post-processing of it.
+    # So every event and accountant for the Gaussian holds here with the same numbers, which a discrete Gaussian would
+    # not give.
     noise = np.empty(size, dtype=np.int64)
     for start in range(0, size, CHUNK):
         chunk = noise[start : start + CHUNK]
@@ -131,6 +139,7 @@ def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArr
 
 def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
     words = random_words(size, rng).numpy().view(np.uint64)
+    # One word gives sign and magnitude: bit 0 is not among the top 53 bits, so they are independent.
     negative = (words & np.uint64(1)).astype(bool)
     first = words >> np.uint64(64 - BITS)
     least, most = _bracket_magnitude(first, sigma)
@@ -141,12 +150,13 @@ def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[
 
 
 def _bracket_magnitude(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The least and the most that round(sigma |X|) can be, when P(X > |X|) lies in [first, first + 1) / 2^54.
+    """Return the least and the largest possible round(sigma |X|), given the first bits of P(X > |X|).
 
-    Over one such interval |X| moves by at most its length over the density at its end, and 1.5 / tail bounds
-    1 / density (the Mills ratio); the quantile's own error comes on top.
+    The probability lies in [first, first + 1) / 2^54. Over that interval |X| moves by at most its length over the
+    density at its end, and 1.5 / tail bounds 1 / density (the Mills ratio); the error of the quantile is added.
     """
     tail = np.ldexp(first.astype(np.float64), -BITS - 1)
+    # first = 0 has no lower tail bound: its quantile is infinite, and the long arithmetic decides from zero upwards.
     with np.errstate(divide="ignore", invalid="ignore"):
         quantile = -ndtri(tail)
         slack = sigma * (QUANTILE_ERROR * quantile + np.ldexp(1.5 / tail, -BITS - 1))
@@ -156,14 +166,17 @@ def _bracket_magnitude(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray
 
 
 class _Tail:
-    """P(X > |X|) as far as it has been drawn: an integer number of units 2^-length, and what follows unknown."""
+    """P(X > |X|) as far as it has been drawn: an integer number of units 2^-length, the rest still unknown."""
 
     def __init__(self, first: int, rng: np.random.Generator) -> None:
         self.bits, self.length, self.rng = first, BITS + 1, rng
 
     def passes(self, magnitude: int, sigma: float) -> bool:
-        """Whether sigma |X| lies beyond the border magnitude + 1/2; draws more bits while that is open."""
+        """Return whether sigma |X| lies beyond magnitude + 1/2; draw more bits until that is decided."""
         while True:
+            # Bits are only ever appended, so every comparison sees the same uniform number, and the sample is exact.
+            # How long this takes depends on the noise; only an observer that can time single coordinates learns
+            # anything from that.
             with mpmath.workprec(self.length + 2 * MORE):
                 border = (mpmath.mpf(magnitude) + mpmath.mpf(1) / 2) / mpmath.mpf(sigma)
                 tail = mpmath.ldexp(mpmath.erfc(border / mpmath.sqrt(2)) / 2, self.length)
@@ -177,7 +190,7 @@ class _Tail:
 
 
 def _settle_magnitude(first: int, least: int, sigma: float, rng: np.random.Generator) -> int:
-    """The rounded magnitude, known to be at least `least`: strides that double, then halves."""
+    """Return the rounded magnitude, known to be at least `least`: double the stride, then bisect."""
     tail, stride = _Tail(first, rng), 1
     while tail.passes(least + stride - 1, sigma):
         least, stride = least + stride, 2 * stride
@@ -189,41 +202,44 @@ def _settle_magnitude(first: int, least: int, sigma: float, rng: np.random.Gener
 
 
 def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
-    r"""value + N(0, (z S)^2 I), in float32.
+    """Return value + N(0, (z S)^2 I), in float32.
 
     Guarantees: the release is `Gaussian(noise_multiplier)` for every subject whose presence moves the value by at most
     `aggregate.sensitivity`, up to the floating-point limits stated in the docs.
     """
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         invalid("noise_multiplier", noise_multiplier, "noise is positive and finite")
+    # Noise and sum are added in float64 and rounded once: rounding the noisy value is post-processing.
     noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
     noise *= noise_multiplier * aggregate.sensitivity
     return (noise.view_as(aggregate.value) + aggregate.value).to(torch.float32)
 
 
 class FloatSum(ClippedSum):
-    """A sum of clipped updates in floating point."""
+    """A running sum of clipped updates in floating point."""
 
     def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
-        """The sum plus N(0, (z S)^2)."""
+        """Return the sum plus N(0, (z S)^2)."""
         aggregate = Aggregate(self.total, sum_sensitivity(clip_norm, adjacency))
         return with_gaussian_noise(aggregate, noise_multiplier=noise_multiplier, rng=rng)
 
 
 UNITS = 1 << 24
-"""Grid steps in one clip norm: far below the noise, and sums of 10^9 clients still fit."""
+"""Grid steps per clip norm: far finer than the noise, and int64 still holds sums of 10^9 clients."""
 SHRINK = 1 - 2.0**-20
 
 
 def on_grid(update: Tensor, *, clip_norm: float) -> tuple[NDArray[np.int64], bool]:
-    """An update of norm <= C in units of C / 2^24, and whether it was rejected as not finite.
+    """Return an update of norm <= C in units of C / 2^24, and whether it was rejected as not finite.
 
     Guarantees: the integers' squares sum to at most 4^24, checked in integers.
     """
     bounded = clip_update(update, clip_norm=clip_norm)
     scaled = bounded.value.double().numpy() * (UNITS / clip_norm)
+    # Truncation towards zero never lengthens a vector. The check in integers makes the sensitivity exact, whatever
+    # floating point did before it.
     steps = np.trunc(scaled).astype(np.int64)
     while int(steps @ steps) > UNITS * UNITS:
         scaled *= SHRINK
@@ -232,13 +248,13 @@ def on_grid(update: Tensor, *, clip_norm: float) -> tuple[NDArray[np.int64], boo
 
 
 class GridSum:
-    """A sum of clipped updates on the grid: exact, whatever their order."""
+    """A running sum of clipped updates on the integer grid: exact in any order."""
 
     def __init__(self, dimension: int) -> None:
         self.total = np.zeros(dimension, dtype=np.int64)
 
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
-        """Clip, put on the grid and add; True when the update was not finite and counts as zero."""
+        """Clip, round to the grid and add; return True if the update was not finite and counts as zero."""
         steps, rejected = on_grid(update, clip_norm=clip_norm)
         self.total += steps
         return rejected
@@ -246,27 +262,27 @@ class GridSum:
     def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
-        """The sum plus N(0, (z S)^2), rounded to the grid."""
+        """Return the sum plus N(0, (z S)^2), rounded to the grid."""
         std = noise_multiplier * sum_sensitivity(float(UNITS), adjacency)
         noisy = self.total + rounded_gaussian(std, len(self.total), rng)
         return torch.from_numpy(noisy * (clip_norm / UNITS)).to(torch.float32)
 
 
 class RunningSum(Protocol):
-    """A sum of clipped updates that grows one update at a time, and is noised at the end."""
+    """A sum of clipped updates that grows one update at a time and is noised at the end."""
 
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
-        """Clip and add; True when the update was not finite and counts as zero."""
+        """Clip and add an update; return True if it was not finite and counts as zero."""
 
     def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
-        """The sum plus N(0, (z S)^2)."""
+        """Return the sum plus N(0, (z S)^2)."""
 
 
 @dataclass(frozen=True)
 class NoisySum:
-    """The sum of clipped updates plus N(0, (z S)^2), and how many updates were not finite."""
+    """A function that returns the sum of clipped updates plus N(0, (z S)^2), and how many updates were not finite."""
 
     begin: Callable[[int], RunningSum]
     """dimension -> the empty sum."""
@@ -281,8 +297,10 @@ class NoisySum:
         adjacency: Adjacency,
         rng: np.random.Generator,
     ) -> tuple[Tensor, int]:
-        """`Gaussian(noise_multiplier)` for whoever sends one of the updates."""
+        """Return the noisy sum and the number of rejected updates: `Gaussian(noise_multiplier)` for each sender."""
         total, rejected = self.begin(dimension), 0
+        # One update at a time: `updates` trains lazily, so only one is in memory. The noise is drawn after the last of
+        # them.
         for update in updates:
             rejected += total.add(update, clip_norm=clip_norm)
         value = total.noisy_sum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
@@ -290,8 +308,8 @@ class NoisySum:
 
 
 FLOATS = NoisySum(FloatSum)
-"""Fast, and exact up to the floating-point limits stated in the docs."""
+"""Fast; exact up to the floating-point limits stated in the docs."""
 INTEGERS = NoisySum(GridSum)
-"""Exact: see `on_grid`."""
+"""Exact: see `on_grid` and `rounded_gaussian`."""
 
 ARITHMETIC: dict[str, NoisySum] = {"float": FLOATS, "integer": INTEGERS}

@@ -1,4 +1,4 @@
-"""The contract of a mechanism (claims for the ledger first, values after), and its simplest case, no privacy."""
+"""The contract of a mechanism: claims for the ledger first, then values; with its simplest case, no privacy."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,28 +24,28 @@ from sightline.topology import Channel, client_name
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """Which row of which stream of correlated noise a release gets: public, and no other release gets it."""
+    """The public address of one row of correlated noise: which stream and step. Every release has its own row."""
 
     name: str
     """The joint name under which the release is charged."""
     stream: str
-    """The name of the stream: of all releases of a stream what their joint names begin with."""
+    """The name of the stream, which is a prefix of the joint names of its releases."""
     step: int
-    """The release's place in the stream, from 0."""
+    """The position of the release in the stream, from 0."""
     time: int
     release: int
-    """Its number in the ledger."""
+    """The number of the release in the ledger."""
     line: int = 0
-    """The channel's number."""
+    """The number of the channel."""
 
 
 DrawCorrelated = Callable[[NoiseRow, Strategy, int], NDArray[np.float64]]
-"""(which row, the strategy, how many numbers) -> the noise, in units of its standard deviation before correlation."""
+"""(row, strategy, dimension) -> the noise, in units of its standard deviation before correlation."""
 
 
 @dataclass(frozen=True)
 class ReleaseContext:
-    """Public facts of the round, and the streams of whoever adds the noise."""
+    """Public facts of the round, and the noise streams of the parties that add noise."""
 
     time: int
     unit: Unit
@@ -53,49 +53,51 @@ class ReleaseContext:
     channel: Channel
     sampler: CohortSampler
     next_id: int
-    """The ledger number that the next release will get."""
+    """The ledger number of the next release."""
     noise: Callable[[int], np.random.Generator]
-    """participant -> the stream of its noise in this release call, used once."""
+    """participant -> its noise stream in this release call; to be used once."""
     line: int = 0
-    """The channel's number: schedules are kept apart by it."""
+    """The number of the channel; every channel has its own schedule."""
     use: int = 0
-    """The number of the call in the round that the noise belongs to."""
+    """The number of the call in the round; it selects the noise stream."""
     again: int = 0
-    """Of a round that nodes have seen and that is made again: the number of the release that it begins with."""
+    """If the round is repeated after nodes have seen it: the ledger number of the first release of the new attempt."""
     correlated: DrawCorrelated | None = None
-    """The streams of correlated noise; none in a plan."""
+    """Draws correlated noise; None in a plan."""
     chosen: bool = False
-    """Whether the algorithm chose who takes part, or how likely: released values may have decided on it."""
+    """Whether the algorithm chose the cohort or its rate, so that released values may have influenced it."""
 
     @property
     def subjects(self) -> Parties:
-        """Who may be in a release of this round: the channel's members, or those of them whose turn it is."""
+        """The possible subjects of a release in this round: the channel's members, or the group whose turn it is."""
+        # Never the drawn cohort: where sampling amplifies, the cohort is a secret, and the ledger must be the same for
+        # every draw.
         places = active_places(self.sampler, self.time)
         return self.channel.subjects if places is None else self.channel.name_places(places)
 
     @property
     def joint(self) -> str:
-        """The name of the releases that are charged together with this one; none where it is charged alone."""
+        """The name shared by all releases that are charged together with this one; empty if it is charged alone."""
         name = self.sampler.joint_name(self.time)
         return f"{self.channel.name}, {name}" if name else ""
 
     def make_release(self, *, source: str, event: Event, audience: Parties, what: str, **more: Any) -> Release:
-        """A release of this round; about all who may be in it unless `subjects` says otherwise."""
+        """Return a release of this round, about all possible subjects unless `subjects` is given."""
         subjects = more.pop("subjects") if "subjects" in more else self.subjects
         return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
 
     def handed_over(self, updates: Updates) -> Release:
-        """The un-noised updates that the channel's trusted owner receives: in the ledger, not hidden."""
+        """Return the release of un-noised updates to the channel's trusted owner: trust is recorded, not hidden."""
         what = f"updates handed to the trusted {self.channel.name}"
         audience = frozenset({self.channel.name}) | self.channel.through
         return self.make_release(source="clients", event=Clear(), audience=audience, what=what, inputs=updates.sources)
 
     def largest_clipped(self, clip_norm: float, splitter: Splitter | None) -> float:
-        """How large a clipped update of one of the channel's members can be: of split models both balls together."""
+        """Return the largest norm of a member's clipped update; for split models that of both balls together."""
         return clip_norm * self.channel.clip_factor * (1.0 if splitter is None else splitter.widest)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
-        """A mean of values that are already private: the audience sees it, nobody is charged for it again."""
+        """Return the release of a mean of private values: the audience sees it, and it charges nobody again."""
         return self.make_release(
             source=self.channel.name,
             event=POST_PROCESSING,
@@ -108,28 +110,28 @@ class ReleaseContext:
 
 @dataclass(frozen=True, eq=False)
 class ReleaseValues:
-    """Values that become public once their releases are safe in the ledger."""
+    """Values that become public once their releases are stored in the ledger."""
 
     values: Mapping[int, Tensor]
-    """By client, or one value under `EVERYONE`."""
+    """Client -> value, or one value under `EVERYONE`."""
     rejected: int = 0
-    """Updates that were not finite and counted as zero."""
+    """Number of updates that were not finite and counted as zero."""
     noise_std: float = 0.0
-    """Of the noise in every coordinate of a released mean (public); zero where it is not one Gaussian."""
+    """Public standard deviation of the noise in every coordinate of a released mean; 0 if it is not one Gaussian."""
 
 
 class NoisedBy(StrEnum):
-    """Who adds the noise below a channel."""
+    """The party that adds the noise below a channel."""
 
     SERVER = "server"
-    """Whoever gathers: it is handed what the members have, un-noised."""
+    """The gathering server, which receives the members' values without noise."""
     CLIENT = "client"
     """Every member, before anything leaves it."""
     NOBODY = "nobody"
 
 
 class NoisedValue(StrEnum):
-    """What is bounded, and then noised: how far one subject can move it is the sensitivity."""
+    """The bounded value that is noised; the sensitivity is how far one subject can move it."""
 
     UPDATE = "a client's clipped update"
     GRADIENT = "a batch's gradients, clipped one by one"
@@ -140,139 +142,143 @@ class NoisedValue(StrEnum):
 
 
 class Mechanism(Protocol):
-    """How updates become public, and all that others may ask of it: nobody outside this package asks for its class."""
+    """How updates become public. Code outside this package uses these members and never asks for the class."""
 
+    # Claims come before values: `claim_*` must work without data, because a plan, the budget and the ledger need the
+    # events before any value exists. A value without a stored claim is never released.
     @property
     def noised_value(self) -> NoisedValue:
-        """What the noise is added to."""
+        """The value to which the noise is added."""
 
     @property
     def sends_parts(self) -> bool:
-        """Whether a member of a split model sends its part only: whoever receives it may know which one it is."""
+        """Whether a member of a split model sends its part only, so that the receiver may know which part it is."""
 
     @property
     def uses_channel_factors(self) -> bool:
-        """Whether a channel's own noise and clip factor are used in its claims and in its values."""
+        """Whether claims and values use the channel's own noise and clip factors."""
 
     @property
     def keeps_noised(self) -> bool:
-        """Whether what clients keep of their training is made from values that are noised already."""
+        """Whether the state that clients keep is computed from noised values only."""
 
     def at(self, context: ReleaseContext) -> "Mechanism":
-        """The mechanism as it is below a channel."""
+        """Return the mechanism that applies below a channel."""
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Who adds the noise to what a channel's members send."""
+        """Return the party that adds the noise to what the channel's members send."""
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """Client -> z of the noise that covers it; none where the noise is an absolute amount, or there is none."""
+        """Return client -> noise multiplier; empty if the noise is an absolute amount or there is none."""
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
-        """The same mechanism with the noise multipliers that the clients need."""
+        """Return the same mechanism with the noise multipliers that the clients need."""
 
     def scaled(self, event: Event, noise: float) -> Event:
-        """An event of the mechanism with unit noise, at another noise multiplier: what calibration searches over."""
+        """Return an event of the unit-noise mechanism at another noise multiplier; calibration searches over it."""
 
     def in_parts(self, splitter: Splitter) -> "Mechanism":
-        """The same mechanism over parts of the model; refused where it has no such form."""
+        """Return the same mechanism over parts of the model. Raise `Refused` if it has no such form."""
 
     def steps_of(self, client: int) -> PrivateSteps | None:
-        """A client's clipped steps; none where training is free."""
+        """Return a client's clipped steps; None if training is not clipped step by step."""
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """What the guarantee rests on besides clipping and noise, in sentences."""
+        """Return sentences on what the guarantee rests on besides clipping and noise."""
 
     def describe_stream(self) -> dict[str, Any] | None:
-        """The strategy of correlated noise and the error of sums over its steps, for a report; None of other noise."""
+        """Return the strategy of correlated noise and its errors for the report; None for independent noise."""
 
     def list_caveats(self) -> list[str]:
-        """What the guarantee does not cover, in sentences."""
+        """Return sentences on what the guarantee does not cover."""
 
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
-        """The norm that an honest member's output exceeds with odds below e^-40; None where nothing bounds it."""
+        """Return a norm that an honest member's output exceeds with probability below e^-40; None without a bound."""
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """What each member lets go of by its own part of the mechanism; refused where it has none."""
+        """Yield what each member sends after its own part of the mechanism. Raise `Refused` if members have no part."""
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """The releases that `mean` is about to make, computed without touching any data; the last is the mean."""
+        """Return the releases that `mean` will make, without touching data; the last one is the mean."""
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The public mean of the updates."""
+        """Return the public mean of the updates."""
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """The releases that `compute_each` is about to make: one per member, in order."""
+        """Return the releases that `compute_each` will make: one per member, in order."""
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's own public update."""
+        """Return every member's own public update."""
 
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
-        """How many clients send a vector; the expected number where the true one is a secret."""
+        """Return how many clients send a vector; the expected number if the true one is a secret."""
 
 
 class BaseMechanism:
-    """What most mechanisms answer alike. Who adds the noise, and to what, everyone must say for itself."""
+    """Common defaults. Every mechanism must itself say who adds the noise, and to what."""
 
     sends_parts = False
     uses_channel_factors = False
 
     @property
     def keeps_noised(self) -> bool:
-        """Clients keep what they see before the noise."""
+        """False: clients keep values from before the noise."""
         return False
 
     def scaled(self, event: Event, noise: float) -> Event:
-        """Every Gaussian's noise multiplied."""
+        """Multiply the noise of every Gaussian in the event."""
         return scale_noise(event, noise)
 
     def in_parts(self, splitter: Splitter) -> Mechanism:
-        """Refused: whole models are released."""
+        """Raise `Refused`: whole models are released."""
+        # No silent fallback to whole models: the user would believe in an amplification by splitting that is not there.
         law = f"{type(self).__name__} releases whole models"
         refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
 
     def steps_of(self, client: int) -> PrivateSteps | None:
-        """None: training is free."""
+        """Return None: training is not clipped step by step."""
         return None
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Nothing but clipping and noise."""
+        """Return nothing: the guarantee rests on clipping and noise alone."""
         return []
 
     def describe_stream(self) -> dict[str, Any] | None:
-        """None: noises of releases are independent."""
+        """Return None: the noises of releases are independent."""
         return None
 
     def list_caveats(self) -> list[str]:
-        """None of its own."""
+        """Return no caveats."""
         return []
 
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
-        """Nothing bounds it."""
+        """Return None: nothing bounds an output."""
         return None
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Refused: the members have no part in it."""
+        """Raise `Refused`: the members have no part of the mechanism."""
         law = "its members have no part of their own, and let nothing go by themselves"
         refuse("mechanism", type(self).__name__, law, "ask them for their training")
 
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
-        """The members."""
+        """Return the size of the cohort."""
         return float(len(cohort.members))
 
 
 def only_sums(algorithm: str = "an algorithm of personal models") -> None:
-    """Refuse personal models where only a noisy sum over clients is ever published."""
+    """Raise `Refused` for personal models: a trusted server publishes noisy sums over clients only."""
     law = f'{algorithm} publishes one model per client, where = "server" protects sums only'
     refuse("privacy.where", "server", law, 'use where = "client"')
 
 
 def only_client(client: int) -> Parties:
-    """The set of one client."""
+    """Return the set of one client's name."""
     return frozenset({client_name(client)})
 
 
 def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, int], dimension: int) -> Tensor:
-    """Mean of the clients' values by their weights; zero when there are none."""
+    """Return the mean of the clients' values by their weights; zero if there are none."""
+    # Sum in double precision: rounding then stays below that of one float32, however many clients there are.
     total = torch.zeros(dimension, dtype=torch.float64)
     mass = 0.0
     for client, value in values:
@@ -289,27 +295,27 @@ class NoPrivacy(BaseMechanism):
     sends_parts = True
 
     def at(self, context: ReleaseContext) -> "NoPrivacy":
-        """The same below every channel."""
+        """Return itself for every channel."""
         return self
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Nobody."""
+        """Return `NOBODY`."""
         return NoisedBy.NOBODY
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """There is no noise."""
+        """Return an empty dict: there is no noise."""
         return {}
 
     def in_parts(self, splitter: Splitter) -> "NoPrivacy":
-        """The same."""
+        """Return itself."""
         return self
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
-        """Nothing to set."""
+        """Return itself: there is no noise to set."""
         return self
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release without noise, of the members, to everyone."""
+        """Claim one release without noise, about the members, to the channel's audience."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         return (
             context.make_release(
@@ -323,13 +329,13 @@ class NoPrivacy(BaseMechanism):
         )
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The mean by data size of the finite updates."""
+        """Average the finite updates by data size."""
         finite = FiniteOnly()
         value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, finite.rejected)
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release without noise per member."""
+        """Claim one release without noise per member."""
         return tuple(
             context.make_release(
                 source=client_name(member),
@@ -343,7 +349,7 @@ class NoPrivacy(BaseMechanism):
         )
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's update; one that is not finite counts as zero."""
+        """Return every member's update; one that is not finite counts as zero."""
         finite = FiniteOnly()
         values = dict(finite(updates.train_members()))
         return ReleaseValues(values, finite.rejected)

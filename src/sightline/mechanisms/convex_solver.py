@@ -1,7 +1,7 @@
-"""The exact minimiser of softmax regression with an L2 or proximal term, in double precision.
+"""Exact minimiser of softmax regression with an L2 or proximal term, in double precision.
 
-Everything happens in the unit space: examples x~ = (x, 1 / sqrt 2) with |x| <= 1 / sqrt 2, so that |x~| <= 1 with the
-bias in it, and parameters v = (W, sqrt 2 b), which give the same logits W x + b.
+All computation is in the unit space: examples x~ = (x, 1 / sqrt 2) with |x| <= 1 / sqrt 2, so that |x~| <= 1 including
+the bias, and parameters v = (W, sqrt 2 b), which give the same logits W x + b.
 """
 
 import math
@@ -15,21 +15,23 @@ from sightline.errors import SightlineError, refuse
 
 Vector = NDArray[np.float64]
 HALF = math.sqrt(0.5)
-"""The norm that features may have, and the constant feature of the bias: together they make 1."""
+"""The largest norm of the features, and the constant feature of the bias: together they have norm 1."""
 ROUNDING = 1e-5
-"""How much larger than `HALF` a feature vector may be by float32 rounding; it is scaled back to it."""
+"""Relative excess over `HALF` that float32 rounding may cause; such a feature vector is scaled back."""
 MOST_STEPS = 1000
 ROUGH = 1e-6
-"""Where L-BFGS hands over to Newton: below, differences of h are lost in rounding."""
+"""Gradient norm at which L-BFGS hands over to Newton: below it, differences of h are lost in rounding."""
 
 
 class NotSolved(SightlineError):
-    """The local minimiser was not found; nothing of the round may be published."""
+    """Raised if the local minimiser was not found; nothing of the round may be published."""
 
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    r"""h(v) = 1/n sum_j CE(softmax(V x~_j), y_j) + weight_decay / 2 |v|^2 + proximal / 2 |v - anchor|^2 + <linear, v>.
+    """The objective h(v) of one client.
+
+    h(v) = 1/n sum_j CE(softmax(V x~_j), y_j) + weight_decay / 2 |v|^2 + proximal / 2 |v - anchor|^2 + <linear, v>.
 
     Guarantees: h is (weight_decay + proximal)-strongly convex; one example's gradient has norm <= sqrt 2, one example's
     Hessian has trace <= 1 - 1 / classes.
@@ -45,18 +47,18 @@ class Regression:
 
     @property
     def curvature(self) -> float:
-        """How strongly convex h is, whatever the data."""
+        """The strong convexity of h, for any data."""
         return self.proximal + self.weight_decay
 
     def probabilities(self, v: Vector) -> Vector:
-        """softmax(V x~_j), one row per example."""
+        """Return softmax(V x~_j), one row per example."""
         scores = self.features @ v.reshape(self.classes, -1).T
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares: Vector = scores / scores.sum(axis=1, keepdims=True)
         return shares
 
     def value_and_gradient(self, v: Vector) -> tuple[float, Vector]:
-        """h(v) and its gradient."""
+        """Return h(v) and its gradient."""
         p = self.probabilities(v)
         rows = np.arange(len(self.labels))
         value = -np.log(np.maximum(p[rows, self.labels], 1e-300)).mean()
@@ -70,7 +72,7 @@ class Regression:
         return float(value), gradient
 
     def hessian(self, v: Vector) -> Vector:
-        """1/n sum_j (diag p_j - p_j p_j^T) (x) x~_j x~_j^T + curvature I."""
+        """Return 1/n sum_j (diag p_j - p_j p_j^T) (x) x~_j x~_j^T + curvature I."""
         p, x = self.probabilities(v), self.features
         width = x.shape[1]
         spread = (p[:, :, None] * x[:, None, :]).reshape(len(x), -1)
@@ -82,13 +84,14 @@ class Regression:
 
 
 def minimise_regression(problem: Regression, *, gradient_tolerance: float) -> Vector:
-    """The minimiser of h up to |grad h| <= tolerance: L-BFGS, finished by damped Newton steps, else by Nesterov's.
+    """Return the minimiser of h up to |grad h| <= tolerance: L-BFGS, then damped Newton, else Nesterov's method.
 
-    Guarantees: the returned v is within tolerance / curvature of the exact minimiser, or `NotSolved` is raised, which
-    only rounding can bring about.
+    Guarantees: the returned v is within tolerance / curvature of the exact minimiser. Raise `NotSolved` otherwise,
+    which only rounding can cause.
     """
     from scipy.optimize import minimize
 
+    # The sensitivity bounds divide by the curvature: without it no finite noise is enough.
     if not problem.curvature > 0:
         law = "without a proximal or L2 term the minimiser moves without bound when one example changes"
         refuse(
@@ -102,17 +105,18 @@ def minimise_regression(problem: Regression, *, gradient_tolerance: float) -> Ve
         if np.linalg.norm(gradient) <= gradient_tolerance:
             return v
         v = newton_step(problem, v, value, gradient)
+    # An approximate result is never returned: the privacy bounds hold for points within the tolerance only.
     return descend_accelerated(problem, gradient_tolerance=gradient_tolerance)
 
 
 SMOOTHNESS = 0.5
-"""The largest eigenvalue of one example's softmax Hessian when |x~| <= 1."""
+"""The largest eigenvalue of one example's softmax Hessian if |x~| <= 1."""
 FARTHEST_GRADIENT = 1e8
-"""A gradient at the start beyond this norm belongs to no problem that is solved here."""
+"""Largest gradient norm at the start that the iteration bound allows for; real problems are far below it."""
 
 
 def most_iterations(curvature: float, *, gradient_tolerance: float, gradient: float = FARTHEST_GRADIENT) -> int:
-    r"""So many accelerated steps bring |grad h| from `gradient` below the tolerance, whatever the data.
+    """Return how many accelerated steps bring |grad h| from `gradient` below the tolerance, for any data.
 
     With L = 1/2 + mu and kappa = L / mu: h(v_k) - h* <= (1 - kappa^-1/2)^k |g_0|^2 / mu, and |g|^2 <= 2 L (h - h*).
     Reference: Nesterov 2004, Theorem 2.2.3.
@@ -126,7 +130,7 @@ def most_iterations(curvature: float, *, gradient_tolerance: float, gradient: fl
 
 
 def descend_accelerated(problem: Regression, *, gradient_tolerance: float) -> Vector:
-    """The same minimiser by Nesterov's steps, whose number is known beforehand: for when Newton's do not get there."""
+    """Return the same minimiser by Nesterov's method, with a number of steps known in advance."""
     smooth = SMOOTHNESS + problem.curvature
     root = math.sqrt(problem.curvature / smooth)
     v = ahead = problem.anchor
@@ -141,12 +145,13 @@ def descend_accelerated(problem: Regression, *, gradient_tolerance: float) -> Ve
 
 
 def newton_step(problem: Regression, v: Vector, value: float, gradient: Vector) -> Vector:
-    """One Newton step, halved until h (or, at the end of double precision, its gradient) gets smaller."""
+    """Take one Newton step, halved until h (or, at the limit of double precision, its gradient) decreases."""
     direction = np.linalg.solve(problem.hessian(v), -gradient)
     length = 1.0
     while length > 1e-10:
         moved = v + length * direction
         there, slope = problem.value_and_gradient(moved)
+        # Near the minimum h no longer changes in double precision while its gradient still does: hence the second test.
         if there <= value + 1e-4 * length * (gradient @ direction) or slope @ slope < 0.81 * (gradient @ gradient):
             return moved
         length /= 2
@@ -154,7 +159,7 @@ def newton_step(problem: Regression, v: Vector, value: float, gradient: Vector) 
 
 
 def unit_examples(x: NDArray[np.float32]) -> Vector:
-    """Examples with the bias's constant feature; refused when they were not normalised before."""
+    """Return examples with the bias's constant feature. Raise `Refused` if they are not normalised."""
     flat = x.reshape(len(x), -1).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
     if norms.max(initial=0.0) > HALF * (1 + ROUNDING):
@@ -164,13 +169,13 @@ def unit_examples(x: NDArray[np.float32]) -> Vector:
 
 
 def to_unit(vector: Vector, classes: int) -> Vector:
-    """A model's flat vector (W, b) in the unit space: rows (W_k, sqrt 2 b_k)."""
+    """Return a model's flat vector (W, b) in the unit space: rows (W_k, sqrt 2 b_k)."""
     weight, bias = vector[:-classes].reshape(classes, -1), vector[-classes:, None]
     return np.concatenate([weight, bias / HALF], axis=1).ravel()
 
 
 def from_unit(v: Vector, classes: int) -> Vector:
-    """The inverse of `to_unit`."""
+    """Return the inverse of `to_unit`."""
     rows = v.reshape(classes, -1)
     return np.concatenate([rows[:, :-1].ravel(), rows[:, -1] * HALF])
 
@@ -180,9 +185,9 @@ WHOLE_NOTE = "features: every example is scaled to norm <= 1; with the bias's co
 
 
 def unit_features(federation: Federation, norm: float = HALF) -> Federation:
-    """The federation with every example scaled down to the norm, 1 / sqrt 2 or 1, where it is longer.
+    """Return the federation with every longer example scaled down to the norm, 1 / sqrt 2 or 1.
 
-    Guarantees: an example's scaling depends on that example only, so it is no release.
+    Guarantees: the scaling of an example depends on that example only, so it is not a release.
     """
     if federation.kind is Kind.TEXT:
         refuse("data.source", federation.source, "words are not vectors of bounded norm", "use vectors or images")
@@ -195,7 +200,7 @@ def unit_features(federation: Federation, norm: float = HALF) -> Federation:
 
 
 def unit_shard(shard: Shard, norm: float = HALF) -> Shard:
-    """The shard with every example's norm at most this."""
+    """Return the shard with every example's norm at most `norm`."""
     flat = shard.x.reshape(len(shard), math.prod(shard.x.shape[1:])).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = (flat * np.minimum(1.0, norm / np.maximum(norms, 1e-300))).astype(np.float32)

@@ -1,9 +1,9 @@
-r"""Means of clipped updates whose noise is correlated over the rounds of a channel: what one round adds, others take.
+"""Means of clipped updates whose noise is correlated over rounds, so that later rounds partly cancel earlier noise.
 
 Round t publishes (clipped sum + sigma S n_t) / m with n = C^-1 z, rows of z standard normal. All rounds of a stream are
 one `Gaussian(sigma / sens)` (`accounting.strategies`), charged with the first of them; a part of them is
-post-processing of the whole. n is made row by row and is a secret: it is never written down. z is a function of the
-run's secret root and of the number of the release that it noises, so a run that goes on draws it again.
+post-processing of the whole. n is computed row by row; it is secret and never stored. z is a function of the run's
+secret root and of the number of the release that it noises, so a resumed run draws it again.
 """
 
 import math
@@ -42,61 +42,63 @@ from sightline.training.dp_sgd_settings import NoiseWalk
 
 Row = NDArray[np.float64]
 AGAIN, GIVEN_UP = ", again from release ", ", given up at release "
-"""How joint names of rounds go on that were seen, and made again."""
+"""Suffixes of the joint names of rounds that were seen and repeated."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How the noises of a channel's rounds belong together, and who takes part in them how often."""
+    """How the noises of a channel's rounds are correlated, and how often each client takes part."""
 
     strategy: Strategy
     separation: int
-    """b: between two uses of a client lie at least so many rounds."""
+    """b: minimum number of rounds between two uses of a client."""
     uses: int
-    """k: a client is used at most so often in a stream."""
+    """k: maximum number of uses of a client in a stream."""
     hidden: bool = False
-    """Whether members of a group are drawn in secret: then every turn is charged by itself."""
+    """Whether members of a group are drawn in secret; then every turn is charged by itself."""
 
     @property
     def length(self) -> int:
-        """The rounds of a stream."""
+        """The number of rounds in a stream."""
         return self.strategy.steps
 
     @cached_property
     def unit(self) -> float:
-        """Z of a whole stream with sigma = 1, rounded down."""
+        """The noise multiplier of a whole stream with sigma = 1, rounded down."""
         return charge_stream(self.strategy, noise=1.0, separation=self.separation, uses=self.uses).noise_multiplier
 
     @cached_property
     def redone(self) -> float:
-        """What a round costs that was seen and is made again, with sigma = 1, rounded down."""
+        """The noise multiplier of a round that was seen and is repeated, with sigma = 1, rounded down."""
+        # Rounding goes towards less noise claimed: a claim must never promise more than was added.
         return round_down(1 / redo_multiplier(self.strategy, separation=self.separation, uses=self.uses))
 
     def drawn(self, sampler: TurnsCohorts) -> float:
-        """The same of one turn whose members are drawn in secret."""
+        """Return the noise multiplier of one turn whose members are drawn in secret, with sigma = 1."""
         event, _ = charge_turns(self.strategy, noise=1.0, groups=sampler.groups, rate=sampler.rate or 1.0)
         return event.event.noise_multiplier  # type: ignore[attr-defined,no-any-return]
 
     @cached_property
     def spread(self) -> Row:
-        """The standard deviation of each round's noise, for sigma = 1: the norms of the rows of C^-1."""
+        """The standard deviation of each round's noise for sigma = 1: the norms of the rows of C^-1."""
+        # C is lower triangular Toeplitz, and so is C^-1: its first column holds every row's entries.
         first = np.zeros(self.length)
         first[0] = 1.0
         return np.sqrt(np.cumsum(divide_by_strategy(self.strategy, first) ** 2))
 
 
 Workload = Callable[[int], Sequence[float] | None]
-"""Rounds -> what the noise should be least in: the first column of a Toeplitz matrix; None for sums over rounds."""
+"""Rounds -> the first column of the Toeplitz workload whose error the strategy minimises; None for sums over rounds."""
 
 
 def sum_rounds(rounds: int) -> None:
-    """Sums over rounds."""
+    """Return None: the workload is sums over rounds."""
 
 
 def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = sum_rounds) -> Stream:
-    """The stream that an experiment file asks for; what it leaves out follows from turns and rounds.
+    """Return the stream of an experiment file; omitted settings follow from turns and rounds.
 
-    The `workload` decides how well strategies that are optimised serve the algorithm, never what they cost.
+    The `workload` decides how well optimised strategies serve the algorithm, never what they cost.
     """
     settings, clients = experiment.privacy.correlated or Correlated(), experiment.sampling.clients
     groups = clients.groups or 1
@@ -107,6 +109,8 @@ def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = 
     if uses < needed:
         refuse("privacy.correlated.uses", uses, f"every group has {needed} turns in a stream", "leave it out")
     bands = settings.bands
+    # With hidden draws a turn is charged by itself only if no band reaches the group's next turn: at most `groups`
+    # bands.
     if clients.rate is not None:
         bands = min(bands or groups, length)
     participation = {"separation": separation, "uses": uses}
@@ -117,23 +121,23 @@ def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = 
 
 @dataclass(frozen=True)
 class CorrelatedMean(CentralMean):
-    r"""(sum of clipped updates + sigma S n_t) / expected cohort, n = C^-1 z, below one trusted server.
+    """(sum of clipped updates + sigma S n_t) / expected cohort, n = C^-1 z, below one trusted server.
 
     Guarantees: for every client all rounds of a stream together are `Gaussian(sigma / sens)` against everyone but the
-    server, charged with the first; with hidden draws inside of groups every turn is `Poisson(rate, Gaussian(sigma /
-    |c|))` for the group whose turn it is. Only whose turn it is may be in a cohort, and a round is released once. A
-    round that nodes have seen and that is made again, with other noise, costs `Gaussian(sigma / r)` more.
+    server, charged with the first; with hidden draws inside groups every turn is `Poisson(rate, Gaussian(sigma / |c|))`
+    for the group whose turn it is. A cohort contains only members whose turn it is, and a round is released once. A
+    round that nodes have seen and that is repeated with other noise costs an additional `Gaussian(sigma / r)`.
     """
 
     stream: Stream = field(kw_only=True)
 
     def in_parts(self, splitter: Splitter) -> "CorrelatedMean":
-        """Refused: hidden parts have no bound over the rounds of a stream."""
+        """Raise `Refused`: hidden parts have no bound over the rounds of a stream."""
         law = "hidden parts of the model have no bound over the rounds of a stream"
         refuse("algorithm.split", "given", law, 'remove split, or use privacy.noise = "independent"')
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """The hand-over to the server, and the noisy mean that everybody sees; all of a stream under one name."""
+        """Claim the hand-over to the server and the noisy mean for everyone, under the stream's joint name."""
         row = self.place_row(context)
         handed = context.handed_over(updates)
         more = (self._claim_redo(context, row),) if context.again and hides_draws(context) else ()
@@ -142,6 +146,8 @@ class CorrelatedMean(CentralMean):
             event=self._event(context),
             audience=context.channel.audience,
             what="mean of clipped updates with correlated noise",
+            # A stream is charged once, with its first release. All members are its subjects then, also those whose turn
+            # comes later; otherwise their rounds would be free.
             subjects=context.subjects if hides_draws(context) else context.channel.subjects,
             inputs=updates.sources,
             coins_known_to=frozenset({context.channel.name}),
@@ -155,14 +161,14 @@ class CorrelatedMean(CentralMean):
         return self.noise_multiplier * context.channel.noise_factor
 
     def _event(self, context: ReleaseContext) -> Event:
-        """What a release of the stream is charged: of a whole stream once, of a turn that is hidden by itself."""
+        """Return the event of a release: that of the whole stream, or of a single turn if draws are hidden."""
         sampler, sigma = turns_of(context), self._sigma(context)
         if sampler.rate is not None:
             return sampler.hidden_event(Gaussian(sigma * self.stream.drawn(sampler)))
         return Gaussian(sigma * (self.stream.redone if context.again else self.stream.unit))
 
     def _claim_redo(self, context: ReleaseContext, row: NoiseRow) -> Release:
-        """What the round that was given up tells of those whose earlier noise it held."""
+        """Claim what an abandoned attempt reveals about clients whose earlier noise it contained."""
         return context.make_release(
             source=context.channel.name,
             event=Gaussian(self._sigma(context) * self.stream.redone),
@@ -173,7 +179,7 @@ class CorrelatedMean(CentralMean):
         )
 
     def place_row(self, context: ReleaseContext) -> NoiseRow:
-        """Which row of which stream a release gets; refused where nobody knows who is asked when."""
+        """Return the noise row of a release. Raise `Refused` unless members take turns far enough apart."""
         sampler = turns_of(context)
         if sampler.groups < self.stream.separation:
             law = f"groups take turns every {sampler.groups} rounds, the noise is for {self.stream.separation}"
@@ -181,6 +187,8 @@ class CorrelatedMean(CentralMean):
         number, step = divmod(sampler.step(context.time), self.stream.length)
         more = context.again and hides_draws(context)
         name = f"{context.channel.name}, noise stream {number + 1}"
+        # The published mean is the second claim of the call (the third with a redo claim): its ledger number names its
+        # z.
         return NoiseRow(
             name=name + (f", turn {step + 1}" if sampler.rate is not None else ""),
             stream=name,
@@ -199,6 +207,7 @@ class CorrelatedMean(CentralMean):
             clip_norm=clip_norm,
             adjacency=context.adjacency,
         )
+        # No fallback to fresh independent noise: the claim is for the stream's row, and fresh noise would cost more.
         if context.correlated is None:
             raise Refused(f"release={row.release}: correlated noise is drawn by a run that remembers its streams")
         std = self._sigma(context) * sum_sensitivity(clip_norm, context.adjacency)
@@ -208,13 +217,13 @@ class CorrelatedMean(CentralMean):
         return ReleaseValues({EVERYONE: value}, total.rejected, std * float(self.stream.spread[row.step]) / expected)
 
     def describe_stream(self) -> dict[str, Any]:
-        """The stream of a channel."""
+        """Return the facts of the channel's stream for the report."""
         own = self.stream
         participation: dict[str, Any] = {"separation": own.separation, "uses": own.uses, "hidden": own.hidden}
         return describe_strategy(own.strategy, **participation) | {"of": "rounds"}
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """What the noises of rounds have to do with each other, and since when they are counted."""
+        """Return sentences on how the noise is correlated and when it is charged."""
         stream, strategy = self.stream, self.stream.strategy
         gain = measure_gain(strategy, separation=stream.separation, uses=stream.uses, hidden=stream.hidden)
         return [
@@ -231,11 +240,11 @@ class CorrelatedMean(CentralMean):
 
 
 SHOWN_STEPS, SHOWN_COEFFICIENTS = 100, 50
-"""How much of a strategy is told for pictures."""
+"""How many points and coefficients of a strategy the report shows."""
 
 
 def describe_strategy(strategy: Strategy, *, separation: int, uses: int, hidden: bool = False) -> dict[str, Any]:
-    """A strategy in numbers: coefficients, and the root of the squared error of sums, with independent noise beside it.
+    """Return a strategy's coefficients and the root mean squared error of its sums, next to independent noise.
 
     Errors are in units of the noise that independent noise would need for the same privacy.
     """
@@ -253,7 +262,7 @@ def describe_strategy(strategy: Strategy, *, separation: int, uses: int, hidden:
 
 
 def turns_of(context: ReleaseContext) -> TurnsCohorts:
-    """The turns of a channel; refused where its members are asked in another way."""
+    """Return the channel's turns. Raise `Refused` if its members are sampled in another way."""
     sampler = context.sampler
     if not isinstance(sampler, TurnsCohorts):
         law = f"{context.channel.name} asks its members by {type(sampler).__name__}, which keeps no distance"
@@ -262,12 +271,12 @@ def turns_of(context: ReleaseContext) -> TurnsCohorts:
 
 
 def hides_draws(context: ReleaseContext) -> bool:
-    """Whether members of the group whose turn it is are drawn in secret."""
+    """Return whether members of the group whose turn it is are drawn in secret."""
     return turns_of(context).rate is not None
 
 
 def _refuse_memory(updates: Updates) -> None:
-    """Hidden draws in a stream, of members who train by what they kept of earlier turns: not proven."""
+    """Raise `Refused` for client state together with hidden draws in a stream: there is no proof for it."""
     if updates.recall is not None:
         law = f"clients keep {updates.recall.memory.name}, which has no bound with hidden draws in a stream"
         refuse("client_state", updates.recall.memory.name, law, "use turns without a rate")
@@ -275,46 +284,46 @@ def _refuse_memory(updates: Updates) -> None:
 
 @dataclass(frozen=True)
 class CorrelatedByTrust(NoiseByTrust):
-    """`CorrelatedMean` below every trusted edge of a tree, each with a stream of its own; all edges are trusted.
+    """`CorrelatedMean` below every trusted edge of a tree, each with its own stream; all edges must be trusted.
 
-    Guarantees: those of `CorrelatedMean`. Streams are independent, so what reaches one observer from several adds up.
+    Guarantees: those of `CorrelatedMean`. Streams are independent, so their costs add up for an observer of several.
     """
 
     stream: Stream = field(kw_only=True)
 
     def at(self, context: ReleaseContext) -> CorrelatedMean:
-        """The mechanism of a channel, with the noise that its own members need."""
+        """Return the mechanism of a channel, with the noise that its own members need."""
         refuse_untrusted(context.channel.name, context.channel.trusted)
         noise = max(self.noise_multipliers(context.channel.members).values(), default=self.noise_multiplier)
         return CorrelatedMean(self.clip_norm, noise, FLOATS, stream=self.stream)
 
     def in_parts(self, splitter: Splitter) -> "CorrelatedByTrust":
-        """Refused, as in every stream."""
+        """Raise `Refused`: hidden parts have no bound over the rounds of a stream."""
         refuse("algorithm.split", "given", "hidden parts have no bound over the rounds of a stream", "remove split")
 
     def describe_stream(self) -> dict[str, Any]:
-        """As every edge's."""
+        """Return the facts of one edge's stream; all edges share the strategy."""
         return CorrelatedMean(self.clip_norm, self.noise_multiplier, FLOATS, stream=self.stream).describe_stream()
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """As every edge's."""
+        """Return the sentences of one edge's mechanism."""
         mean = CorrelatedMean(self.clip_norm, self.noise_multiplier, FLOATS, stream=self.stream)
         return mean.explain_guarantee(rounds=rounds, delta=delta, curvature=curvature)
 
 
 def refuse_untrusted(name: str, trusted: bool) -> None:
-    """Correlated noise is added by who gathers, which must be trusted with it."""
+    """Raise `Refused` for an untrusted gathering server: the party that gathers adds the correlated noise."""
     if not trusted:
         law = f"below {name}, which is not trusted, every device adds noise to all that it sends: there is no gain"
         refuse("privacy.noise", "correlated", law, 'use topology.trusted = 1.0, or privacy.noise = "independent"')
 
 
 class NoiseStreams:
-    """Every stream of a run at the step where it stands: in memory only, never logged, stored or handed on.
+    """The correlated noise streams of a run at their current step: in memory only, never logged or stored.
 
     Guarantees: a release's noise depends on the secret root, on the numbers of the stream's releases and on the
-    strategy alone; asked again for the last one it is the same; where a run goes on, or a round is made again, the
-    stream is drawn again from the releases that the ledger has of it. No z noises two releases.
+    strategy alone; asked again for the last row it is the same; when a run is resumed or a round repeated, the stream
+    is drawn again from the ledger's releases. No row of z noises two releases.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -322,13 +331,15 @@ class NoiseStreams:
         self._walks: dict[int, tuple[str, NoiseWalk]] = {}
 
     def draw_noise(self, row: NoiseRow, strategy: Strategy, dimension: int, releases: Iterable[Release]) -> Row:
-        """n_t of a release, in units of its standard deviation sigma S; `releases`: the ledger."""
+        """Return n_t of a release in units of sigma S; `releases` is the ledger."""
         name, walk = self._walks.get(row.line, ("", None))
         if walk is not None and name == row.stream and walk.strategy == strategy and len(walk.last) == dimension:
+            # The last row is asked for again by a round that was recorded before a crash: it must get the same noise.
             if walk.releases[row.step :] == [row.release]:
                 return walk.last
             if len(walk.releases) == row.step:
                 return walk.advance(self._draw_fresh(row.line, row.time, row.release, dimension), row.release)
+        # Otherwise rebuild the stream from the ledger. The ledger, not memory, says which rows were released.
         walk = NoiseWalk(strategy, dimension)
         for time, release in find_history(row, releases):
             walk.advance(self._draw_fresh(row.line, time, release, dimension), release)
@@ -336,15 +347,16 @@ class NoiseStreams:
         return walk.advance(self._draw_fresh(row.line, row.time, row.release, dimension), row.release)
 
     def _draw_fresh(self, line: int, time: int, release: int, dimension: int) -> Row:
-        """The row of z that belongs to a release and to no other."""
+        """Return the row of z that belongs to this release and to no other."""
+        # Keyed by channel and release number: a repeated round has a new release number and hence new noise.
         rng = self._streams.rng(Purpose.CORRELATED, round=time, participant=EVERYONE - line, use=release)
         return np.asarray(rng.standard_normal(dimension))
 
 
 def find_history(row: NoiseRow, releases: Iterable[Release]) -> list[tuple[int, int]]:
-    """(round, release) of every earlier step of a stream; of a round that was made again, the last.
+    """Return (round, release) of every earlier step of a stream; for a repeated round, its last attempt.
 
-    Refused where steps are missing: whatever noise came next would not be the stream's.
+    Raise `Refused` if steps are missing: no noise drawn next would continue the stream.
     """
     if row.step == 0:
         return []
@@ -369,7 +381,7 @@ def find_history(row: NoiseRow, releases: Iterable[Release]) -> list[tuple[int, 
 def build_correlated(
     experiment: Experiment, cohorts: Cohorts, edges: Mapping[str, bool], workload: Workload = sum_rounds
 ) -> CorrelatedMean | CorrelatedByTrust:
-    """The mechanism of an experiment file, with unit noise; `edges`: whether each gathering server is trusted."""
+    """Return the mechanism of an experiment file with unit noise; `edges`: server name -> whether it is trusted."""
     stream, clip_norm = build_stream(experiment, cohorts, workload), experiment.privacy.clip_norm
     if experiment.privacy.place != "edge":
         return CorrelatedMean(clip_norm, 1.0, FLOATS, stream=stream)

@@ -1,4 +1,4 @@
-"""Privacy of single examples: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
+"""Example-level privacy: DP-SGD at each client, or one clipped gradient sum noised by a trusted server."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,9 +33,9 @@ from sightline.topology import client_name
 
 
 def event_of(plan: PrivateSteps) -> Event:
-    """What one client's round reveals of any one of its examples: its steps, each a sampled Gaussian.
+    """Return what one client's round reveals about any one of its examples: its steps, each a sampled Gaussian.
 
-    Under a schedule it is what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
+    Under a schedule, return what all rounds of an epoch reveal together; they are charged as one, see `joint_of`.
     """
     if plan.strategy is not None:
         return charge_stream(
@@ -52,18 +52,20 @@ def event_of(plan: PrivateSteps) -> Event:
 def steps_for(
     examples: int, *, batch_size: int | None, epochs: int | None, steps: int | None, clip_norm: float
 ) -> PrivateSteps:
-    """Poisson batches of rate b / N_i and ceil(N_i / b) steps an epoch; no batch size means the full batch.
+    """Return Poisson batches of rate b / N_i and ceil(N_i / b) steps per epoch; without a batch size, full batches.
 
-    The noise multiplier is 1 until the engine has set or calibrated it.
+    The noise multiplier is 1 until the engine sets or calibrates it.
     """
     batch = examples if batch_size is None else min(batch_size, examples)
     count = steps if steps is not None else (epochs or 1) * math.ceil(examples / batch)
+    # The expected batch is the public divisor of every step: the realised batch size would reveal the draw.
     return PrivateSteps(clip_norm, 1.0, batch / examples, count, float(batch))
 
 
 def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, rounds: int) -> PrivateSteps:
-    """The same steps with examples by a hidden schedule over all local steps of the run; `batch_size` still says how
-    many steps a round has, and the expected batch follows from the schedule.
+    """Return the same steps with examples drawn by a hidden schedule over all local steps of the run.
+
+    `batch_size` still sets the steps per round; the expected batch follows from the schedule.
     """
     allotment = Allotment.read("sampling.samples", sampler, rounds * plan.steps)
     expected = allotment.share * examples
@@ -71,7 +73,7 @@ def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, round
 
 
 def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> PrivateSteps:
-    """The same steps over fixed batches in a fixed order, with noise that is correlated over the steps of a round.
+    """Return the same steps over fixed batches in a fixed order, with noise correlated over the steps of a round.
 
     An example is in one batch of every epoch, so its uses are `groups` steps apart; every round is a stream of its own.
 
@@ -92,14 +94,14 @@ def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> P
 
 
 def joint_of(plan: PrivateSteps, context: ReleaseContext, owner: str) -> str:
-    """The name of the releases that one epoch of a schedule of examples covers; none without a schedule."""
+    """Return the name shared by the releases of one schedule epoch; empty without a schedule."""
     if plan.allotment is None:
         return ""
     return f"{owner} in {context.channel.name}, schedule {plan.epoch(context.time) + 1}"
 
 
 def whole_batch(plan: PrivateSteps) -> PrivateSteps:
-    """As many epochs in full batches: one step an epoch, in which every example takes part.
+    """Return the same number of epochs in full batches: one step per epoch, with every example.
 
     >>> whole = whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
     >>> whole.rate, whole.steps, whole.expected_batch
@@ -111,28 +113,28 @@ def whole_batch(plan: PrivateSteps) -> PrivateSteps:
 
 
 def split_plans(plans: Mapping[int, PrivateSteps], splitter: Splitter) -> dict[int, PrivateSteps]:
-    """The same steps over parts of the model."""
+    """Return the same steps over parts of the model."""
     return {client: replace(plan, splitter=splitter) for client, plan in plans.items()}
 
 
 @dataclass(frozen=True)
 class PrivateStepsMechanism(BaseMechanism):
-    """What both have in common: every client's clipped steps."""
+    """Common base: every client's clipped steps."""
 
     plans: Mapping[int, PrivateSteps]
 
     noised_value = NoisedValue.GRADIENT
 
     def at(self, context: ReleaseContext) -> Self:
-        """The same below every channel."""
+        """Return itself for every channel."""
         return self
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """Those of the steps."""
+        """Return the noise multipliers of the clients' steps."""
         return {n: self.plans[n].noise_multiplier for n in clients}
 
     def steps_of(self, client: int) -> PrivateSteps | None:
-        """A client's own."""
+        """Return the client's steps."""
         return self.plans.get(client)
 
 
@@ -140,31 +142,31 @@ class PrivateStepsMechanism(BaseMechanism):
 class SampleAtClient(PrivateStepsMechanism):
     """Every client trains with DP-SGD and sends the result; the server averages by data size.
 
-    Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round that the
-    client took part in, against everyone; under a schedule, one `Allocation` of all its steps; with correlated noise
-    over batches in a fixed order, one `Gaussian(z_i / sens)` a round. Sizes are public.
+    Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round in which
+    the client took part, against everyone; under a schedule, one `Allocation` of all its steps; with correlated noise
+    over batches in a fixed order, one `Gaussian(z_i / sens)` per round. Sizes are public.
     """
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Every member, step by step."""
+        """Return `CLIENT`: every member noises each step."""
         return NoisedBy.CLIENT
 
     @property
     def keeps_noised(self) -> bool:
-        """Clients see the ends of noised steps only."""
+        """Whether clients see only the results of noised steps."""
         return all(plan.noise_multiplier > 0 for plan in self.plans.values())
 
     def in_parts(self, splitter: Splitter) -> "SampleAtClient":
-        """The same steps over parts of the model."""
+        """Return the same steps over parts of the model."""
         return replace(self, plans=split_plans(self.plans, splitter))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtClient":
-        """The same steps with each client's own noise."""
+        """Return the same steps with each client's own noise."""
         plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
         return SampleAtClient(plans)
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """What correlated noise rests on."""
+        """Return a sentence on what correlated noise rests on; nothing for independent noise."""
         if all(plan.strategy is None for plan in self.plans.values()):
             return []
         return [
@@ -173,7 +175,7 @@ class SampleAtClient(PrivateStepsMechanism):
         ]
 
     def describe_stream(self) -> dict[str, Any] | None:
-        """The stream of a round of the client with the most steps."""
+        """Return the stream of the client with the most steps; None for independent noise."""
         longest = max(self.plans.values(), key=lambda plan: plan.steps)
         if longest.strategy is None:
             return None
@@ -182,13 +184,13 @@ class SampleAtClient(PrivateStepsMechanism):
         return told | {"of": "steps of a client's round"}
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to the server; the mean is post-processing of them."""
+        """Claim one release per member to the server; the mean is post-processing of them."""
         sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
         inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
         return *sent, context.published_mean(inputs, "mean of privately trained models")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The members' models averaged by their data sizes."""
+        """Average the members' models by their data sizes."""
         finite = FiniteOnly()
         models = finite((member, value) for member, value, _ in updates.collect_outputs(self, context))
         return ReleaseValues(
@@ -196,21 +198,22 @@ class SampleAtClient(PrivateStepsMechanism):
         )
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to everyone."""
+        """Claim one release per member, to the channel's audience."""
         return self._claim_sent(updates, context, context.channel.audience)
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's privately trained update; one that overflowed counts as zero (post-processing)."""
+        """Return every member's privately trained update; one that overflowed counts as zero (post-processing)."""
         finite = FiniteOnly()
         values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, context)))
         return ReleaseValues(values, finite.rejected)
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Each member's update by private steps."""
+        """Yield each member's update after private steps."""
         for member, update in updates.train_privately(self._private_plans(updates, context)):
             yield ClientOutput(member, update)
 
     def _private_plans(self, updates: Updates, context: ReleaseContext) -> list[PrivateSteps]:
+        # Client state enters the steps after clipping and noise, so it must itself come from noised values.
         if updates.recall is not None:
             updates.recall.require_noised()
         plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
@@ -220,6 +223,8 @@ class SampleAtClient(PrivateStepsMechanism):
         return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
 
     def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
+        # One row per realised member. Which clients took part hides nothing here: their other examples would give it
+        # away.
         return tuple(
             context.make_release(
                 source=client_name(member),
@@ -236,7 +241,7 @@ class SampleAtClient(PrivateStepsMechanism):
 
 @dataclass(frozen=True)
 class SampleAtServer(PrivateStepsMechanism):
-    r"""One step for all: -eta (sum of clipped per-example gradients + N(0, (z C)^2)) / expected batch.
+    """One step for all: -eta (sum of clipped per-example gradients + N(0, (z C)^2)) / expected batch.
 
     Guarantees: for every example of a member, `Poisson(max_i b / N_i, Gaussian(z))` against everyone but the server.
     Which clients took part is not claimed to hide anything: their other examples would give it away.
@@ -245,26 +250,26 @@ class SampleAtServer(PrivateStepsMechanism):
     learning_rate: float
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """The trusted server, once."""
+        """Return `SERVER`: the trusted server adds one noise."""
         return NoisedBy.SERVER
 
     @property
     def plan(self) -> PrivateSteps:
-        """The plan of the client whose examples are drawn most often: it bounds the others'."""
+        """The plan of the client whose examples are drawn most often; its event dominates the others'."""
         return max(self.plans.values(), key=lambda plan: plan.rate)
 
     def in_parts(self, splitter: Splitter) -> "SampleAtServer":
-        """The same steps over parts of the model."""
+        """Return the same steps over parts of the model."""
         return replace(self, plans=split_plans(self.plans, splitter))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtServer":
-        """The same step with the one noise that the server adds."""
+        """Return the same step with the largest noise that any client needs."""
         noise = max(multipliers.values())
         plans = {n: replace(plan, noise_multiplier=noise) for n, plan in self.plans.items()}
         return SampleAtServer(plans, self.learning_rate)
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """The hand-over to the server, and the noisy gradient that everybody sees."""
+        """Claim the hand-over to the server and the noisy gradient for everyone."""
         members = frozenset(client_name(member) for member in updates.cohort.members)
         published = context.make_release(
             source=context.channel.name,
@@ -279,7 +284,7 @@ class SampleAtServer(PrivateStepsMechanism):
         return context.handed_over(updates), published
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Sum the clients' clipped gradient sums, noise once, take one step."""
+        """Sum the clients' clipped gradient sums, add noise once, take one step."""
         total = torch.zeros(updates.worker.dimension, dtype=torch.float64)
         plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
         for gradient in updates.gradient_sums(plans):
@@ -289,6 +294,7 @@ class SampleAtServer(PrivateStepsMechanism):
             noise_multiplier=self.plan.noise_multiplier,
             rng=context.noise(EVERYONE),
         )
+        # The divisor uses expected batches of all members, not of the drawn cohort: it must be public.
         share = context.sampler.expected / context.sampler.population
         expected = share * sum(self.plans[member].expected_batch for member in context.channel.members)
         learning_rate = updates.task.learning_rate or self.learning_rate
@@ -299,11 +305,11 @@ class SampleAtServer(PrivateStepsMechanism):
         return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Refused: a trusted server protects sums, not single clients."""
+        """Raise `Refused`: a trusted server protects sums, not single clients."""
         only_sums()
         return ()
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Refused, as `claim_each` is."""
+        """Raise `Refused`, as `claim_each` does."""
         only_sums()
         return ReleaseValues({})

@@ -1,4 +1,4 @@
-"""Clients whose updates are known, in the place of training: what a mechanism does to them can be looked at."""
+"""Test doubles for clients: their updates are given, so that checks can see what a mechanism does to them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from sightline.topology import client_name
 
 
 class KnownClients:
-    """Clients whose updates are known, in the place of training."""
+    """A client executor whose updates are given instead of trained."""
 
     def __init__(self, updates: Mapping[int, Tensor], nodes: RemoteNodes | None = None) -> None:
         self.updates, self.nodes = updates, nodes
@@ -25,33 +25,33 @@ class KnownClients:
         self.sizes: Sequence[int] = [10] * len(updates)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there are no resources."""
 
     def train(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """Where the members' training ended."""
+        """Yield each member's start plus its given update."""
         if cohort:
             yield list(cohort), starts + torch.stack([self.updates[member] for member in cohort])
 
     def dp_sgd(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """Refused: private steps are not clients' updates."""
+        """Raise `BrokenLaw`: private steps are not clients' updates."""
         raise BrokenLaw("clients' updates are what is noised", "it asks for private steps")
 
     gradient_sums = minimise = dp_sgd
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Refused: nothing is evaluated."""
+        """Raise `BrokenLaw`: nothing is evaluated."""
         raise BrokenLaw("clients' updates are what is noised", "it asks for evaluations")
 
 
 class SilentClients(KnownClients):
-    """Clients who must not be asked."""
+    """Clients that raise `BrokenLaw` when their updates are asked for."""
 
     def __init__(self, updates: Mapping[int, Tensor], law: str, nodes: RemoteNodes | None = None) -> None:
         super().__init__(updates, nodes)
         self._law = law
 
     def train(self, cohort: Sequence[int], starts: Tensor, **_: Any) -> Iterator[Block]:
-        """The law is broken."""
+        """Raise `BrokenLaw` with the check's own name."""
         raise BrokenLaw(self._law, "it looks at updates")
 
     dp_sgd = gradient_sums = minimise = train
@@ -59,28 +59,28 @@ class SilentClients(KnownClients):
 
 @dataclass(frozen=True)
 class RepeatingNodes:
-    """Nodes that let go of what was let go of before."""
+    """Nodes that send again what was sent before."""
 
     left: Mapping[int, Tensor]
     steadfast: bool = True
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """The same values again."""
+        """Yield the recorded values."""
         yield from (ClientOutput(member, self.left[member]) for member in updates.cohort.members)
 
     def request_choices(self, ballot: Any, context: ReleaseContext) -> dict[int, int]:
-        """Refused: nobody chooses."""
+        """Raise `BrokenLaw`: these nodes make no choices."""
         raise BrokenLaw("clients' updates are what is noised", "it asks for choices")
 
 
 @dataclass(frozen=True, eq=False)
 class NotedUpdates(Updates):
-    """Updates that remember what the members let go of by their own part of the mechanism."""
+    """Updates that record what each member sends through `collect_outputs`."""
 
     left: dict[int, Tensor] = field(default_factory=dict)
 
     def collect_outputs(self, mechanism: ClientSideMechanism, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """What leaves each member, noted."""
+        """Yield each member's output and record it."""
         for one in super().collect_outputs(mechanism, context):
             self.left[one.member] = one.value
             yield one
@@ -92,7 +92,7 @@ World = Mapping[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """One release call: its claims, what members let go of, what came out."""
+    """One release call: its claims, the members' messages and the released values."""
 
     claims: tuple[Release, ...]
     left: Mapping[int, Tensor]
@@ -101,11 +101,11 @@ class Released:
 
     @property
     def noisy(self) -> list[Release]:
-        """The claims of noise."""
+        """The claims that carry noise."""
         return [one for one in self.claims if one.event not in (Clear(), POST_PROCESSING)]
 
     def value_of(self, release: Release) -> Tensor:
-        """The value that a release lets go of."""
+        """Return the value of a release. Raise `BrokenLaw` if it was claimed and never sent."""
         every = {client_name(n): v for n, v in {**self.outcome.values, **self.left}.items() if n != EVERYONE}
         if EVERYONE in self.outcome.values:
             every[self.channel] = self.outcome.values[EVERYONE]

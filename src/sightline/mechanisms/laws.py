@@ -1,8 +1,9 @@
-"""The laws of a mechanism of clients' updates: what it claims, against what it does to updates that are known.
+"""Checks for mechanisms that noise clients' updates: compare what is claimed with what happens to known updates.
 
-Nothing is asked of the mechanism but its contract. The noise is what two streams make different; how far one client
-moves a value is what two neighbouring worlds under the same streams make different. Both are held against the claim.
-A few worlds are tried, built to be hard: a law that is broken elsewhere only is not found, and neither is malice.
+Only the contract of the mechanism is used. The noise is the difference between two random streams in one world; the
+effect of one client is the difference between two neighbouring worlds under the same streams. Both are compared with
+the claim. Only a few worlds, built to be hard, are tried: a violation that shows elsewhere only is not found, and
+neither is malice.
 """
 
 import math
@@ -46,36 +47,40 @@ from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import SERVER, Channel, Star, client_name
 
 CLIENTS = 6
+# Large enough that the standard deviation of the noise is known to about 1 %, and that two noises that are secretly
+# equal correlate far beyond chance.
 DIMENSION = 3000
 FAR = 100.0
-"""An update that is this many clip norms long is far outside of it."""
+"""Length, in clip norms, of an update that is far outside the ball."""
 NEEDED = {n: 1.1 + 0.2 * n for n in range(CLIENTS)}
-"""Every client's noise multiplier: no two are alike."""
+"""Client -> noise multiplier. No two are equal, so that a mix-up of clients shows."""
+# A false alarm would refuse a correct plugin, so every test has odds of about 1e-9: p-values below NEVER, or deviations
+# beyond SIGMAS.
 NEVER = 1e-9
 SIGMAS = 6.5
 DRAWS = 800
-"""Of the test by drawing, for claims that are not of Gaussian noise."""
+"""Number of draws of the sampling test, for claims other than Gaussian noise."""
 RATE = 0.5
 FIRST, START = 3, 1
-"""The ledger number of a call's first release, and the release that all starting points were computed from."""
+"""The ledger number of a call's first release, and the release behind all starting points."""
 HIDING = {Poisson, WithoutReplacement, Split, Allocation, Pooled}
-"""Events of which something is hidden: who takes part, which part, whose noise."""
+"""Events that hide something: who takes part, which part of the model, whose noise."""
 
 
 @dataclass(frozen=True)
 class MechanismLaws:
-    """A mechanism below one channel, and everything that it must not break."""
+    """A mechanism below one channel, with the checks that it must pass."""
 
     mechanism: Mechanism
     clip_norm: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     channel: Channel = field(default_factory=lambda: Star(CLIENTS, True).top)
     each: bool = False
-    """Whether every member's own value is released, not the mean."""
+    """Whether every member's own value is released instead of the mean."""
     draws: int = DRAWS
 
     def check_all(self) -> None:
-        """Raise `BrokenLaw` for the first law that is broken."""
+        """Raise `BrokenLaw` for the first check that fails."""
         self.check_claims()
         self.check_needed_noise()
         gaussian = all(isinstance(one.event, Gaussian) for one in self.release(self.worlds["spread"]).noisy)
@@ -90,7 +95,9 @@ class MechanismLaws:
 
     @cached_property
     def worlds(self) -> dict[str, World]:
-        """Updates inside and outside of the clip norm; all along one line and far too long; one against all others."""
+        """The test worlds: updates inside and outside the clip norm; all parallel and far too long; one against all
+        others.
+        """
         rng = np.random.default_rng(7)
         rows = torch.from_numpy(rng.standard_normal((CLIENTS, DIMENSION)))
         rows /= rows.norm(dim=1, keepdim=True)
@@ -104,9 +111,11 @@ class MechanismLaws:
         return {name: {n: row.float() for n, row in world.items()} for name, world in found.items()}
 
     def twins(self, world: World, subject: int) -> Iterator[World]:
-        """Neighbouring worlds: without the subject's update, or with another one under replace-one."""
+        """Yield neighbouring worlds: the subject's update zeroed, and negated as well under replace-one."""
         zero = torch.zeros_like(world[subject])
         yield {**world, subject: zero}
+        # Long opposite updates are clipped to opposite points of the ball: the largest distance that replace-one
+        # allows.
         if self.adjacency is Adjacency.REPLACE:
             yield {**world, subject: -world[subject]}
 
@@ -114,7 +123,7 @@ class MechanismLaws:
         self, world: World, *, seed: int = 1, time: int = 1, members: Sequence[int] | None = None,
         sampler: CohortSampler | None = None, worker: KnownClients | None = None, mechanism: Mechanism | None = None,
     ) -> Released:  # fmt: skip
-        """One release call in a world, by the streams of a seed."""
+        """Run one release call in `world` with the random streams of `seed` and return its claims and values."""
         context = self._context(sampler or Full(CLIENTS), seed, time)
         cohort = Cohort(tuple(self.channel.members if members is None else members))
         start = Public(torch.zeros(len(world[0])), frozenset({START}))
@@ -129,16 +138,17 @@ class MechanismLaws:
         return Released(claims, updates.left, outcome, self.channel.name)
 
     def claims_of(self, mechanism: Mechanism, world: World, **how: Any) -> tuple[Release, ...]:
-        """The claims alone, of clients who must not be asked."""
+        """Return the claims alone; raise `BrokenLaw` if the mechanism looks at an update to make them."""
         silent = SilentClients(world, "claims before values")
         return self._claims(mechanism, silent, **how)
 
     def _claims(self, mechanism: Mechanism, worker: KnownClients, **how: Any) -> tuple[Release, ...]:
+        # Values are never computed here, so any call of the worker comes from making claims.
         only = replace(self, mechanism=_ClaimsOnly(mechanism))  # type: ignore[arg-type]
         return only.release(worker.updates, worker=worker, mechanism=only.mechanism, **how).claims
 
     def check_claims(self) -> None:
-        """Claims are facts: made without data, the same every time, by whoever is said to add the noise."""
+        """Check that claims are made without data, are the same every time, and name the party that adds the noise."""
         used, world = self.mechanism.with_noise(NEEDED), self.worlds["spread"]
         claims = self.claims_of(used, world)
         here = self.claims_of(used.at(self._context(Full(CLIENTS), 1, 1)), world)
@@ -157,20 +167,22 @@ class MechanismLaws:
         self._check_noised_by(used.noised_by(self._context(Full(CLIENTS), 1, 1)), claims)
 
     def _check_claim(self, one: Release) -> None:
-        """The facts of a single claim."""
+        """Check the fields of a single claim."""
         facts = (one.time, one.unit, one.adjacency) == (1, Unit.CLIENT, self.adjacency)
         if not facts or not set(one.inputs) & {START, *range(FIRST, FIRST + CLIENTS + 2)}:
             raise BrokenLaw(
                 "a claim says where a value comes from", f"{one.what or one.source} has other facts or inputs"
             )
         inner = kinds_in(one.event)
+        # All clients take part here (`Full`), so nothing is hidden and only noise can protect. An amplified event would
+        # understate the cost.
         if inner & HIDING:
             raise BrokenLaw("a claim of everybody rests on noise", f"{one.source} claims {one.event}")
         if one.event not in (Clear(), POST_PROCESSING) and self.channel.name not in one.audience | {one.source}:
             raise BrokenLaw("who sees a value is its audience", f"{self.channel.name} sees what {one.source} sends")
 
     def _check_noised_by(self, said: NoisedBy, claims: tuple[Release, ...]) -> None:
-        """The noise is claimed by who adds it, and what it is handed for that is in the ledger."""
+        """Check that the party that adds the noise claims it, and that what it receives without noise is claimed."""
         sources = {one.source for one in claims if one.event not in (Clear(), POST_PROCESSING)}
         expected = {
             NoisedBy.SERVER: {self.channel.name},
@@ -193,7 +205,7 @@ class MechanismLaws:
         )  # fmt: skip
 
     def check_needed_noise(self) -> None:
-        """Nobody gets less than it needs; and calibration, which scales events, scales what is claimed."""
+        """Check that every client gets the noise it needs, and that calibration's scaled events match the claims."""
         world = self.worlds["spread"]
         for factor in (1.0, 2.0):
             needed = {n: factor * z for n, z in NEEDED.items()}
@@ -203,6 +215,8 @@ class MechanismLaws:
                     if got < needed[client] * self.channel.noise_factor * (1 - 1e-9):
                         seen = f"{client_name(client)} needs {needed[client]:.4g} and gets {got:.4g}"
                         raise BrokenLaw("nobody gets less noise than it needs", seen)
+        # Calibration scales the events of a plan with unit noise. If the claims at twice the noise cost more than the
+        # scaled events, a calibrated run would exceed its epsilon.
         unit, twice = (
             self.claims_of(self.mechanism.with_noise(dict.fromkeys(NEEDED, factor)), world) for factor in (1.0, 2.0)
         )
@@ -211,12 +225,17 @@ class MechanismLaws:
                 _check_scaled(self.mechanism.scaled(one.event, 2.0), two.event)
 
     def noise_of(self, world: World, *, time: int = 1, **how: Any) -> list[tuple[Release, Tensor]]:
-        """Of every noisy release what two streams make different, as long as one noise."""
+        """Return (release, noise) pairs: the difference of two streams, divided by sqrt 2 so that it has one noise's
+        scale.
+        """
         first, second = (self.release(world, seed=seed, time=time, **how) for seed in (1, 2))
         return [(r, (first.value_of(r) - second.value_of(r)) / math.sqrt(2)) for r in first.noisy]
 
     def check_noise(self) -> None:
-        """Gaussian noise in every coordinate that knows neither data, nor rounds, nor other noises."""
+        """Check that the noise is Gaussian and independent of data, rounds and other noises, and that streams repeat
+        it.
+        """
+        # A resumed round must release the same bits: two noises on one value would let an observer average them.
         again = self.release(self.worlds["spread"]), self.release(self.worlds["spread"])
         for one in again[0].noisy:
             if not torch.equal(again[0].value_of(one), again[1].value_of(one)):
@@ -231,7 +250,9 @@ class MechanismLaws:
         _check_normal(rows)
 
     def check_sensitivity(self) -> None:
-        """No neighbouring world moves a value further than the claimed noise covers; who moves it is its subject."""
+        """Check that no neighbouring world moves a value further than the claimed noise covers, and only its subjects
+        do.
+        """
         scale = {r.source: float(noise.square().mean().sqrt()) for r, noise in self.noise_of(self.worlds["spread"])}
         for name, world in self.worlds.items():
             here = self.release(world)
@@ -249,6 +270,8 @@ class MechanismLaws:
                     "who is in a release is its subject", f"{client_name(subject)} moves that of {one.source}"
                 )
             claimed = _gaussian_in(one.event).noise_multiplier
+            # `scale` is an estimate from DIMENSION coordinates: its relative standard error is sqrt(0.5 / DIMENSION).
+            # The last term covers single precision.
             slack = 1 + SIGMAS * math.sqrt(0.5 / DIMENSION) + 1e-3
             if claimed * moved > scale[one.source] * slack:
                 seen = (
@@ -257,7 +280,7 @@ class MechanismLaws:
                 raise BrokenLaw("noise as claimed", seen)
 
     def check_by_drawing(self) -> None:
-        """Claims that are not of Gaussian noise, drawn many times in two neighbouring worlds of few dimensions."""
+        """Test claims other than Gaussian noise by many draws in two neighbouring worlds of few dimensions."""
         for size, draws in ((1, self.draws), (9, self.draws // 4)):
             line = torch.full((size,), FAR * self.clip_norm)
             here = dict.fromkeys(range(CLIENTS), line)
@@ -269,7 +292,7 @@ class MechanismLaws:
                         _check_drawn(event, one, other)
 
     def _draw_projections(self, world: World, draws: int) -> dict[str, tuple[Event, np.ndarray]]:
-        """Source -> (its claim about client 1, the sum of its value's coordinates in every draw)."""
+        """Return source -> (its claim about client 1, the sum of the value's coordinates in every draw)."""
         found: dict[str, tuple[Event, list[float]]] = {}
         unit = self.mechanism.with_noise(dict.fromkeys(NEEDED, 1.0))
         for seed in range(draws):
@@ -279,7 +302,7 @@ class MechanismLaws:
         return {source: (event, np.array(values)) for source, (event, values) in found.items()}
 
     def check_post_processing(self) -> None:
-        """What is called post-processing is made of what was sent, and the ledger hears of what."""
+        """Check that post-processing uses only what was sent, and that its inputs in the ledger name it."""
         for world in self.worlds.values():
             made = self.release(world)
             if made.claims[-1].event != POST_PROCESSING or self.each:
@@ -290,12 +313,16 @@ class MechanismLaws:
             law = "post-processing is made of what was sent"
             if set(made.left) != set(self.channel.members):
                 raise BrokenLaw(law, "members let nothing go by `updates.collect_outputs`")
+            # Replay the recorded messages with clients that raise when trained: the value must follow from the messages
+            # alone.
             again = self.release(world, worker=SilentClients(world, law, RepeatingNodes(made.left)))
             if not torch.equal(again.outcome.values[EVERYONE], made.outcome.values[EVERYONE]):
                 raise BrokenLaw(law, "of the same messages another value is made")
 
     def check_hidden_cohort(self) -> None:
-        """Sampling is claimed to hide only where claims, noise and values do not tell who was drawn."""
+        """Check that amplification by sampling is claimed only where claims, noise and values do not tell who was
+        drawn.
+        """
         if self.each:
             return
         world, sampler = self.worlds["along one line"], PoissonCohorts(CLIENTS, RATE)
@@ -310,6 +337,8 @@ class MechanismLaws:
             return
         if few != many:
             raise BrokenLaw("claims do not tell who was drawn", "another cohort makes other claims")
+        # Noise at the clients comes and goes with the sender, so that a missing sender changes the variance and
+        # Poisson's bound does not hold. Only a sum that is noised once may claim it.
         if any(one.source != self.channel.name or one.subjects < self.channel.subjects for one in hidden):
             raise BrokenLaw("only a sum hides who is in it", f"{hidden[0].source} claims that sampling hides members")
         if any(self.channel.name not in one.coins_known_to for one in hidden):
@@ -317,7 +346,9 @@ class MechanismLaws:
         self._check_hidden_values(world, sampler)
 
     def _check_hidden_values(self, world: World, sampler: CohortSampler) -> None:
-        """Without a member in the cohort a value moves no further than the noise covers, which stays the same."""
+        """Check that the noise does not depend on the cohort, and that one member less moves the value within its
+        bound.
+        """
         noises = [self.noise_of(world, members=who, sampler=sampler) for who in ((), (4,), (0, 1, 2))]
         scale = {r.source: float(noise.square().mean().sqrt()) for r, noise in noises[0]}
         for some in noises[1:]:
@@ -329,7 +360,7 @@ class MechanismLaws:
             self._compare(here, there, 1, scale, f"updates {name}, sampled")
 
     def check_broken_update(self) -> None:
-        """An update that is not finite counts as none: it can neither pass nor stop a round."""
+        """Check that an update that is not finite counts as zero: it neither passes through nor stops a round."""
         world = self.worlds["spread"]
         for wrong in (torch.nan, torch.inf):
             made = self.release({**world, 1: torch.full_like(world[1], wrong)})
@@ -338,7 +369,7 @@ class MechanismLaws:
 
 
 class _ClaimsOnly:
-    """A mechanism that claims and computes nothing."""
+    """A mechanism that makes the claims of another one and computes no values."""
 
     def __init__(self, whole: Mechanism) -> None:
         self.claim_mean, self.claim_each = whole.claim_mean, whole.claim_each
@@ -350,7 +381,7 @@ class _ClaimsOnly:
 
 
 def kinds_in(event: Event) -> set[type[Event]]:
-    """The kinds of an event and of all inside it."""
+    """Return the types of an event and of all events inside it."""
     inner = [getattr(event, "event", None), *getattr(event, "events", ())]
     return {type(event)}.union(*(kinds_in(one) for one in inner if one is not None))
 
@@ -363,7 +394,7 @@ def _gaussian_in(event: Event) -> Gaussian:
 
 
 def _check_scaled(expected: Event, claimed: Event) -> None:
-    """What calibration expects of more noise costs no less than what is then claimed."""
+    """Raise `BrokenLaw` if the claimed event costs more than the event that calibration expects."""
     if isinstance(expected, Gaussian) and isinstance(claimed, Gaussian):
         holds = claimed.noise_multiplier >= expected.noise_multiplier * (1 - 1e-9)
     else:
@@ -374,7 +405,7 @@ def _check_scaled(expected: Event, claimed: Event) -> None:
 
 
 def _check_normal(rows: np.ndarray) -> None:
-    """Standard normal numbers up to their scale, and no row like another at any shift."""
+    """Raise `BrokenLaw` unless rows look standard normal up to scale, and no two rows correlate at any shift."""
     from scipy import stats  # slow to load, and runs of our own need none of it
 
     if not rows.any(axis=1).all():
@@ -385,6 +416,8 @@ def _check_normal(rows: np.ndarray) -> None:
             raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the noise is none")
     if abs((unit**4).mean() - 3) > (SIGMAS + 0.5) * math.sqrt(24 / unit.size):
         raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the noise has other tails")
+    # Circular correlation at every shift by FFT: it finds noise that is reused in another release, also if it is
+    # shifted.
     spectra = np.fft.rfft(unit)
     for place, one in enumerate(spectra):
         together = np.abs(np.fft.irfft(one.conj() * spectra[place:], unit.shape[1])) / unit.shape[1]
@@ -394,9 +427,10 @@ def _check_normal(rows: np.ndarray) -> None:
 
 
 def _check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
-    """P(value in a tail) <= e^epsilon Q(value in it) + delta, at every delta, as far as so many draws can tell."""
+    """Raise `BrokenLaw` if P(tail) <= e^epsilon Q(tail) + delta fails by more than these draws allow, at any delta."""
     from scipy import stats
 
+    # Cuts are chosen on the first quarter and tested on the rest, so that the choice does not bias the test.
     first = len(here) // 4
     cuts = np.quantile(np.concatenate([here[:first], there[:first]]), np.linspace(0.02, 0.98, 25))
     for delta in (1e-6, 1e-2, 0.1):
@@ -405,6 +439,8 @@ def _check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
             for tail in (np.greater, np.less):
                 ours, theirs = int(tail(here[first:], cut).sum()), int(tail(there[first:], cut).sum())
                 tested = len(here) - first
+                # Clopper-Pearson bounds: exact for every count, so the odds of a false alarm hold for few draws as
+                # well.
                 low = stats.beta.ppf(NEVER, ours, tested - ours + 1) if ours else 0.0
                 high = stats.beta.ppf(1 - NEVER, theirs + 1, tested - theirs) if theirs < tested else 1.0
                 if low > math.exp(min(claimed, 700.0)) * high + delta:
@@ -415,9 +451,10 @@ def _check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
 def check_mechanism_laws(
     mechanism: Mechanism, *, clip_norm: float, adjacency: Adjacency, trusted: bool, draws: int = DRAWS
 ) -> None:
-    """Raise `BrokenLaw` unless a mechanism of clients' updates keeps every law, below plain channels and others.
+    """Raise `BrokenLaw` unless a mechanism of clients' updates passes every check, below plain and scaled channels.
 
-    `trusted`: whether the party that gathers is. Means are checked, and single values where the mechanism has them.
+    `trusted` says whether the gathering party is trusted. Means are checked, and single values if the mechanism
+    releases them.
     """
     plain = replace(Star(CLIENTS, True).top, name=SERVER, trusted=trusted)
     own = replace(plain, noise_factor=1.5, clip_factor=0.5)

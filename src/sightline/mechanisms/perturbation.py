@@ -29,14 +29,16 @@ from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
 LIPSCHITZ = math.sqrt(2)
-"""The norm of one example's softmax gradient (p - e_y) x~^T is at most sqrt 2 when |x~| <= 1."""
+"""The norm of one example's softmax gradient (p - e_y) x~^T is at most sqrt 2 if |x~| <= 1."""
 
 UNSOLVED = "A solver that does not converge stops the run, and that it did depends on the data."
 
 
 class Bound(StrEnum):
-    """What the sensitivity of a client's model rests on."""
+    """The assumption behind the sensitivity of a client's model."""
 
+    # There is no default: Theorem 6.2 of the paper takes the sensitivity of a clipped model to be tau / |D|, but one
+    # example of a thousand can turn a clipped model around, a distance of 2 tau. The user has to name the assumption.
     CLIPPED_MODEL = "clipped_model"
     STRONGLY_CONVEX = "strongly_convex"
     PER_SAMPLE_MEAN = "per_sample_mean"
@@ -57,7 +59,7 @@ ASSUMPTIONS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """The numbers that the bounds are made of."""
+    """The numbers in the sensitivity bounds."""
 
     clip_norm: float
     adjacency: Adjacency
@@ -67,10 +69,10 @@ class Facts:
 
 
 def output_sensitivity(bound: Bound, size: int, facts: Facts) -> float:
-    r"""The Euclidean distance that one example of `size` can move the result.
+    """Return the Euclidean distance by which one of `size` examples can move the result.
 
-    clipped_model (and, in truth, as_published): 2 C. strongly_convex: G / (n mu), twice that under replace-one, plus
-    2 gamma / mu for a solver that stops at gradient norm gamma. per_sample_mean: eta C / n, twice that under replace.
+    clipped_model (and, in truth, as_published): 2 C. strongly_convex: G / (n mu), twice that under replace-one, plus 2
+    gamma / mu for a solver that stops at gradient norm gamma. per_sample_mean: eta C / n, twice that under replace.
 
     Reference: Chaudhuri et al. 2011, Corollary 8; zero-out adjacency: |grad h' (w*)| = |grad f_j (w*)| / n <= G / n,
     and h' is mu-strongly convex.
@@ -87,7 +89,7 @@ def output_sensitivity(bound: Bound, size: int, facts: Facts) -> float:
 
 
 def published_epsilon(*, rounds: int, clip_norm: float, noise_std: float, size: int, delta: float) -> float:
-    """What Theorem 6.2 of Yin et al. 2024 would claim, taking the sensitivity to be tau / |D|: no guarantee.
+    """Return what Theorem 6.2 of Yin et al. 2024 would claim with sensitivity tau / |D|. It is not a guarantee.
 
     >>> round(published_epsilon(rounds=80, clip_norm=1.0, noise_std=1.0, size=100, delta=1e-5), 4)
     0.4332
@@ -98,9 +100,9 @@ def published_epsilon(*, rounds: int, clip_norm: float, noise_std: float, size: 
 
 @dataclass(frozen=True)
 class Output(BaseMechanism):
-    r"""Each member sends its model + N(0, noise_std^2); the server averages by data size.
+    """Each member sends its model + N(0, noise_std^2); the server averages by data size.
 
-    Guarantees: `Gaussian(noise_std / sensitivity)` for every example of a member, in every round that it took part in,
+    Guarantees: `Gaussian(noise_std / sensitivity)` for every example of a member, in every round in which it took part,
     against everyone; `sensitivity` is that of `bound`. With `as_published` the event carries the true sensitivity too.
     """
 
@@ -115,79 +117,82 @@ class Output(BaseMechanism):
     noised_value = NoisedValue.MODEL
 
     def at(self, context: ReleaseContext) -> "Output":
-        """The same below every channel."""
+        """Return itself for every channel."""
         return self
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Every member."""
+        """Return `CLIENT`: every member adds noise."""
         return NoisedBy.CLIENT
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """Each client's own, where they were given; else the noise is an absolute amount."""
+        """Return each client's noise multiplier if set; empty if the noise is an absolute amount."""
         return {n: self.multipliers[n] for n in clients} if self.multipliers else {}
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Output":
-        """The same mechanism with each client's own noise, in units of the sensitivity that its bound states."""
+        """Return the same mechanism with each client's own noise, in units of the sensitivity of its bound."""
         return replace(self, multipliers=dict(multipliers))
 
     def std(self, client: int, sensitivity: float) -> float:
-        """The standard deviation of a client's noise."""
+        """Return the standard deviation of a client's noise."""
         if self.noise_std is not None:
             return self.noise_std
+        # `as_published` adds the paper's noise; `event` still states the true sensitivity, so that epsilon is honest
+        # and large.
         claimed = self.facts.clip_norm / self.sizes[client] if self.bound is Bound.AS_PUBLISHED else sensitivity
         return (self.multipliers or {}).get(client, 1.0) * claimed
 
     def event(self, client: int, updates: Updates) -> Event:
-        """What one round reveals of any one example of the client."""
+        """Return what one round reveals about any one example of the client."""
         true = self.sensitivity(client, updates)
         return Gaussian(self.std(client, true) / true)
 
     def sensitivity(self, client: int, updates: Updates) -> float:
-        """How far one example can move what the client sends, by the terms of its objective."""
+        """Return how far one example can move what the client sends, given the terms of its objective."""
         if self.bound in (Bound.STRONGLY_CONVEX, Bound.PER_SAMPLE_MEAN):
             only_proximal(updates, self.bound)
         curvature = self.weight_decay + updates.task.proximal
         return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to the server; the mean is post-processing of them."""
+        """Claim one release per member to the server; the mean is post-processing of them."""
         sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
         inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
         return *sent, context.published_mean(inputs, "mean of noised models")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The members' noised models averaged by their data sizes."""
+        """Average the members' noised models by their data sizes."""
         each = self.compute_each(updates, context)
         value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, each.rejected)
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to everyone."""
+        """Claim one release per member, to the channel's audience."""
         return self._claim_sent(updates, context, context.channel.audience)
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's noised model, as an update of its start."""
+        """Return every member's noised model, as an update of its start."""
         finite = FiniteOnly()
         left = list(updates.collect_outputs(self, context))
         values = dict(finite((member, value) for member, value, _ in left))
         return ReleaseValues(values, sum(rejected for *_, rejected in left) + finite.rejected)
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Each member noises its model before it sends."""
+        """Yield each member's noised model, as an update of its start."""
         for member, result, broken in self._local_results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)
             noisy = with_gaussian_noise(
                 aggregate, noise_multiplier=self.std(member, bound) / bound, rng=context.noise(member)
             )
+            # Noise is added in the space in which the bound holds; the change of space and the start are public.
             yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
     def list_caveats(self) -> list[str]:
-        """What is told when the solver fails."""
+        """Return the caveat on a solver that does not converge."""
         return [UNSOLVED]
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """The assumption behind epsilon, and what the paper's own formula would have said."""
+        """Return the assumption behind epsilon, and what the paper's own formula would have said."""
         facts = replace(self.facts, curvature=curvature)
         claims = [
             published_epsilon(
@@ -204,7 +209,7 @@ class Output(BaseMechanism):
         ]
 
     def _local_results(self, updates: Updates) -> Iterator[tuple[int, Tensor, bool]]:
-        """(client, what is noised, whether it was not finite) of every member, in the space of the bound."""
+        """Yield (client, value to be noised, whether it was not finite) of every member, in the space of the bound."""
         if self.bound is Bound.STRONGLY_CONVEX:
             for member, end in updates.minimise_objectives(linear={}, gradient_tolerance=self.facts.gradient_tolerance):
                 yield member, end, False
@@ -239,14 +244,14 @@ class Output(BaseMechanism):
 
 
 def only_proximal(updates: Updates, mechanism: str) -> None:
-    """Refuse local objectives whose terms depend on private state: the bounds are about the data's own part only."""
+    """Raise `Refused` if the local objective has terms from private state: the bounds cover the data's loss only."""
     if updates.recall is not None or set(updates.task.named_fields()) - {"proximal"}:
         law = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
         refuse("algorithm.name", "with client memory", law, "use fedavg, fedavgm, fedyogi or fedprox")
 
 
 def isotropic_noise(dimension: int, *, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    r"""A vector of density proportional to exp(-rate |n|): norm ~ Gamma(dimension, 1 / rate), direction uniform.
+    """Draw a vector of density proportional to exp(-rate |n|): norm ~ Gamma(dimension, 1 / rate), direction uniform.
 
     Guarantees: moving its centre by s changes the log-density nowhere by more than rate x s, so that adding it to a
     value of sensitivity s is rate x s-DP.
@@ -259,12 +264,12 @@ def isotropic_noise(dimension: int, *, rate: float, rng: np.random.Generator) ->
 
 
 REMAINDER = 0.01
-"""The share of epsilon that covers what the solver leaves of the gradient (approximate minima perturbation)."""
+"""The share of epsilon that covers the solver's remaining gradient (approximate minima perturbation)."""
 
 
 @dataclass(frozen=True)
 class Objective(BaseMechanism):
-    r"""Member i sends argmin_v F_i(v) + mu / 2 |v - v_0|^2 + <n, v>, n of density ~ exp(-alpha |n|), and some noise.
+    """Member i sends argmin_v F_i(v) + mu / 2 |v - v_0|^2 + <n, v>, n of density ~ exp(-alpha |n|), and some noise.
 
     epsilon = alpha u / |D| + (1 - 1/K) / (|D| mu) + remainder, u = sqrt 2 (2 sqrt 2 under replace-one).
 
@@ -273,7 +278,7 @@ class Objective(BaseMechanism):
     The solver stops at gradient norm gamma, at most gamma / mu from the minimiser; noise for sensitivity 2 gamma / mu
     covers what that reveals.
 
-    Guarantees: `Pure(epsilon)` for every example of a member, in every round that it took part in, against everyone.
+    Guarantees: `Pure(epsilon)` for every example of a member, in every round in which it took part, against everyone.
     Reference: Chaudhuri et al. 2011, Theorem 9; Iyengar et al. 2019, Algorithm 1.
     """
 
@@ -288,30 +293,30 @@ class Objective(BaseMechanism):
     noised_value = NoisedValue.MODEL
 
     def at(self, context: ReleaseContext) -> "Objective":
-        """The same below every channel."""
+        """Return itself for every channel."""
         return self
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Every member."""
+        """Return `CLIENT`: every member adds noise."""
         return NoisedBy.CLIENT
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """1 / epsilon of a round of each client, where they were given; else the noise is an absolute amount."""
+        """Return 1 / epsilon per round of each client if set; empty if the noise is an absolute amount."""
         return {n: self.multipliers[n] for n in clients} if self.multipliers else {}
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "Objective":
-        """The same mechanism; a client with multiplier z spends epsilon = 1 / z a round."""
+        """Return the same mechanism; a client with multiplier z spends epsilon = 1 / z per round."""
         return replace(self, multipliers=dict(multipliers))
 
     def epsilon(self, client: int, curvature: float) -> float:
-        """What one round costs any one example of the client."""
+        """Return what one round costs any one example of the client."""
         if self.noise_rate is None:
             return 1 / (self.multipliers or {}).get(client, 1.0)
         gradient = self.noise_rate * self._gradient_shift(client)
         return (gradient + self._determinant_cost(client, curvature)) / (1 - REMAINDER)
 
     def rate(self, client: int, curvature: float) -> float:
-        """alpha: the rate of the linear term's noise."""
+        """Return alpha, the rate of the linear term's noise. Raise `Refused` if the curvature uses up epsilon."""
         if self.noise_rate is not None:
             return self.noise_rate
         left = self.epsilon(client, curvature) * (1 - REMAINDER) - self._determinant_cost(client, curvature)
@@ -321,27 +326,28 @@ class Objective(BaseMechanism):
         return left / self._gradient_shift(client)
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to the server; the mean is post-processing of them."""
+        """Claim one release per member to the server; the mean is post-processing of them."""
         sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
         inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
         return *sent, context.published_mean(inputs, "mean of privately minimised models")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The members' models averaged by their data sizes."""
+        """Average the members' models by their data sizes."""
         each = self.compute_each(updates, context)
         return ReleaseValues({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to everyone."""
+        """Claim one release per member, to the channel's audience."""
         return self._claim_sent(updates, context, context.channel.audience)
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's perturbed minimiser, as an update of its start."""
+        """Return every member's perturbed minimiser, as an update of its start."""
         return ReleaseValues({member: value for member, value, _ in updates.collect_outputs(self, context)})
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Each member draws its linear term, solves and covers what the solver left."""
+        """Draw each member's linear term, solve, and cover the solver's remainder with noise."""
         curvature, dimension = self._curvature_of(updates), updates.worker.dimension
+        # One generator per member: the linear term comes first, the remainder's noise continues the same stream.
         rngs = {member: context.noise(member) for member in updates.cohort.members}
         linear = {
             member: isotropic_noise(dimension, rate=self.rate(member, curvature), rng=rng)
@@ -353,15 +359,15 @@ class Objective(BaseMechanism):
             yield ClientOutput(member, model - updates.starts[member].value)
 
     def scaled(self, event: Event, noise: float) -> Event:
-        """Epsilon divided: this noise is no Gaussian's."""
+        """Divide epsilon by the noise: this noise is not Gaussian."""
         return Pure(event.epsilon / noise) if isinstance(event, Pure) else event
 
     def list_caveats(self) -> list[str]:
-        """What is told when the solver fails."""
+        """Return the caveat on a solver that does not converge."""
         return [UNSOLVED]
 
     def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """The assumption behind epsilon, and what the paper's own formula would have said."""
+        """Return the assumption behind epsilon, and what the paper's own formula would have said."""
         claims = [
             rounds * (2 * self.rate(n, curvature) * LIPSCHITZ * curvature + 2.8 * 0.5) / (size * curvature)
             for n, size in self.sizes.items()
@@ -375,17 +381,18 @@ class Objective(BaseMechanism):
         ]
 
     def _gradient_shift(self, client: int) -> float:
-        """How far one example moves the gradient of the mean loss."""
+        """Return how far one example moves the gradient of the mean loss."""
         return sum_sensitivity(LIPSCHITZ / self.sizes[client], self.adjacency)
 
     def _determinant_cost(self, client: int, curvature: float) -> float:
-        """What one example can add to the log-determinant of the Jacobian."""
+        """Return how much one example can add to the log-determinant of the Jacobian."""
         return (1 - 1 / self.classes) / (self.sizes[client] * curvature)
 
     def _cover_remainder(
         self, client: int, curvature: float, dimension: int, rng: np.random.Generator
     ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        """Noise that hides where within gamma / mu of the minimiser the solver stopped."""
+        """Draw noise that hides where within gamma / mu of the minimiser the solver stopped."""
+        # Each of two neighbouring solutions lies within gamma / mu of its own minimiser.
         distance = 2 * self.gradient_tolerance / curvature
         rate = REMAINDER * self.epsilon(client, curvature) / distance
         return isotropic_noise(dimension, rate=rate, rng=rng)

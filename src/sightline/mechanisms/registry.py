@@ -1,4 +1,4 @@
-"""Which mechanism an experiment file asks for: by its name, the unit it protects and where the noise is added."""
+"""Table of mechanisms: which one an experiment file asks for, by name, privacy unit and place of the noise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from sightline.plugins import MECHANISM, Plugin, locate_plugin, refuse_plugin
 from sightline.topology import Topology
 
 UNIT_NOISE = 1.0
-"""The noise of a mechanism that has not been calibrated yet."""
+"""The noise multiplier of a mechanism that is not calibrated yet."""
 
 
 def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, PrivateSteps]:
@@ -51,7 +51,7 @@ def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
 
 
 def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegments | None:
-    """Convex steps, when they are asked for: drawn in secret, or in a fixed order where only the output is noised."""
+    """Build convex steps if asked for: drawn in secret, or in a fixed order if only the output is noised."""
     privacy, local = experiment.privacy, experiment.local
     if privacy.sensitivity != "convex":
         return None
@@ -72,7 +72,9 @@ def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegment
 
 
 def _client_mean(experiment: Experiment) -> LocalMean:
-    """Noise at every client: in a star it adds up, since how many there are does not follow from released values."""
+    """Build noise at every client; in a star the noises add up."""
+    # In clusters the number of senders follows released values, so pooling is not claimed there. In a star the sampler
+    # alone decides it.
     kind = PooledMean if experiment.topology.kind == "star" else LocalMean
     kind = EveryoneNoisesMean if experiment.privacy.everyone_sends_noise else kind
     return kind(*_client_noise(experiment))
@@ -127,25 +129,29 @@ MECHANISMS: dict[tuple[str, str, str], Build] = {
     ("gaussian", "none", "client"): lambda experiment, sizes, classes: NoPrivacy(),
     ("gaussian", "none", "edge"): lambda experiment, sizes, classes: NoPrivacy(),
 }
-"""(privacy.mechanism, unit, where) -> how it is built. Every law and every audit walks over these: a mechanism that is
-not here cannot be asked for, and one that is here without a law of its noise turns the tests red."""
+"""(privacy.mechanism, unit, where) -> how to build it. Every noise check and audit loops over this table: a mechanism
+that is not here cannot be asked for, and one that is here without a check of its noise fails the tests.
+"""
 
 
 @dataclass(frozen=True)
 class MechanismPlugin:
-    """A mechanism of another package, for clients' updates: the unit on which its laws can be checked."""
+    """A mechanism of another package for clients' updates, the unit on which it can be checked."""
 
     build: Build
-    """Its own settings are `experiment.privacy.options`."""
+    """Builds the mechanism; its own settings are `experiment.privacy.options`."""
     where: tuple[str, ...] = ("server",)
-    """Where it can add the noise: the values of `privacy.where` that it knows."""
+    """The values of `privacy.where` that it supports."""
 
 
 _passed: set[tuple[str, ...]] = set()
 
 
 def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | None:
-    """Somebody else's mechanism, when the experiment names one; None where it is built in."""
+    """Return the plugin mechanism that the experiment names; None for a built-in one.
+
+    Raise `Refused` if the plugin has the wrong type, unit or place.
+    """
     privacy, built_in = experiment.privacy, {name for name, _, _ in MECHANISMS}
     plugin = locate_plugin(MECHANISM, privacy.mechanism, built_in)
     if plugin is None:
@@ -163,7 +169,8 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
 
 
 def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
-    """Somebody else's mechanism, once it has passed its laws; asked once for each of its sources and settings."""
+    """Build a plugin mechanism after it has passed its checks; they run once per source and settings."""
+    # Keyed by the digest of the plugin's source: an edited plugin is checked again.
     facts = (
         plugin.name,
         plugin.source_digest,
@@ -180,9 +187,10 @@ def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment
 
 
 def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: int, **how: int) -> None:
-    """Raise `BrokenLaw` unless the mechanism keeps every law, with the experiment's own settings, on six clients."""
+    """Raise `BrokenLaw` unless the mechanism passes every check on six clients with the experiment's settings."""
     privacy = experiment.privacy
     mechanism = found.build(experiment, [10] * CLIENTS, classes)
+    # At edges both kinds of channels occur, so both are checked.
     for trusted in (True, False) if privacy.place == "edge" else (privacy.place == "server",):
         check_mechanism_laws(
             mechanism, clip_norm=privacy.clip_norm, adjacency=Adjacency(privacy.adjacency), trusted=trusted, **how
@@ -190,12 +198,12 @@ def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: i
 
 
 def solves_exactly(experiment: Experiment) -> bool:
-    """Whether clients send minimisers, found by a solver."""
+    """Return whether clients send minimisers found by a solver."""
     return experiment.privacy.mechanism == "objective" or experiment.privacy.sensitivity == "strongly_convex"
 
 
 def feature_norm(experiment: Experiment) -> float | None:
-    """The norm to which features are scaled where the guarantee rests on it."""
+    """Return the norm to which features are scaled if the guarantee rests on it; None otherwise."""
     if experiment.privacy.sensitivity == "convex":
         return WHOLE
     return HALF if solves_exactly(experiment) else None
@@ -211,10 +219,10 @@ def build_mechanism(
     cohorts: Cohorts | None = None,
     workload: Workload = sum_rounds,
 ) -> Mechanism:
-    """The mechanism of an experiment, with unit noise; over parts of the model when there is a splitter.
+    """Build the mechanism of an experiment with unit noise, over parts of the model if there is a splitter.
 
-    `cohorts`: how many of each channel there will be, one a round unless it is said; streams of noise are so long, and
-    optimised for the algorithm's `workload`.
+    `cohorts`: how many cohorts each channel draws, by default one per round; it is the length of noise streams, which
+    are optimised for the algorithm's `workload`.
     """
     if experiment.privacy.noise == "correlated" and experiment.privacy.unit == "client":
         _refuse_edges(experiment, topology)
@@ -225,7 +233,7 @@ def build_mechanism(
 
 
 def _refuse_edges(experiment: Experiment, topology: Topology) -> None:
-    """Noise at the edges needs edges."""
+    """Raise `Refused` for noise at edges without edges."""
     if experiment.privacy.place == "edge" and not topology.uplinks:
         law = f"a {experiment.topology.kind} has no edge servers"
         refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
@@ -239,6 +247,7 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     if own is not None:
         return _build_plugin(*own, experiment, sizes, classes)
     asked = (privacy.mechanism, privacy.unit, privacy.place)
+    # With where = "client" no server of the tree is trusted: every channel pools the noises of its own members.
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
     if asked not in MECHANISMS:

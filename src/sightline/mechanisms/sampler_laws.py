@@ -1,7 +1,7 @@
-"""The laws of a sampler that somebody else brings: it draws what it says, and hides no more than it claims.
+"""Checks for plugin samplers: they draw what they say, and hide no more than they claim.
 
 Every test raises a false alarm with a probability below 1e-8. A few thousand draws find a sampler that draws some
-members together, in turns or more often than its claim says; they are no proof.
+members together, in turns or more often than it claims; they are not a proof.
 """
 
 import math
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 NEVER = 1e-9
 SIGMAS = 6.5
 CELLS = 400_000
-"""How many (round, member) draws the cheap check looks at, about."""
+"""Approximate number of (round, member) draws that the cheap check uses."""
 FEWEST, MOST = 40, 2000
 PAIRED = 60
-"""So many members are looked at two by two."""
+"""Number of members that are compared pairwise."""
 LAGS = range(1, 9)
+# Several events, so that a plugin cannot pass by treating one of them specially.
 EVENTS: tuple[Event, ...] = (Gaussian(1.0), Gaussian(2.5), Repeat(3, Gaussian(1.5)))
 
 _passed: set[tuple[str, ...]] = set()
 
 
 def check_first_sampler(settings: ClientSampler, sampler: "CohortSampler", adjacency: Adjacency) -> None:
-    """Hold somebody else's sampler to its laws, once for each of its sources, settings and sizes."""
+    """Check a plugin sampler once for each of its sources, settings and sizes. Raise `Refused` if it fails."""
     plugin = locate_plugin(SAMPLER, settings.scheme, ())
     if plugin is None:
         return
@@ -48,10 +49,10 @@ def check_first_sampler(settings: ClientSampler, sampler: "CohortSampler", adjac
 
 
 def check_sampler_laws(sampler: "CohortSampler", adjacency: Adjacency, *, cells: int = CELLS) -> None:
-    """Raise `BrokenLaw` unless what is drawn fits what is claimed.
+    """Raise `BrokenLaw` unless the draws fit the claim.
 
-    Guarantees: what passes claims no amplification, or that of Poisson sampling under add/remove adjacency, and then
-    its draws looked independent between members and rounds, nobody's more frequent than the claimed rate.
+    Guarantees: a sampler that passes claims no amplification, or that of Poisson sampling under add/remove adjacency;
+    in the latter case its draws looked independent between members and rounds, and no member's rate exceeded the claim.
     """
     claimed = _claimed_rate(sampler, adjacency)
     for time in range(1, 21):
@@ -71,7 +72,7 @@ def check_sampler_laws(sampler: "CohortSampler", adjacency: Adjacency, *, cells:
 
 
 def _claimed_rate(sampler: "CohortSampler", adjacency: Adjacency) -> float | None:
-    """The rate of the Poisson sampling that the sampler claims; None where it claims to hide nothing."""
+    """Return the rate of the Poisson sampling that the sampler claims; None if it claims to hide nothing."""
     rates = set()
     for event in EVENTS:
         hidden = sampler.hidden_event(event)
@@ -85,6 +86,7 @@ def _claimed_rate(sampler: "CohortSampler", adjacency: Adjacency) -> float | Non
     if len(rates) > 1:
         raise BrokenLaw("one rate for all events", f"it claims rates {sorted(rates)}")
     (rate,) = rates
+    # The accountant's law for Poisson sampling is that of zero-out adjacency.
     if rate < 1 and adjacency is not Adjacency.ADD_REMOVE:
         raise BrokenLaw("Poisson sampling is claimed for add/remove only", f"adjacency is {adjacency.value}")
     return None if rate >= 1 else rate
@@ -134,7 +136,7 @@ def _check_rates(drawn: NDArray[np.bool_], rate: float) -> None:
 
 
 def _check_members(drawn: NDArray[np.bool_]) -> None:
-    """Sums as varied as those of independent members, and no two members together, or apart, too often."""
+    """Check that cohort sizes vary like sums of independent draws, and that no two members attract or repel."""
     from scipy import stats
 
     rounds, rates = len(drawn), drawn.mean(0)
@@ -142,6 +144,7 @@ def _check_members(drawn: NDArray[np.bool_]) -> None:
     variance = float(spread.sum())
     if variance == 0:
         return
+    # Excess kurtosis of a sum of Bernoulli draws: without it small rates would raise false alarms.
     excess = float((spread * (1 - 6 * spread)).sum()) / variance**2
     off = (float(drawn.sum(1).var()) / variance - 1) / math.sqrt((2 + max(0.0, excess)) / rounds)
     if abs(off) > SIGMAS + 1:
@@ -159,7 +162,7 @@ def _check_members(drawn: NDArray[np.bool_]) -> None:
 
 
 def _check_rounds(drawn: NDArray[np.bool_]) -> None:
-    """Whoever was drawn is drawn again as often as anybody."""
+    """Check that a drawn member is drawn again as often as any other."""
     for lag in LAGS:
         off = _overlap_deviation(drawn, drawn[:-lag] & drawn[lag:])
         if abs(off) > SIGMAS + 1:
@@ -168,7 +171,7 @@ def _check_rounds(drawn: NDArray[np.bool_]) -> None:
 
 
 def _check_streams(drawn: NDArray[np.bool_], others: NDArray[np.bool_]) -> None:
-    """The streams decide who is drawn: whoever knows the code and the round does not know the cohort."""
+    """Check that the random streams decide the draw: code and round number alone must not determine the cohort."""
     off = _overlap_deviation(drawn, drawn & others)
     if abs(off) > SIGMAS + 1:
         seen = f"by other streams the same members are drawn, {off:+.1f} deviations more often than others"
@@ -176,7 +179,7 @@ def _check_streams(drawn: NDArray[np.bool_], others: NDArray[np.bool_]) -> None:
 
 
 def _overlap_deviation(drawn: NDArray[np.bool_], together: NDArray[np.bool_]) -> float:
-    """How much more often than in independent cohorts members were drawn twice, in standard deviations."""
+    """Return how much more often than in independent cohorts members were drawn twice, in standard deviations."""
     rounds, rates = len(drawn), drawn.mean(0)
     counts = drawn.sum(0).astype(np.float64)
     usual = float((counts * (counts - 1)).sum()) / (rounds * (rounds - 1))

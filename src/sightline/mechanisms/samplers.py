@@ -1,4 +1,4 @@
-"""Who takes part: every sampler draws cohorts and states the event that its own draws make of a release."""
+"""Cohort samplers: each draws cohorts and states the event that its draws make of a release."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,98 +20,98 @@ from sightline.randomness import Purpose, Streams
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that take part in a round: a secret wherever amplification is claimed."""
+    """The clients that take part in a round; secret wherever amplification is claimed."""
 
     members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Cohorts:
-    """How many cohorts of each channel a run draws, and every how many rounds."""
+    """How many cohorts each channel draws in a run, and every how many rounds."""
 
     count: int
     spacing: int = 1
     seed: int = 0
-    """Of the experiment: what is public and drawn once for the whole run follows from it."""
+    """The experiment's seed, for what is public and drawn once for the whole run."""
 
 
 ONE_COHORT = Cohorts(1)
 
 
 class CohortSampler(Protocol):
-    """A way to draw cohorts, and the event that it makes of what the cohort releases."""
+    """A way to draw cohorts, and the event that it makes of the cohort's release."""
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
 
     @property
     def expected(self) -> float:
-        """The expected size of a cohort: the public denominator of every mean."""
+        """The expected cohort size: the public denominator of every mean."""
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """The places of a round's cohort among the members of the channel `line`, in increasing order.
+        """Return the indices of a round's cohort among the members of channel `line`, in increasing order.
 
-        `rng` is the round's own stream; what is drawn ahead for many rounds comes from `schedules`.
+        `rng` is the round's own stream; draws made ahead for many rounds come from `schedules`.
         """
 
     def hidden_event(self, event: Event) -> Event:
-        """What `event` becomes against an observer who does not see the draws; all clients are its subjects."""
+        """Return the event against an observer that does not see the draws; all clients are its subjects."""
 
     def joint_name(self, time: int) -> str:
-        """The name shared by the rounds that one hidden event covers; none where every round has its own."""
+        """Return the name shared by the rounds that one hidden event covers; empty if every round has its own."""
 
     def takes_part_in_plan(self, time: int) -> bool:
-        """Whether the busiest client takes part in a round: a plan in which all do so is the worst case."""
+        """Return whether the busiest client takes part in a round; a plan in which all do so is the worst case."""
 
     def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The probability that none of so many given members is in a cohort."""
+        """Return the probability that none of `some` given members is in a cohort."""
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """How often a member is used over a run: a law, never what was drawn; none where there is nothing to tell."""
+        """Return how often a member is used over a run, as a distribution and never the draws; None if trivial."""
 
 
 class IndependentMembers:
-    """What samplers have in common that draw every member apart from all others."""
+    """Mixin for samplers that draw members independently."""
 
     def chance_of_none(self: CohortSampler, some: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(1 - q)^some, q the probability that a member is drawn."""
+        """Return (1 - q)^some, with q the probability that a member is drawn."""
         return np.asarray((1 - self.expected / self.population) ** some.astype(np.float64))
 
 
 class Memoryless(IndependentMembers):
-    """What samplers have in common whose rounds know nothing of each other."""
+    """Mixin for samplers whose rounds are independent."""
 
     def joint_name(self, time: int) -> str:
-        """Every round is charged by itself."""
+        """Return an empty name: every round is charged by itself."""
         return ""
 
     def takes_part_in_plan(self, time: int) -> bool:
-        """Anybody may be drawn every time."""
+        """Return True: any client may be drawn every time."""
         return True
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """Nothing to tell."""
+        """Return None."""
         return None
 
 
 @dataclass(frozen=True)
 class Full(Memoryless):
-    """Everybody, every round: nothing is hidden, nothing is amplified."""
+    """All clients in every round: nothing is hidden, nothing is amplified."""
 
     population: int
 
     @property
     def expected(self) -> float:
-        """All of them."""
+        """The whole population."""
         return float(self.population)
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """All of them."""
+        """Return all indices."""
         return tuple(range(self.population))
 
     def hidden_event(self, event: Event) -> Event:
-        """The event itself."""
+        """Return the event itself."""
         return event
 
 
@@ -128,15 +128,15 @@ class PoissonCohorts(Memoryless):
         return self.rate * self.population
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """One independent draw per client."""
+        """Draw every client independently."""
         return tuple(int(number) for number in np.flatnonzero(rng.random(self.population) < self.rate))
 
     def hidden_event(self, event: Event) -> Event:
-        """The sampled event: `Poisson(rate, event)`."""
+        """Return `Poisson(rate, event)`."""
         return Poisson(self.rate, event)
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """One draw a cohort."""
+        """Return one draw per cohort."""
         return {"steps": cohorts.count, "rate": self.rate}
 
 
@@ -144,14 +144,14 @@ class PoissonCohorts(Memoryless):
 class FixedCohorts(Memoryless):
     """Exactly `size` clients, uniformly without replacement: not Poisson, and not accounted as if it were.
 
-    Everybody keeps a place that can be drawn: who is zeroed out, under add/remove, adds nothing when it is drawn.
+    Every client keeps its place: under add/remove, a client that is zeroed out may be drawn and adds nothing.
     """
 
     population: int
     size: int
     adjacency: Adjacency
     hidden: bool = True
-    """Whether who was drawn stays a secret; not where clients remember it and later train by what they remember."""
+    """Whether the draw stays secret; false if clients remember it and later train by what they remember."""
 
     @property
     def expected(self) -> float:
@@ -159,22 +159,23 @@ class FixedCohorts(Memoryless):
         return float(self.size)
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """A uniformly random subset of the given size."""
+        """Draw a uniformly random subset of the given size."""
         return tuple(sorted(int(n) for n in rng.choice(self.population, self.size, replace=False)))
 
     def hidden_event(self, event: Event) -> Event:
-        """`FixedCohort` of all but one under add/remove, `WithoutReplacement` under replace-one.
+        """Return `FixedCohort` over all but one under add/remove, `WithoutReplacement` under replace-one.
 
-        An observer who is a client and was not drawn knows that the cohort came from the others: for it the population
-        is one smaller, and that is what is claimed against everybody. Where nothing is hidden it is the event itself.
+        A client that was not drawn knows that the cohort came from the others: for such an observer the population is
+        one smaller, and that is claimed against everyone. If nothing is hidden the event itself is returned.
         """
         if not self.hidden or self.size >= self.population - 1:
             return event
+        # Never Poisson's numbers: with the subject in the cohort some other client is not, so the draws are dependent.
         kind = WithoutReplacement if self.adjacency is Adjacency.REPLACE else FixedCohort
         return kind(self.size, self.population - 1, event)
 
     def chance_of_none(self, some: NDArray[np.int64]) -> NDArray[np.float64]:
-        """C(n - some, m) / C(n, m): the members are drawn without replacement."""
+        """Return C(n - some, m) / C(n, m): members are drawn without replacement."""
         population, size = self.population, self.size
         left = population - some.astype(np.float64)
         possible = left >= size
@@ -185,9 +186,9 @@ class FixedCohorts(Memoryless):
 
 @dataclass(frozen=True)
 class ScheduledCohorts(IndependentMembers):
-    """Every client in exactly k of T rounds, by a schedule that is drawn once an epoch and hidden.
+    """Every client in exactly k of T rounds, by a hidden schedule drawn once per epoch.
 
-    The event of an epoch is one for all its rounds, see `Allotment.event`.
+    One event covers all rounds of an epoch, see `Allotment.event`.
     """
 
     population: int
@@ -195,7 +196,7 @@ class ScheduledCohorts(IndependentMembers):
     spacing: int = 1
     """Rounds from one cohort to the next."""
     epochs: int = 1
-    """How many schedules a run has, one after the other."""
+    """Number of consecutive schedules in a run."""
 
     @property
     def expected(self) -> float:
@@ -203,38 +204,40 @@ class ScheduledCohorts(IndependentMembers):
         return self.allotment.share * self.population
 
     def step(self, time: int) -> int:
-        """The step of the schedule that a round is, from 0."""
+        """Return the step of the schedule for a round, from 0."""
         return time // self.spacing - 1
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """Whom the channel's own schedule uses in this round; one round's stream could not know of the others."""
+        """Return the members that the channel's schedule uses in this round."""
+        # The schedule has a stream of its own per epoch: the round's own `rng` knows nothing of the other rounds.
         used = schedules.members_used(self.step(time), self.allotment, members=self.population, line=line)
         return tuple(used.tolist())
 
     def hidden_event(self, event: Event) -> Event:
-        """The event of a whole epoch."""
+        """Return the event of a whole epoch."""
         return self.allotment.event(event)
 
     def joint_name(self, time: int) -> str:
-        """The epoch of the schedule that the round belongs to."""
+        """Return the name of the schedule epoch that the round belongs to."""
         return f"schedule {self.step(time) // self.allotment.steps + 1}"
 
     def takes_part_in_plan(self, time: int) -> bool:
-        """k rounds of every epoch, the first ones: what was sent early flows furthest."""
+        """Return True for the first k rounds of every epoch."""
+        # The first rounds are the worst case: what is sent early flows furthest.
         return self.step(time) % self.allotment.steps < self.allotment.uses
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """As the schedule says."""
+        """Return the load of the schedule."""
         return self.allotment.load(self.epochs)
 
 
 @dataclass(frozen=True)
 class TurnsCohorts(IndependentMembers):
-    """Public groups that take turns: group t mod b of b is asked in step t, all of it or hidden draws out of it.
+    """Public groups that take turns: step t uses group t mod b of b, all of it or hidden draws out of it.
 
-    Guarantees: the groups are a public, random partition that never changes, as equal in size as can be, so everybody
-    is asked at least b steps apart, and in at most ceil(T / b) of T steps. Releases are about the group whose turn it
-    is and about nobody else; with a `rate` each of its members is drawn independently, anew for every release.
+    Guarantees: the groups are a public random partition that never changes, of sizes as equal as possible, so a client
+    is used at least b steps apart and in at most ceil(T / b) of T steps. Releases are about the group whose turn it is
+    and about no other client; with a `rate` each of its members is drawn independently, afresh for every release.
     """
 
     population: int
@@ -252,16 +255,19 @@ class TurnsCohorts(IndependentMembers):
 
     @property
     def expected(self) -> float:
-        """N / b, or q N / b: of all rounds the same."""
+        """N / b, or q N / b: the same in all rounds."""
+        # Group sizes may differ by one. One public denominator for all rounds lets correlated noise cancel across
+        # rounds.
         return (self.rate or 1.0) * self.population / self.groups
 
     def step(self, time: int) -> int:
-        """Which of the channel's cohorts a round's is, from 0."""
+        """Return the number of the channel's cohort in a round, from 0."""
         return time // self.spacing - 1
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """The places of every group's members, in increasing order: public."""
+        """The indices of every group's members, in increasing order (public)."""
+        # From the seed, never from the secret root: the partition is public and must be the same after a restart.
         streams = Streams.from_seed(self.seed)
         order = streams.rng(Purpose.ASSIGNMENT, participant=self.population, use=self.groups).permutation(
             self.population
@@ -269,36 +275,36 @@ class TurnsCohorts(IndependentMembers):
         return tuple(tuple(sorted(order[number :: self.groups].tolist())) for number in range(self.groups))
 
     def active_places(self, time: int) -> tuple[int, ...]:
-        """The places of those whose turn it is: the only ones that may be asked."""
+        """Return the indices of the group whose turn it is; no other client may be asked."""
         return self.places[self.step(time) % self.groups]
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """The group whose turn it is, or one independent draw per member of it."""
+        """Return the group whose turn it is, or independent draws of its members."""
         active = self.active_places(time)
         if self.rate is None:
             return active
         return tuple(place for place, draw in zip(active, rng.random(len(active)), strict=True) if draw < self.rate)
 
     def hidden_event(self, event: Event) -> Event:
-        """The event itself for the group whose turn it is, or `Poisson(rate, event)`."""
+        """Return the event itself for the group whose turn it is, or `Poisson(rate, event)`."""
         return event if self.rate is None else Poisson(self.rate, event)
 
     def joint_name(self, time: int) -> str:
-        """Every round is charged by itself."""
+        """Return an empty name: every round is charged by itself."""
         return ""
 
     def takes_part_in_plan(self, time: int) -> bool:
-        """Whoever's turn it is: that is public."""
+        """Return True: turns are public."""
         return True
 
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """Nobody is used more often than its group has a turn; with draws inside it, as often as these say."""
+        """Return one draw per turn of the group; None without a rate."""
         turns = -(-cohorts.count // self.groups)
         return None if self.rate is None else {"steps": turns, "rate": self.rate}
 
 
 def active_places(sampler: CohortSampler, time: int) -> tuple[int, ...] | None:
-    """The places that a round's cohort is drawn from, where not everybody may be asked; None where all may."""
+    """Return the indices from which a round's cohort is drawn; None if all clients may be asked."""
     return sampler.active_places(time) if isinstance(sampler, TurnsCohorts) else None
 
 
@@ -316,7 +322,7 @@ def _build_scheduled(settings: ClientSampler, population: int, adjacency: Adjace
 
 
 BuildSampler = Callable[[ClientSampler, int, Adjacency, Cohorts], CohortSampler]
-"""(its section of the experiment file, how many clients, adjacency, how many cohorts) -> the sampler."""
+"""(its section of the experiment file, number of clients, adjacency, number of cohorts) -> the sampler."""
 
 SAMPLERS: dict[str, BuildSampler] = {
     "full": lambda settings, population, adjacency, cohorts: Full(population),
@@ -336,10 +342,10 @@ def build_sampler(
     cohorts: Cohorts = ONE_COHORT,
     remembered: bool = False,
 ) -> CohortSampler:
-    """The sampler of an experiment file; `cohorts` says how many it will be asked for, which schedules need to know.
+    """Build the sampler of an experiment file; `cohorts` says how many cohorts it will draw, for schedules.
 
-    Where clients train by what they `remember`, later rounds tell who was in a cohort of a fixed size: it hides nobody.
-    Somebody else's sampler is held to its laws when it is first built (`sampler_laws`).
+    With `remembered` clients train by state that reveals who was in a cohort of fixed size, so it hides nobody. A
+    plugin sampler is checked when it is first built (`sampler_laws`).
     """
     build = find_sampler(settings.scheme)
     try:
@@ -356,7 +362,7 @@ def build_sampler(
 
 
 def find_sampler(scheme: str) -> BuildSampler:
-    """How the sampler of that name is built: a built-in one, or somebody else's."""
+    """Return the builder of a sampler: a built-in one, or a plugin's."""
     plugin = locate_plugin(SAMPLER, scheme, SAMPLERS)
     if plugin is None:
         return SAMPLERS[scheme]
@@ -368,21 +374,21 @@ def find_sampler(scheme: str) -> BuildSampler:
 
 @dataclass(frozen=True)
 class LocalSchedule:
-    """What one round asks of its clients; chosen from public values only, and never beyond what was planned for.
+    """What one round asks of its clients; chosen from public values only, and never beyond what was planned.
 
-    Adaptive choice is covered because every choice is dominated by one event that is fixed beforehand: participation is
-    claimed at the experiment's own rate, noise follows the sensitivity of the steps that were chosen.
+    Adaptive choice is covered because every choice is dominated by one event that is fixed in advance: participation is
+    claimed at the experiment's own rate, noise follows the sensitivity of the chosen steps.
     """
 
     steps: int | None = None
-    """Local steps, tau; None: as the experiment says."""
+    """Local steps, tau; None: those of the experiment."""
     learning_rate: float | None = None
-    """Step size before any schedule of the algorithm; None: as the experiment says."""
+    """Step size before any schedule of the algorithm; None: that of the experiment."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Channel -> the probability that a member takes part; channels not named keep the experiment's.
+    """Channel -> the probability that a member takes part; other channels keep the experiment's rate.
 
-    Below a server that is not trusted, releases at such rates claim `Gaussian(z)`: how many noises add up may have
-    followed from released values. How often a client is asked may not follow them, unless the whole plan is charged.
+    Below an untrusted server, releases at such rates claim `Gaussian(z)`: the number of noises that add up may have
+    followed from released values. How often a client is asked must not follow them, unless the whole plan is charged.
     """
 
     def __post_init__(self) -> None:
@@ -397,10 +403,10 @@ class LocalSchedule:
 
 @dataclass(frozen=True)
 class ThinnedCohorts(Memoryless):
-    """Draws fewer than `whole` would, and claims what `whole` claims: a smaller rate reveals no more.
+    """Draws fewer clients than `whole` would, and claims what `whole` claims: a smaller rate reveals no more.
 
     Guarantees: `hidden_event` does not depend on `rate`, so a rate that was chosen from earlier releases adds nothing
-    to what they tell; Poisson(rate) is dominated by Poisson(rate') for every rate' >= rate.
+    to what they reveal; Poisson(rate) is dominated by Poisson(rate') for every rate' >= rate.
     """
 
     whole: CohortSampler
@@ -408,7 +414,7 @@ class ThinnedCohorts(Memoryless):
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return self.whole.population
 
     @property
@@ -417,16 +423,18 @@ class ThinnedCohorts(Memoryless):
         return self.rate * self.whole.population
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
-        """One independent draw per client."""
+        """Draw every client independently."""
         return PoissonCohorts(self.population, self.rate).draw(time, rng, schedules, line=line)
 
     def hidden_event(self, event: Event) -> Event:
-        """The event of the sampler that was planned for."""
+        """Return the event of the planned sampler."""
+        # Why domination holds: the likelihood ratio at q is (1 - q/q') + (q/q') L', which is below L' in convex order.
         return self.whole.hidden_event(event)
 
 
 def thin_sampler(whole: CohortSampler, rate: float, channel: str) -> CohortSampler:
-    """The sampler at a smaller rate; refused where that is not dominated by what was planned for."""
+    """Return the sampler at a smaller rate. Raise `Refused` if the planned event does not dominate it."""
+    # Fixed cohorts and schedules have no order of domination by rate, and a higher rate would cost more than planned.
     most = whole.rate if isinstance(whole, PoissonCohorts) else 1.0
     if not isinstance(whole, PoissonCohorts | Full):
         law = f"{type(whole).__name__} has no rate that could be lowered without another guarantee"

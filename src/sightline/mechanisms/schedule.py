@@ -1,8 +1,8 @@
-"""Balanced iterations and random check-ins: who is used in which step, drawn ahead for many steps and kept hidden.
+"""Hidden schedules (balanced iterations, random check-ins): who is used in which step, drawn ahead for many steps.
 
-A schedule is never written down. It is walked: a member with u uses left and s steps to go is used in the next step
-with probability u / s. That gives every k-subset of the T steps the same probability (selection sampling), in one
-integer a member, and the walk is repeated from its own stream after a crash.
+A schedule is never stored. It is walked: a member with u uses left and s steps to go is used in the next step with
+probability u / s. That gives every k-subset of the T steps the same probability (selection sampling), with one integer
+per member, and after a crash the walk is repeated from its own stream.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from sightline.randomness import EVERYONE, Purpose, Streams
 
 @dataclass(frozen=True)
 class Allotment:
-    """Each member is used in exactly `uses` of `steps` steps; with `chance` < 1 it first decides whether at all."""
+    """Each member is used in exactly `uses` of `steps` steps; with `chance` < 1 it may stay away altogether."""
 
     steps: int
     uses: int
@@ -26,7 +26,7 @@ class Allotment:
 
     @classmethod
     def read(cls, section: str, settings: Sampler, steps: int) -> "Allotment":
-        """The allotment of one epoch, of the `steps` that a whole run has."""
+        """Return the allotment of one epoch; `steps` is the length of the whole run."""
         length, uses = steps // (settings.epochs or 1), settings.uses or 1
         if uses > length:
             law = f"nobody can be used more often than there are steps in an epoch of the schedule, {length}"
@@ -39,14 +39,14 @@ class Allotment:
         return self.chance * self.uses / self.steps
 
     def load(self, epochs: int) -> dict[str, float]:
-        """How often a member is used over so many schedules: steps, uses of each, the chance to be in at all."""
+        """Return how often a member is used over `epochs` schedules: steps, uses of each, the chance to take part."""
         return {"steps": self.steps * epochs, "uses": self.uses, "chance": self.chance, "epochs": epochs}
 
     def event(self, event: Event) -> Event:
-        """What all steps of an epoch together reveal, each step being `event`, to whoever does not see the schedule.
+        """Return what all steps of an epoch reveal together to an observer that does not see the schedule.
 
-        It is claimed with the first release of an epoch: what has been seen of an epoch so far is a function of the
-        whole, so it never reveals more.
+        Each step is `event`. It is claimed with the first release of an epoch: what has been seen of an epoch so far is
+        a function of the whole, so it never reveals more.
 
         >>> from sightline.events import Gaussian
         >>> Allotment(10, 3).event(Gaussian(2.0))
@@ -58,7 +58,7 @@ class Allotment:
 
 @dataclass
 class ScheduleWalk:
-    """One epoch of one schedule, as far as it has been walked: a secret."""
+    """One epoch of one schedule, as far as it has been walked (secret)."""
 
     epoch: int
     allotment: Allotment
@@ -68,12 +68,14 @@ class ScheduleWalk:
 
     @classmethod
     def begin(cls, epoch: int, allotment: Allotment, members: int, rng: np.random.Generator) -> "ScheduleWalk":
-        """Before the first step: everybody has all uses left, or none when it decided to stay away."""
+        """Return the walk before the first step: every member has all uses left, or none if it stays away."""
         in_at_all = rng.random(members) < allotment.chance if allotment.chance < 1 else np.ones(members, dtype=bool)
         return cls(epoch, allotment, rng, in_at_all * np.int64(allotment.uses))
 
     def next_step(self) -> NDArray[np.intp]:
-        """Who is used in the next step, in increasing order. Whole numbers only: the probabilities are exact."""
+        """Return the members used in the next step, in increasing order."""
+        # Compare whole numbers, integers(s) < u: the probability u / s is exact, which the uniform law over subsets
+        # needs.
         used = self.rng.integers(self.allotment.steps - self.step, size=len(self.left)) < self.left
         self.left -= used
         self.step += 1
@@ -81,11 +83,11 @@ class ScheduleWalk:
 
 
 class Schedules:
-    """Every schedule of a run at the step where it stands: in memory only, never logged, stored or handed on.
+    """All schedules of a run at their current step: in memory only, never logged or stored.
 
     Guarantees: in every epoch each member is used in exactly its number of steps, all subsets are equally likely, and
-    members, epochs and schedules are independent; one integer a member; asked again for an earlier step, it answers
-    the same.
+    members, epochs and schedules are independent; one integer per member; asked again for an earlier step, it gives the
+    same answer.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -95,12 +97,13 @@ class Schedules:
     def members_used(
         self, step: int, allotment: Allotment, *, members: int, participant: int = EVERYONE, line: int = 0
     ) -> NDArray[np.intp]:
-        """Which of `members` members are used in a step (counted from 0 over all epochs).
+        """Return which of `members` members are used in a step (counted from 0 over all epochs).
 
-        `participant` and `line` name the schedule: whose members they are, and in which channel.
+        `participant` and `line` name the schedule: the owner of the members, and the channel.
         """
         epoch, place = divmod(step, allotment.steps)
         walk = self._walks.get((participant, line))
+        # A walk only goes forward. An earlier step, another epoch or a restart begins it again from its own stream.
         if walk is None or walk.epoch != epoch or walk.step > place or walk.allotment != allotment:
             rng = self._streams.rng(Purpose.SCHEDULE, round=epoch, participant=participant, use=line)
             walk = self._walks[participant, line] = ScheduleWalk.begin(epoch, allotment, members, rng)

@@ -1,4 +1,4 @@
-"""Privacy of single examples in segments: the sum of a device's clipped or convex steps, noised where trust ends."""
+"""Example-level privacy in segments: the sum of a device's clipped or convex steps, noised where trust ends."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +24,13 @@ from sightline.randomness import EVERYONE
 from sightline.topology import client_name
 
 ROUNDING = 1e-5
-"""Of a step's largest effect: what single precision may add to the effect of a first draw."""
+"""Relative to a step's largest effect: what single precision may add to the effect of a first draw."""
 RARE = 1e-6
-"""Below this rate, one minus it forgets digits that matter."""
+"""Below this rate 1 - rate loses digits that matter."""
 
 
 def segment_rate(rate: float, steps: int) -> float:
-    """The probability that an example is in at least one of `steps` independent Poisson batches.
+    """Return the probability that an example is in at least one of `steps` independent Poisson batches.
 
     >>> segment_rate(0.1, 1), round(segment_rate(0.1, 2), 6), segment_rate(1.0, 5)
     (0.1, 0.19, 1.0)
@@ -39,6 +39,7 @@ def segment_rate(rate: float, steps: int) -> float:
         invalid("rate", rate, "a participation probability lies in (0, 1]")
     if not 1 <= steps <= MOST_COUNTED:
         invalid("segment", steps, f"a segment has 1 to {MOST_COUNTED:.0e} steps")
+    # Round up by 1e-12: a rate that is claimed too small would understate the cost.
     if rate < RARE and steps > 1:
         return min(1.0, -math.expm1(steps * math.log1p(-rate)) * (1 + 1e-12))
     return rate if steps == 1 else 1 - (1 - rate) ** steps
@@ -46,15 +47,15 @@ def segment_rate(rate: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class SegmentSums(BaseMechanism):
-    r"""-eta sum of m steps, each of the ball of radius G, + N(0, (z 2 eta m G)^2).
+    """-eta sum of m steps, each in the ball of radius G, + N(0, (z 2 eta m G)^2).
 
     A step is the sum of the batch's gradients, each clipped to C, over the expected batch b (fixed and public), and
     then scaled onto the ball.
 
     Guarantees: for every example of a member, `Segment(m, q, C / 2 G b, Gaussian(z))`. Until its first draw the path is
     the same without it; that draw moves the step by at most eta C / b; every later step lies in the ball whatever came
-    before, and moves by at most 2 eta G. Draws are fresh in every segment and nothing un-noised outlives it. Who took
-    part is not claimed to hide anything.
+    before, and moves by at most 2 eta G. Draws are fresh in every segment and nothing un-noised outlives it.
+    Participation is not claimed to hide anything.
     """
 
     plans: Mapping[int, PrivateSteps]
@@ -64,30 +65,30 @@ class SegmentSums(BaseMechanism):
     noised_value = NoisedValue.STEPS
 
     def at(self, context: ReleaseContext) -> "SegmentSums":
-        """The same below every channel."""
+        """Return itself for every channel."""
         return self
 
     def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """The server where it is trusted, else every member."""
+        """Return `SERVER` below a trusted server, else `CLIENT`."""
         return NoisedBy.SERVER if self._at_server(context) else NoisedBy.CLIENT
 
     def _at_server(self, context: ReleaseContext) -> bool:
         return context.channel.trusted
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """What each needs; a trusted server takes the largest of its members."""
+        """Return what each client needs; a trusted server takes the largest of its members."""
         return {n: self._noise_of((n,)) for n in clients}
 
     def steps_of(self, client: int) -> PrivateSteps | None:
-        """A client's own, before the segment says how many."""
+        """Return a client's steps, before the segment sets their number."""
         return self.plans.get(client)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SegmentSums":
-        """The same mechanism; a trusted server takes the largest noise that one of its members needs."""
+        """Return the same mechanism; a trusted server takes the largest noise that one of its members needs."""
         return replace(self, multipliers=dict(multipliers))
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """A trusted server's noisy sum, or one release per member and their mean."""
+        """Claim a trusted server's noisy sum, or one release per member and their mean."""
         members = updates.cohort.members
         if self._at_server(context):
             published = context.make_release(
@@ -105,7 +106,7 @@ class SegmentSums(BaseMechanism):
         return *sent, context.published_mean(inputs, "mean of noisy sums of clipped steps")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """The mean over the members, noised once by the trusted server or by each of them."""
+        """Return the mean over the members, noised once by the trusted server or by each member."""
         if self._at_server(context):
             noise = self._noise_of(context.channel.members)
             total, rejected = self._add_noise(
@@ -119,7 +120,7 @@ class SegmentSums(BaseMechanism):
         return ReleaseValues({EVERYONE: total / count}, rejected, self._mean_std(updates, context, count))
 
     def _mean_std(self, updates: Updates, context: ReleaseContext, count: int) -> float:
-        """Of the noise in the mean: one noise of a trusted server, or one of each member."""
+        """Return the standard deviation of the noise in the mean: one noise of the server, or one of each member."""
         if self._at_server(context):
             members = context.channel.members
             return self._noise_of(members) * self._sensitivity(updates, context, members) / count
@@ -127,23 +128,23 @@ class SegmentSums(BaseMechanism):
         return math.sqrt(math.fsum(std**2 for std in stds)) / count
 
     def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
-        """What the noise multiplier is relative to."""
+        """Return the sensitivity to which the noise multiplier refers."""
         clip_norm = next(iter(self.plans.values())).clip_norm * context.channel.clip_factor
         return sum_sensitivity(clip_norm, Adjacency.REPLACE)
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per member, to everyone; refused below a trusted server, which protects sums."""
+        """Claim one release per member. Raise `Refused` below a trusted server, which protects sums."""
         if self._at_server(context):
             only_sums()
         return self._claim_sent(updates, context, context.channel.audience)
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Every member's noisy sum of steps."""
+        """Return every member's noisy sum of steps."""
         left = list(updates.collect_outputs(self, context))
         return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Each member noises the sum of its steps before it sends."""
+        """Yield each member's sum of steps, noised by the member."""
         for member, update in self._local_steps(updates):
             value, rejected = self._add_noise(updates, context, [update], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
@@ -152,19 +153,21 @@ class SegmentSums(BaseMechanism):
         return max((self.multipliers.get(n, self.plans[n].noise_multiplier) for n in members), default=1.0)
 
     def _segment_event(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> Event:
-        """With the most steps that the round may ask for: a rate that was chosen must not tell more."""
+        """Return the event of a segment, with the most steps that the round may ask for."""
         steps, most = _steps_of(updates)
         plans = [self.plans[n] for n in members]
         reach = max(plan.clip_norm for plan in self.plans.values()) * context.channel.clip_factor
         length = _check_ball(updates, reach) * steps / (2 * reach)
         first = max(length * plan.clip_norm / plan.expected_batch for plan in plans) + ROUNDING
+        # Steps may be chosen from released values. The claim at the largest number dominates every choice and is fixed
+        # in advance, so the choice itself reveals nothing more.
         return Segment(most, max(plan.rate for plan in plans), min(1.0, first), Gaussian(self._noise_of(members)))
 
     def _local_steps(self, updates: Updates) -> list[tuple[int, torch.Tensor]]:
         return list(updates.train_segments(self._private_plans))
 
     def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
-        """The members' steps of this segment: clipped, and not noised by themselves."""
+        """Return the members' steps of this segment: clipped, and not noised one by one."""
         steps, _ = _steps_of(updates)
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
@@ -196,9 +199,9 @@ class SegmentSums(BaseMechanism):
 
 
 def _check_ball(updates: Updates, reach: float) -> float:
-    """The length of a step, when all steps of the segment together stay within the reach that its noise is for.
+    """Return the step length. Raise `Refused` unless all steps of the segment stay within the noised reach.
 
-    A site is told the numbers by whom it does not trust: a longer path would move the sum by more than is claimed.
+    A site gets these numbers from a party it does not trust: a longer path would move the sum by more than is claimed.
     """
     task = updates.task
     if task.step_norm is None or task.learning_rate is None:
@@ -213,10 +216,11 @@ def _check_ball(updates: Updates, reach: float) -> float:
 
 
 def _steps_of(updates: Updates) -> tuple[int, int]:
-    """(the steps of the segment, the most that its rate is claimed for); a site is told both by whom it does not trust.
+    """Return (the steps of the segment, the most steps that its rate is claimed for). Raise `Refused` beyond them.
 
-    More steps than those draw an example more often than is claimed; and so does a vector that the client keeps: it is
-    made of un-noised steps, through which an example that was drawn once is in every later sum.
+    A site gets both from a party it does not trust. More steps would draw an example more often than is claimed. So
+    would a vector that the client keeps: it comes from un-noised steps, through which an example that was drawn once is
+    in every later sum.
     """
     if updates.recall is not None:
         law = "what a client keeps of earlier segments carries their examples into this one, drawn or not"
@@ -231,17 +235,17 @@ def _steps_of(updates: Updates) -> tuple[int, int]:
 
 
 WHOLE = 1.0
-"""The norm that features may have; the constant feature of the bias is 1."""
+"""The largest norm of the features; the constant feature of the bias is 1."""
 LIPSCHITZ, SMOOTH = 2.0, 1.0
-"""Of one example's loss: sqrt 2 R and R^2 / 2 with R^2 = 2."""
+"""Constants of one example's loss: sqrt 2 R and R^2 / 2 with R^2 = 2."""
 CONVEX_ROUNDING = 1e-4
-"""How much more than LIPSCHITZ a draw is counted as: single precision."""
+"""Relative excess over LIPSCHITZ that covers single precision."""
 ALLOWED = {"steps", "most_steps", "learning_rate", "proximal"}
-"""What a call may ask of convex steps: numbers, none of which depends on private values."""
+"""What a call may ask of convex steps: numbers that do not depend on private values."""
 
 
 def convex_plan(plan: PrivateSteps, examples: int, *, drawn: bool, steps: int | None = None) -> PrivateSteps:
-    """The plan over index groups that take turns, so that an example is in as few steps of a segment as may be.
+    """Return the plan over index groups that take turns, so that an example is in few steps of a segment.
 
     Drawn in secret: min(m, N / b) groups, from which a step draws b in expectation; with m q <= 1 every example has one
     draw and one use in a segment. In a fixed order: N / b groups, of which a step uses one whole.
@@ -250,6 +254,8 @@ def convex_plan(plan: PrivateSteps, examples: int, *, drawn: bool, steps: int | 
     >>> plan.groups, plan.rate
     (5, 0.25)
     """
+    # Groups by index bound the others in a batch for certain, so the step-size limit always holds and delta gets no
+    # tail.
     most = max(1, int(examples / plan.expected_batch * (1 + 1e-12)))
     groups = min(steps or plan.steps, most) if drawn else max(1, math.ceil(examples / plan.expected_batch))
     rate = min(1.0, groups * plan.rate) if drawn else 1.0
@@ -258,30 +264,30 @@ def convex_plan(plan: PrivateSteps, examples: int, *, drawn: bool, steps: int | 
 
 @dataclass(frozen=True)
 class ConvexFacts:
-    """The numbers that the bound is made of."""
+    """The numbers in the bound."""
 
     learning_rate: float
     weight_decay: float
     sizes: Mapping[int, int]
     by_client: bool
-    """Whether every member adds its own noise, whoever gathers."""
+    """Whether every member adds its own noise, whatever server gathers."""
     adjacency: Adjacency = Adjacency.ADD_REMOVE
 
 
 @dataclass(frozen=True)
 class ConvexSegments(SegmentSums):
-    r"""-eta / b sum of the gradients of m batches, not clipped, + N(0, (z D)^2), D = 2 eta / b.
+    """-eta / b sum of the gradients of m batches, not clipped, + N(0, (z D)^2), D = 2 eta / b.
 
-    Guarantees: for every example of a member, `ConvexSegment(k, rate, Gaussian(z))`, k being how often its group has
-    its turn in a segment; with one turn `Poisson(rate, Gaussian(z))`. Each draw of the example drives the path with it
-    and the path without it apart by at most D, and no step on the others drives them further: the objective is convex
-    and smooth, eta is small enough for every batch that its group can give, L2 and proximal terms do not depend on
-    data, and gradients that are clipped would not be gradients of anything convex.
+    Guarantees: for every example of a member, `ConvexSegment(k, rate, Gaussian(z))`, with k the number of turns of its
+    group in a segment; with one turn `Poisson(rate, Gaussian(z))`. Each draw of the example drives the path with it and
+    the path without it apart by at most D, and no step on the others drives them further: the objective is convex and
+    smooth, eta is small enough for every batch that its group can give, and L2 and proximal terms do not depend on
+    data. Clipped gradients would not be gradients of any convex function.
     """
 
     facts: ConvexFacts = field(kw_only=True)
     noise_std: float | None = None
-    """An absolute amount of noise, in place of multiples of D."""
+    """An absolute amount of noise, instead of multiples of D."""
 
     noised_value = NoisedValue.PATH
 
@@ -289,7 +295,7 @@ class ConvexSegments(SegmentSums):
         return context.channel.trusted and not self.facts.by_client
 
     def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
-        """D of the member with the smallest batch, twice that under replace-one."""
+        """Return D of the member with the smallest batch, twice that under replace-one."""
         eta = updates.task.learning_rate or self.facts.learning_rate
         alone = eta * max(self.plans[n].clip_norm / self.plans[n].expected_batch for n in members)
         return sum_sensitivity(alone, self.facts.adjacency)
@@ -313,7 +319,7 @@ class ConvexSegments(SegmentSums):
         return ConvexSegment(turns, rate, noise)
 
     def _check_contraction(self, updates: Updates, members: tuple[int, ...]) -> None:
-        """Refuse what is not proven to keep two paths as close as they are."""
+        """Raise `Refused` unless steps are proved not to drive two paths apart."""
         asked = set(updates.task.named_fields())
         if updates.recall is not None or asked - ALLOWED:
             law = "convex steps are proved for the data's loss and public L2 or proximal terms only"
@@ -321,6 +327,8 @@ class ConvexSegments(SegmentSums):
             refuse("algorithm.name", f"with {what}", law, "use h2fdp, fedavg, fedavgm, fedyogi or fedprox")
         eta = updates.task.learning_rate or self.facts.learning_rate
         curvature = self.facts.weight_decay + updates.task.proximal
+        # A gradient step on a smooth convex function is non-expansive for eta <= 2 / smoothness; beyond, no bound
+        # holds.
         for n in members:
             others = math.ceil(self.facts.sizes[n] / self.plans[n].groups) - 1
             smooth = curvature + SMOOTH * others / self.plans[n].expected_batch
@@ -331,7 +339,7 @@ class ConvexSegments(SegmentSums):
                 )
 
     def _step_counts(self, updates: Updates) -> tuple[dict[int, int], dict[int, int]]:
-        """(each member's steps, the most that its rate is claimed for)."""
+        """Return (each member's steps, the most steps that its rate is claimed for)."""
         task, members = updates.task, self.plans
         if task.steps is not None and task.steps > (task.most_steps or task.steps):
             law = f"the rate of a segment is claimed for 1 to most_steps={task.most_steps}"

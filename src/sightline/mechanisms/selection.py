@@ -1,7 +1,7 @@
-r"""Private choice of one of several public models, by the exponential mechanism with a Gumbel maximum.
+"""Private choice of one of several public models, by the exponential mechanism with a Gumbel maximum.
 
-A client's score of model m is k_m, the number of its own plain training examples that the model gets right. The choice
-is argmax_m (a k_m + Gumbel), that is P(m) proportional to exp(a k_m), with
+A client's score of model m is k_m, the number of its own training examples that the model classifies correctly. The
+choice is argmax_m (a k_m + Gumbel), that is P(m) proportional to exp(a k_m), with
 
     unit sample, add/remove:   a = epsilon          one example raises every k_m by 0 or 1, none is lowered
     unit sample, replace:      a = epsilon / 2      one example raises some k_m by 1 and lowers others by 1
@@ -10,9 +10,9 @@ is argmax_m (a k_m + Gumbel), that is P(m) proportional to exp(a k_m), with
 
 Proof. With k and k' = k + b on neighbours, log P(m)/P'(m) = -a b_m + log(sum_j exp(a (k_j + b_j)) / sum_j exp(a k_j)).
 The second term is a log of a mean of exp(a b_j): a constant c between a min b and a max b. So the ratio lies in an
-interval of width a (max b - min b) that contains zero: width epsilon in every row. That is epsilon-DP, and as the
-range is bounded by epsilon, (epsilon^2 / 8)-zCDP: the event `Exponential(epsilon)`.
-(Accuracy with sensitivity 1/(N-1) and the factor 2 of the general case would give a = epsilon (N-1) / (2 N).)
+interval of width a (max b - min b) that contains zero: width epsilon in every row. That is epsilon-DP, and as the range
+is bounded by epsilon, (epsilon^2 / 8)-zCDP: the event `Exponential(epsilon)`. (Accuracy with sensitivity 1/(N-1) and
+the factor 2 of the general case would give a = epsilon (N-1) / (2 N).)
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from sightline.topology import client_name
 
 
 def choice_sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
-    """How much one right answer counts in the exponent: the table above."""
+    """Return the weight a of one correct answer in the exponent, by the table above."""
     if not epsilon > 0:
         invalid("selection_epsilon", epsilon, "a private choice costs a positive epsilon")
     largest = examples if unit is Unit.CLIENT else 1
@@ -39,17 +39,18 @@ def choice_sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, exampl
 
 
 def draw_choice(right: Sequence[float], *, sharpness: float, rng: np.random.Generator) -> int:
-    """argmax of sharpness x right answers + Gumbel noise: P(m) proportional to exp(sharpness right_m)."""
+    """Return argmax of sharpness x correct answers + Gumbel noise: P(m) proportional to exp(sharpness right_m)."""
+    # The Gumbel maximum needs no normalising sum, so large scores do not overflow.
     scores = sharpness * np.asarray(right, dtype=np.float64)
     return int(np.argmax(scores + rng.gumbel(size=len(scores))))
 
 
 @dataclass(frozen=True, eq=False)
 class ModelChoice:
-    """Some clients, each of which chooses one of several public models by its own training data.
+    """Clients that each choose one of several public models by their own training data.
 
     Guarantees: every choice is `Exponential(epsilon)` for its chooser, told to the channel's owner; without privacy
-    (unit none) it is the model with the most right answers, without noise.
+    (unit none) it is the model with the most correct answers, without noise.
     """
 
     choosers: Cohort
@@ -57,7 +58,7 @@ class ModelChoice:
     epsilon: float
 
     def claim_choices(self, context: ReleaseContext) -> tuple[Release, ...]:
-        """One release per chooser, in order, computed from every candidate."""
+        """Claim one release per chooser, in order, computed from every candidate."""
         event: Event = Clear() if context.unit is Unit.NONE else Exponential(self.epsilon)
         inputs = tuple(sorted(frozenset[int]().union(*(model.sources for model in self.candidates))))
         return tuple(
@@ -73,7 +74,7 @@ class ModelChoice:
         )
 
     def draw_choices(self, worker: ClientExecutor, context: ReleaseContext) -> dict[int, int]:
-        """Client -> the number of the model that it chose; who does not answer from elsewhere is not in it."""
+        """Return client -> the index of its chosen model; remote clients that do not answer are missing."""
         if worker.nodes is not None:
             return worker.nodes.request_choices(self, context)
         models = torch.stack([model.value for model in self.candidates])

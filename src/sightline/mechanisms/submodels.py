@@ -1,4 +1,4 @@
-"""Splitting: every subject trains one hidden part of the model. The splitter draws the parts and states the event."""
+"""Model splitting: every subject trains one hidden part of the model; the splitter draws parts and states the event."""
 
 import math
 from dataclasses import dataclass
@@ -19,49 +19,50 @@ from sightline.training.submodels import SubmodelClipping
 
 @dataclass(frozen=True, eq=False)
 class Splitter:
-    r"""A splitting of the model, and the two balls: radius C and noise z C for the parts, C0 and z r C0 for the rest.
+    """A splitting of the model, and its two balls: radius C, noise z C for parts; C0, z r C0 for unsplit tensors.
 
     Guarantees: with updates (or gradients) that are zero outside the subject's part and the unsplit tensors, both
-    clipped apart, the noisy sum is `event(z)` against whoever does not see the assignment: the unsplit tensors'
-    `Gaussian(r z)` together with `Split(d, Gaussian(z))`. Sampling goes around both, once.
+    clipped separately, the noisy sum is `event(z)` against an observer that does not see the assignment: the unsplit
+    tensors' `Gaussian(r z)` together with `Split(d, Gaussian(z))`. Sampling wraps both, once.
     """
 
     splitting: Splitting
     unsplit_clip: float = 1.0
     """C0 / C."""
     unsplit_noise: float = 1.0
-    """r: the unsplit tensors' noise multiplier over that of the parts."""
+    """r: the noise multiplier of the unsplit tensors over that of the parts."""
 
     @property
     def parts(self) -> int:
-        """d."""
+        """The number of parts, d."""
         return self.splitting.parts
 
     @property
     def widest(self) -> float:
-        """How much larger than C a clipped update, and the noise of one coordinate over z C, can be at most."""
+        """Bound, in units of C, on the norm of a clipped update and on the noise of one coordinate over z."""
         return math.hypot(1.0, self.unsplit_clip) * max(1.0, self.unsplit_noise)
 
     @cached_property
     def unsplit(self) -> Tensor:
-        """(parameters,) bool."""
+        """Mask of the unsplit parameters, shape (parameters,)."""
         return unsplit_mask(self.splitting.whole, self.splitting.unsplit)
 
     def event(self, noise_multiplier: float) -> Event:
-        """What a release under noise multiplier z is against whoever does not know the parts.
+        """Return the event of a release with noise multiplier z against an observer that does not know the parts.
 
-        A model without unsplit tensors has no such release, and one part is no secret.
+        A model without unsplit tensors has only the split event, and one part hides nothing.
         """
         inside: Event = Gaussian(noise_multiplier)
         if self.parts > 1:
             inside = SplitEvent(self.parts, inside)
         if not self.splitting.unsplit:
             return inside
+        # One product under one draw: two amplified costs added up would state less than the truth.
         return Product((Gaussian(noise_multiplier * self.unsplit_noise), inside))
 
     @property
     def facts(self) -> dict[str, float]:
-        """What the report shows: public, and the same whatever was drawn."""
+        """Public facts for the report; the same for every draw."""
         return {
             "parts": self.parts,
             "trained share": round(self.splitting.share, 4),
@@ -71,7 +72,7 @@ class Splitter:
         }
 
     def explain_guarantee(self, who: str) -> list[str]:
-        """The promise in words."""
+        """Return the guarantee in sentences."""
         if self.parts == 1:
             return []
         return [
@@ -82,27 +83,29 @@ class Splitter:
         ]
 
     def noise_scale(self, clip_norm: float) -> Tensor:
-        """(parameters,) standard deviation of the noise for z = 1: C, and r C0 in the unsplit tensors."""
+        """Return the (parameters,) standard deviation of the noise for z = 1: C, and r C0 in the unsplit tensors."""
         scale = torch.full((self.splitting.whole.parameters,), float(clip_norm), dtype=torch.float64)
         scale[self.unsplit] = clip_norm * self.unsplit_clip * self.unsplit_noise
         return scale
 
     def clip_radii(self, clip_norm: float) -> SubmodelClipping:
-        """The two balls as the training room takes them."""
+        """Return the two balls as local training takes them."""
         return SubmodelClipping(clip_norm, clip_norm * self.unsplit_clip, self.noise_scale(clip_norm).float())
 
     def clip(self, update: Tensor, *, clip_norm: float) -> Bounded:
-        """Both pieces inside their balls; an update that is not finite anywhere becomes zero."""
+        """Clip both pieces to their balls; an update with any non-finite value becomes zero."""
         out = torch.zeros_like(update)
         if not bool(torch.isfinite(update).all()):
             return Bounded(out, clip_norm, rejected=True)
+        # Two balls, not one: a joint clip would let the part's size scale the unsplit gradient, and there is no product
+        # law.
         radii = (clip_norm, clip_norm * self.unsplit_clip)
         for piece, radius in zip((~self.unsplit, self.unsplit), radii, strict=True):
             out[piece] = clip_update(update[piece], clip_norm=radius).value
         return Bounded(out, math.hypot(*radii))
 
     def noisy_sum(self, arithmetic: NoisySum) -> NoisySum:
-        """The noisy sum of updates that are clipped in two balls, in the given arithmetic."""
+        """Return the noisy sum of updates clipped in two balls, in the given arithmetic."""
         return NoisySum(lambda dimension: self._two_sums(arithmetic, dimension))
 
     def _two_sums(self, arithmetic: NoisySum, dimension: int) -> "TwoSums":
@@ -127,8 +130,9 @@ class TwoSums:
     noises: tuple[float, float]
 
     def add(self, update: Tensor, *, clip_norm: float) -> bool:
-        """Clip both pieces and add them; an update that is not finite anywhere counts as zero everywhere."""
+        """Clip both pieces and add them; an update with any non-finite value counts as zero everywhere."""
         rejected = not bool(torch.isfinite(update).all())
+        # Zero in both balls: a client whose update is broken somewhere must not pass with the other piece.
         whole = torch.zeros_like(update) if rejected else update
         for some, positions, radius in zip(self.sums, self.positions, self.clips, strict=True):
             some.add(whole[positions], clip_norm=clip_norm * radius)
@@ -137,7 +141,7 @@ class TwoSums:
     def noisy_sum(
         self, *, clip_norm: float, noise_multiplier: float, adjacency: Adjacency, rng: np.random.Generator
     ) -> Tensor:
-        """Both sums with their own noise, in one vector."""
+        """Return both sums with their own noise, in one vector."""
         value = torch.zeros(self.dimension)
         for some, positions, radius, noise in zip(self.sums, self.positions, self.clips, self.noises, strict=True):
             value[positions] = some.noisy_sum(
@@ -147,7 +151,7 @@ class TwoSums:
 
 
 def build_splitter(experiment: Experiment, model: FlatModel, streams: Streams) -> Splitter | None:
-    """The splitter of an experiment file; the ways to cut the model are public and come from the seed."""
+    """Build the splitter of an experiment file; the partitions of the model are public and come from the seed."""
     settings = experiment.algorithm.split
     if settings is None:
         return None

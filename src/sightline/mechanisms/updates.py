@@ -1,4 +1,4 @@
-"""Public values and private updates, and what a mechanism may ask of whoever holds the clients' data."""
+"""Public values, private updates, and the interface through which a mechanism asks clients to train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 class Public:
     """A vector computed from released values only; `sources` are the ids of those releases.
 
-    Arithmetic keeps the memory: the result of combining two public values comes from the releases of both. What is
-    made from a `Public` therefore gets its `inputs` in the ledger without anybody writing them down.
+    Arithmetic joins the sources: the result of combining two public values comes from the releases of both. The
+    `inputs` of the next release are therefore read off its starting points and never listed by hand.
     """
 
     value: Tensor
     sources: frozenset[int] = frozenset()
 
     def __add__(self, other: "Public") -> "Public":
+        # The ledger's guarantee rests on `inputs`: a forgotten one would give an epsilon that is too small. Operators
+        # that join sources make that impossible for algorithm code.
         return combine_public(lambda a, b: a + b, self, other)
 
     def __sub__(self, other: "Public") -> "Public":
@@ -48,13 +50,13 @@ class Public:
 
 
 def combine_public(function: Callable[..., Tensor], *values: Public) -> Public:
-    """Post-processing: any function of public values is public and comes from all their releases."""
+    """Return any function of public values as a `Public` whose sources are those of all arguments (post-processing)."""
     sources = frozenset().union(*(value.sources for value in values))
     return Public(function(*(value.value for value in values)), sources)
 
 
 def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
-    """The sum of public values, each times its weight, in double precision."""
+    """Return the weighted sum of public values, computed in double precision."""
     return combine_public(
         lambda *rows: sum((w * row.double() for w, row in zip(weights, rows, strict=True)), torch.zeros(())).float(),
         *values,
@@ -62,12 +64,12 @@ def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
 
 
 Block = tuple[Sequence[int], Tensor]
-"""Some members of a cohort, and one row per member."""
+"""Members of a cohort, and one row per member."""
 
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """How one client runs DP-SGD in one round: the settings of its steps, from which the event follows."""
+    """How one client runs DP-SGD in one round; its event follows from these settings."""
 
     clip_norm: float
     noise_multiplier: float
@@ -75,37 +77,41 @@ class PrivateSteps:
     steps: int
     expected_batch: float
     allotment: Allotment | None = None
-    """Of a hidden schedule of examples over the steps of many rounds, in place of a draw at every step."""
+    """A hidden schedule of examples over the steps of many rounds, instead of a draw at every step."""
     line: int = 0
-    """Which of the client's schedules: it has one in every channel."""
+    """The number of the client's schedule: it has one per channel."""
     splitter: Splitter | None = None
-    """How every example is sent to a part of the model, when it is."""
+    """Assigns every example to a part of the model; None for whole models."""
     groups: int = 0
-    """Fixed groups of examples by index that take turns: a step draws from one of them. 0: from all at every step."""
+    """Number of fixed groups of examples, by index, that take turns: a step draws from one group. 0: from all examples.
+    """
     strategy: Strategy | None = None
-    """Of noise that is correlated over the steps of a round, whose batches are the groups, each used whole."""
+    """The strategy of noise correlated over the steps of a round; its batches are the groups, each used whole."""
 
     def first_step(self, round: int) -> int:
-        """How many steps the client has done before a round, having done all of them."""
+        """Return the number of steps that the client has done before a round, given that it took part in all."""
         return (round - 1) * self.steps
 
     def epoch(self, round: int) -> int:
-        """The epoch of the schedule that a round belongs to, from 0."""
+        """Return the epoch of the schedule that a round belongs to, from 0."""
         return 0 if self.allotment is None else self.first_step(round) // self.allotment.steps
 
 
 @dataclass(frozen=True)
 class CallId:
-    """The round and the number of the training call in it: together they name the random streams of the call."""
+    """The round and the number of the training call in it; together they name the random streams of the call."""
 
     round: int
     use: int
+    # Training streams must not depend on `part`: clients trained together and trained channel by channel get the same
+    # bits.
     part: int = 0
-    """Which part of a call that several channels release; 0 is the whole. Only noise of channels differs by it."""
+    """Which part of a call that several channels release; 0 is the whole. It only selects the channels' noise streams.
+    """
 
 
 class ClientOutput(NamedTuple):
-    """What left one member by its own part of a mechanism."""
+    """What one member sends after its own part of a mechanism."""
 
     member: int
     value: Tensor
@@ -114,24 +120,24 @@ class ClientOutput(NamedTuple):
 
 
 class ClientSideMechanism(Protocol):
-    """A mechanism whose members do a part themselves: clip, or clip and noise, before anything leaves them."""
+    """A mechanism of which members do a part themselves: clip, or clip and noise, before anything leaves them."""
 
     def client_outputs(self, updates: "Updates", context: "ReleaseContext") -> Iterator[ClientOutput]:
-        """What each member lets go of."""
+        """Yield what each member sends."""
 
 
 class RemoteNodes(Protocol):
-    """Members that are elsewhere, each with its own data, its own copy of the mechanism and a will of its own."""
+    """Members on other machines, each with its own data and its own copy of the mechanism; they may not answer."""
 
     @property
     def steadfast(self) -> bool:
-        """Whether whoever is asked answers: so it is in a simulation, and nowhere else."""
+        """Whether every member that is asked answers. True in a simulation only."""
 
     def request_outputs(self, updates: "Updates", context: "ReleaseContext") -> Iterator[ClientOutput]:
-        """What the members let go of when asked; who does not answer, or answers nonsense, is left out."""
+        """Yield what the members send; members with no answer or an invalid one are left out."""
 
     def request_choices(self, ballot: "ModelChoice", context: "ReleaseContext") -> dict[int, int]:
-        """Which of the ballot's models each member chose by itself; who does not answer is left out."""
+        """Return client -> the model that it chose; members that do not answer are left out."""
 
 
 class ClientExecutor(Protocol):
@@ -142,10 +148,10 @@ class ClientExecutor(Protocol):
 
     @property
     def nodes(self) -> RemoteNodes | None:
-        """Where the members do their part of a mechanism themselves; None when all is done here."""
+        """The remote members, which do their own part of the mechanism; None if everything runs here."""
 
     def close(self) -> None:
-        """Let go of processes and connections."""
+        """Release processes and connections."""
 
     def train(
         self,
@@ -157,9 +163,9 @@ class ClientExecutor(Protocol):
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors of local training; what clients keep goes into `recall` and stays private.
+        """Yield end vectors of local training; what clients keep goes into `recall` and stays private.
 
-        With a `splitter` every client trains the part that it draws in secret, and stands still elsewhere.
+        With a `splitter` every client trains the part that it draws in secret; all other parameters stay at the start.
         """
 
     def dp_sgd(
@@ -172,12 +178,12 @@ class ClientExecutor(Protocol):
         task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
-        """End vectors of local training in which every step is clipped per example and noised by the client."""
+        """Yield end vectors of local training whose every step is clipped per example and noised by the client."""
 
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
-        """Each client's sum of clipped per-example gradients over one drawn batch, not yet noised."""
+        """Yield each client's sum of clipped per-example gradients over one drawn batch, before noise."""
 
     def minimise(
         self,
@@ -188,75 +194,80 @@ class ClientExecutor(Protocol):
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
-        """Exact minimisers of the local objectives of a linear model, in double precision and in the unit space."""
+        """Yield exact minimisers of the local objectives of a linear model, in float64 and in the unit space."""
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """(client, how many of its plain training examples each of the models (m, d) gets right)."""
+        """Yield (client, how many of its training examples each of the models (m, d) classifies correctly)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Updates:
-    """What a cohort would send, computed only when a mechanism asks for it: never an algorithm's to look at."""
+    """The updates of a cohort, computed when a mechanism asks for them. An algorithm never sees their values."""
 
     cohort: Cohort
     starts: Mapping[int, Public]
-    """The public model that each member starts from."""
+    """Member -> the public model from which it starts."""
     worker: ClientExecutor
     at: CallId
     task: LocalTask = AS_PLANNED
-    """What the members are asked, where it is not as the experiment says."""
+    """What the members are asked to do, if it differs from the experiment."""
     recall: StateAccess | None = None
-    """What the members keep, when the algorithm has them keep something."""
+    """The members' stored state, if the algorithm uses any."""
     splitter: Splitter | None = None
-    """How every member is sent to a part of the model, when it is."""
+    """Assigns every member to a part of the model; None for whole models."""
     eligible: frozenset[int] = frozenset()
-    """The releases behind the starting points of all who could have been drawn: they do not tell who was."""
+    """The releases behind the starting points of all members that could have been drawn; independent of the draw."""
     behind: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """The same by client, where everybody has a starting point of its own."""
+    """Client -> the same, if every client has its own starting point."""
     shared: "SharedTraining | None" = None
-    """The training of a larger cohort, of which these members are a part."""
+    """The training of a larger cohort that includes these members."""
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The releases that the starting points of all who could have been drawn were computed from."""
+        """The releases behind the starting points of all members that could have been drawn."""
+        # If inputs listed the realised cohort only, the ledger would reveal who was drawn, and epsilon would depend on
+        # luck: a number that is smaller because of one draw is not a guarantee of the mechanism.
         drawn = frozenset[int]().union(*(start.sources for start in self.starts.values()))
         return tuple(sorted(self.eligible or drawn))
 
     def sizes(self) -> dict[int, int]:
-        """Training examples of each member (public)."""
+        """Return member -> its number of training examples (public)."""
         return {member: self.worker.sizes[member] for member in self.cohort.members}
 
     def start_rows(self) -> Tensor:
-        """One shared start as (d,), or one row per member as (n, d)."""
+        """Return one shared start as (d,), or one row per member as (n, d)."""
         values = [self.starts[member].value for member in self.cohort.members]
         if all(value is values[0] for value in values):
             return values[0] if values else torch.zeros(self.worker.dimension)
         return torch.stack(values)
 
     def collect_outputs(self, mechanism: ClientSideMechanism, context: "ReleaseContext") -> Iterator[ClientOutput]:
-        """What leaves each member by its own part of the mechanism: computed here, or by nodes that hold the data."""
+        """Yield what leaves each member after its part of the mechanism, computed here or by remote nodes."""
         nodes = self.worker.nodes
         return mechanism.client_outputs(self, context) if nodes is None else nodes.request_outputs(self, context)
 
     def collect_updates(self, context: "ReleaseContext") -> Iterator[Tensor]:
-        """The updates for a trusted party to clip: as they are here, or as nodes let go of them; NaN where rejected."""
+        """Yield updates for a trusted party to clip: computed here, or received from nodes; NaN where rejected."""
         nodes = self.worker.nodes
         if nodes is None:
             yield from (update for _, update in self.train_members())
             return
+        # NaN makes the trusted party reject the update itself, so that it is counted exactly once.
         for _, value, rejected in nodes.request_outputs(self, context):
             yield torch.full_like(value, torch.nan) if rejected else value
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
-        """(client, end - start) by ordinary local training."""
+        """Yield (client, end - start) by ordinary local training."""
         yield from self._subtract_starts(self._share_blocks(Updates._train_blocks))
 
     def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
-        """(client, end - start) by DP-SGD at the client."""
+        """Yield (client, end - start) by DP-SGD at the client."""
         yield from self._subtract_starts(self._private_blocks(plans))
 
     def train_segments(self, plan_steps: "Callable[[Updates], Sequence[PrivateSteps]]") -> Iterator[tuple[int, Tensor]]:
-        """The same by plans that depend on the members and their task only: shared with the other channels' members."""
+        """Yield (client, end - start) by plans that depend on members and task only; training is shared between
+        channels.
+        """
         yield from self._subtract_starts(self._share_blocks(lambda some: some._private_blocks(plan_steps(some))))
 
     def _share_blocks(self, train: "Callable[[Updates], Iterator[Block]]") -> Iterator[Block]:
@@ -274,7 +285,7 @@ class Updates:
         )
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
-        """Each member's un-noised sum of clipped gradients."""
+        """Yield each member's sum of clipped gradients, before noise."""
         rows = self.start_rows()
         for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
             yield from sums
@@ -282,7 +293,7 @@ class Updates:
     def minimise_objectives(
         self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
     ) -> Iterator[tuple[int, Tensor]]:
-        """(client, minimiser of its objective with its own linear term), in the unit space of `convex_solver`."""
+        """Yield (client, minimiser of its objective with its own linear term), in the unit space of `convex_solver`."""
         blocks = self.worker.minimise(
             self.cohort.members,
             self.start_rows(),
@@ -300,31 +311,33 @@ class Updates:
 
 
 class SharedTraining:
-    """Trains a whole cohort when the first of its parts asks, and hands every part its rows."""
+    """Trains a whole cohort at the first request, and returns each part its rows."""
 
     def __init__(self, whole: Updates) -> None:
         self._whole = whole
         self._ends: dict[int, Tensor] | None = None
 
     def take_rows(self, members: Sequence[int], train: Callable[[Updates], Iterator[Block]]) -> Iterator[Block]:
-        """The end vectors of a part's members; nobody's are handed out twice."""
+        """Yield the end vectors of a part's members. Every row is returned once."""
         if not members:
             return
         if self._ends is None:
             self._ends = {
                 n: end.clone() for some, ends in train(self._whole) for n, end in zip(some, ends, strict=True)
             }
+        # `pop`: a row that is released twice under two noises could be averaged; a second request raises KeyError
+        # instead.
         yield list(members), torch.stack([self._ends.pop(member) for member in members])
 
 
 TOGETHER_FLOATS = 1 << 27
-"""Beyond so many numbers the end vectors of a whole cohort are not kept at once, and parts are trained one by one."""
+"""Above this many numbers (512 MB) the end vectors of a whole cohort are not kept; parts are trained one by one."""
 
 
 def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
-    """The updates of each channel's members, as if each had been trained by itself: same streams, same bits.
+    """Return the updates of each channel's members, bit for bit as if each channel had been trained by itself.
 
-    Guarantees: nobody's update is in two parts, so that nobody's noise is used twice; every part has noise of its own.
+    Guarantees: no client's update is in two parts, so no noise is used twice; every part has its own noise.
     """
     taken: set[int] = set()
     for channel in channels:
@@ -333,6 +346,7 @@ def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[
         taken |= set(channel.members)
     if set(updates.cohort.members) - taken:
         raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
+    # Remote nodes are asked per channel: each answers for its own channel, and nothing is kept here.
     together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
     shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
     return [(_channel_part(updates, shared, channel, place + 1), channel) for place, channel in enumerate(channels)]

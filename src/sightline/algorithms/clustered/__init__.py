@@ -1,1 +1,1 @@
-"""Clustered training: R-DPCFL, IFCA, oracle clusters and MR-MTL, the mixture over first updates."""
+"""Clustered training: R-DPCFL, IFCA, oracle clusters, and the mixture model over first updates."""

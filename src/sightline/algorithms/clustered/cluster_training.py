@@ -1,4 +1,4 @@
-"""What clustered algorithms share: a model per cluster, who is where, and the settings of private choices."""
+"""Shared parts of clustered algorithms: one model per cluster, assignments, and private choices of clusters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +14,14 @@ from sightline.mechanisms import Cohort, Public, combine_public
 from sightline.topology import Channel, client_name, cluster_channel, cluster_count
 
 SHARE = 0.03
-"""Of the total epsilon, for one choice."""
+"""Share of the total epsilon for one choice."""
 SELECTING = 10
-"""One round in so many has choices."""
+"""One round in this many has choices."""
 
 
 @dataclass(frozen=True)
 class Selecting:
-    """Choices of clusters; `selection_epsilon` is what one of them costs (0.03 of `privacy.epsilon` by default)."""
+    """Settings of cluster choices; `selection_epsilon` is the cost of one (0.03 of `privacy.epsilon` by default)."""
 
     selection_epsilon: float | None = None
     selection_rounds: int | None = None
@@ -37,12 +37,12 @@ class Selecting:
             invalid("algorithm.selection_rounds", rounds, "is a whole number from 0")
 
     def epsilon(self) -> float:
-        """What one choice costs; without privacy it is not looked at."""
+        """Return the cost of one choice; unused without privacy."""
         return self.selection_epsilon or 0.0
 
 
 def complete_settings(settings: Any, experiment: Experiment) -> Any:
-    """The settings with the experiment's rounds, clusters and share of epsilon filled in."""
+    """Return the settings with the experiment's rounds, clusters and share of epsilon filled in."""
     epsilon = settings.selection_epsilon
     privacy = experiment.privacy
     if epsilon is None and privacy.unit != "none":
@@ -61,7 +61,7 @@ def complete_settings(settings: Any, experiment: Experiment) -> Any:
 
 
 def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
-    """Clients add their own noise here: the server works on what each of them sends."""
+    """Raise `Refused` unless clients add their own noise: the server works on single clients' releases."""
     privacy = experiment.privacy
     if privacy.unit != "none" and privacy.place != "client":
         law = f"{algorithm}'s server sorts clients by what each of them releases by itself"
@@ -69,7 +69,7 @@ def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
 
 
 def refuse_no_answers(algorithm: str, experiment: Experiment) -> None:
-    """Clients choose by how many of their own examples a model gets right; a regression gets none right or wrong."""
+    """Raise `Refused` for tasks without correct answers, such as regression: clients choose by them."""
     if experiment.model.target not in ("classification", "binary", "multilabel"):
         law = f"{algorithm}'s clients choose by right answers, which this task does not have"
         refuse("model.task", experiment.model.target, law, "use fedavg, or task = classification, binary or multilabel")
@@ -77,28 +77,29 @@ def refuse_no_answers(algorithm: str, experiment: Experiment) -> None:
 
 START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"
 HOWS = ("known", "drawn", "chosen", "kept")
-"""Known beforehand; drawn at random by the server; chosen by the clients in private; kept from before."""
+"""Known in advance; drawn at random by the server; chosen privately by the clients; kept from before."""
 
 
 def cluster_name(number: int) -> str:
-    """The name of a cluster's model in the state."""
+    """Return the name of a cluster's model in the state."""
     return f"cluster-{number}"
 
 
 def count_of(state: State) -> int:
-    """How many clusters there are."""
+    """Return the number of clusters."""
     return sum(name.startswith("cluster-") for name in state)
 
 
 def members_of(state: State) -> list[list[int]]:
-    """The members of each cluster."""
+    """Return the members of each cluster."""
     numbers = state[ASSIGNMENT].value.tolist()
     return [[n for n, number in enumerate(numbers) if number == m] for m in range(count_of(state))]
 
 
 def assign_clusters(state: State, clusters: Public, how: str) -> State:
-    """The state with everybody in the given clusters."""
+    """Return the state with every client in its given cluster."""
     before = state[ALIKE].value.tolist() if ALIKE in state else [0.0] * len(clusters.value)
+    # A class of equal history is split when its members go to different clusters, and never merged again.
     pairs = list(zip(before, clusters.value.tolist(), strict=True))
     numbers = {pair: float(number) for number, pair in enumerate(dict.fromkeys(pairs))}
     return dict(state) | {
@@ -109,19 +110,22 @@ def assign_clusters(state: State, clusters: Public, how: str) -> State:
 
 
 def draw_clusters(r: Round, chances: Public) -> Public:
-    """Every client's cluster, drawn afresh from its row of chances by the server's generator."""
+    """Draw every client's cluster from its row of probabilities with the server's generator."""
     return combine_public(lambda rows: _one_of_each(rows, r), chances)
 
 
 def _one_of_each(rows: Tensor, r: Round) -> Tensor:
+    # Inverse transform in double precision; the clamp covers a point that rounds up to the end of the last interval.
     ends = rows.double().cumsum(1)
     points = torch.from_numpy(r.server_rng().random(len(rows))) * ends[:, -1]
     return (ends <= points.unsqueeze(1)).sum(1).clamp_max(rows.shape[1] - 1).float()
 
 
 def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> Public:
-    """Every present client's private choice among all clusters' models, which everybody is shown for it; the absent
-    stay where they were."""
+    """Let every present client choose privately among all clusters' models; absent clients stay where they are.
+
+    All models are shown to all clients for it.
+    """
     models = [state[cluster_name(m)] for m in range(count_of(state))]
     show_models(
         state, r, [frozenset(r.clients) - frozenset(members) for members in members_of(state)], "to choose from"
@@ -138,8 +142,9 @@ def choose_clusters(state: State, r: Round, cohort: Cohort, epsilon: float) -> P
 
 
 def moved_to(state: State, r: Round, clusters: Public, how: str) -> State:
-    """The state after a change of clusters; newcomers are sent the models of theirs, unless they chose among all."""
+    """Return the state after a change of clusters, and send newcomers their models."""
     after = assign_clusters(state, clusters, how)
+    # Clients that chose have been shown all models already.
     if how != "chosen":
         new = [frozenset(now) - frozenset(old) for old, now in zip(members_of(state), members_of(after), strict=True)]
         show_models(after, r, new, "for new members")
@@ -149,7 +154,8 @@ def moved_to(state: State, r: Round, clusters: Public, how: str) -> State:
 def show_models(
     state: State, r: Round, to: Sequence[frozenset[int]], what: str, *, also: frozenset[str] = frozenset()
 ) -> None:
-    """Send clusters' models, as they are, to clients who have not got them."""
+    """Send clusters' models to clients that do not have them."""
+    # Absent members count as receivers too: an upper bound, which keeps the views of equal histories equal.
     shown = [
         (state[cluster_name(m)], r.channels[0], frozenset(map(client_name, clients)) | also, f"cluster's model {what}")
         for m, clients in enumerate(to)
@@ -160,10 +166,11 @@ def show_models(
 
 
 def train_clusters(state: State, r: Round, cohort: Cohort) -> State:
-    """Every cluster's present members train from its model, which becomes the mean of theirs; an empty one stays."""
+    """Train each cluster's present members from its model and move the model to their mean; empty ones stay."""
     many: list[tuple[Any, Channel]] = []
     moved = []
     present = frozenset(cohort.members)
+    # Who trains where depends on the assignment, so its sources belong to every model, also to one that does not move.
     starts = {
         cluster_name(m): with_sources_of(state[cluster_name(m)], state[ASSIGNMENT]) for m in range(count_of(state))
     }
@@ -177,19 +184,19 @@ def train_clusters(state: State, r: Round, cohort: Cohort) -> State:
 
 
 def with_sources_of(model: Public, other: Public) -> Public:
-    """The model, remembering that what is done with it depends on something else too."""
+    """Return the model with the sources of `other` added, because its use depends on that value too."""
     return combine_public(lambda value, _: value, model, other)
 
 
 def current_models(state: State, clients: range) -> dict[int, Public]:
-    """Every client's model: its cluster's, or the start while there are no clusters."""
+    """Return every client's model: its cluster's, or the start before there are clusters."""
     if ASSIGNMENT not in state:
         return dict.fromkeys(clients, state[START])
     return {n: state[cluster_name(m)] for m, some in enumerate(members_of(state)) for n in some}
 
 
 def cluster_state(state: State, facts: Mapping[str, Any] | None = None) -> ClusterState | None:
-    """Who is where, and whatever else the server knows; None while there are no clusters."""
+    """Return who is in which cluster and what else the server knows; None before there are clusters."""
     if ASSIGNMENT not in state:
         return None
     whole = {"count": count_of(state)} | dict(facts or {})

@@ -1,4 +1,4 @@
-"""IFCA with private choices (Ghosh et al. 2020; R-DPCFL, appendix C.6), and training inside clusters that are known."""
+"""IFCA with private choices (Ghosh et al. 2020; R-DPCFL, appendix C.6), and training in known clusters."""
 
 from dataclasses import dataclass, field, replace
 
@@ -31,19 +31,19 @@ from sightline.topology import cluster_channel, cluster_count
 
 @dataclass(frozen=True)
 class OracleClusters:
-    """The clusters are those that the data were made of."""
+    """The clusters from which the data were generated."""
 
     known: tuple[int, ...] = field(default=(), metadata={DERIVED: True})
 
 
 def init_oracle(start: Public, clients: range, settings: OracleClusters) -> State:
-    """Every cluster begins with the same model."""
+    """Start every cluster from the same model."""
     models = {cluster_name(m): start for m in range(max(settings.known) + 1)}
     return assign_clusters({START: start} | models, Public(torch.tensor([float(m) for m in settings.known])), "known")
 
 
 def run_oracle_round(state: State, r: Round, settings: OracleClusters) -> State:
-    """FedAvg in each cluster, with a cohort of its own."""
+    """Run FedAvg in each cluster, with its own cohort."""
     channels = [cluster_channel(r.channels[0], members) for members in members_of(state)]
     names = [cluster_name(m) for m in range(len(channels))]
     many = [(r.train(r.sample(c), state[name]), c) for c, name in zip(channels, names, strict=True)]
@@ -52,7 +52,7 @@ def run_oracle_round(state: State, r: Round, settings: OracleClusters) -> State:
 
 
 def complete_oracle(settings: OracleClusters, experiment: Experiment) -> OracleClusters:
-    """Look the clusters up in the way the data were dealt."""
+    """Look up the clusters in the partition of the data."""
     sizes = experiment.data.clusters
     if sizes is None:
         law = "oracle_clusters needs data whose clusters are known"
@@ -96,13 +96,14 @@ class IFCA(Selecting):
 
 
 def init_state(start: Public, clients: range, settings: IFCA) -> State:
-    """As many models as clusters, all from one start: round one tells them apart."""
+    """Return one model per cluster, all from one start; round one makes them differ."""
     return {START: start} | {cluster_name(m): start for m in range(settings.count or 1)}
 
 
 def run_round(state: State, r: Round, settings: IFCA) -> State:
-    """Round one in clusters by lot, then clients choose among the models, then they stay; each time they train."""
+    """Round one: random clusters. Then clients choose among the models, then they stay. Train every time."""
     cohort, count = r.sample(), settings.count or 1
+    # Equal models cannot be told apart by a choice, so round one assigns clusters at random and trains.
     if r.time == 1:
         lots = Public(torch.full((len(r.clients), count), 1 / count))
         state = assign_clusters(state, draw_clusters(r, lots), "drawn")
@@ -114,7 +115,7 @@ def run_round(state: State, r: Round, settings: IFCA) -> State:
 
 
 def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
-    """Choices in rounds 2 .. E/10, at least in one; or in all from the second on."""
+    """Set choices to rounds 2 .. E/10, at least one; or to all rounds from the second."""
     if settings.selects == "always" and settings.selection_rounds is not None:
         invalid("algorithm.selection_rounds", settings.selection_rounds, 'selects = "always" chooses in all rounds')
     whole: IFCA = complete_settings(settings, experiment)
@@ -128,7 +129,7 @@ def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse a server that hides who sent what."""
+    """Raise `Refused` for a trusted server, which hides single senders, and for tasks without correct answers."""
     refuse_trusted_server("ifca", experiment)
     refuse_no_answers("ifca", experiment)
 

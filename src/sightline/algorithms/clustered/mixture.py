@@ -1,4 +1,4 @@
-"""A mixture of spherical Gaussians over clients' updates: points, fit, count, and how true it is."""
+"""Mixture of spherical Gaussians over clients' updates: points, EM fit, number of components, confidence."""
 
 import warnings
 from collections import Counter
@@ -13,30 +13,30 @@ from scipy.special import erfc
 from sightline.errors import invalid
 
 TOLERANCE = 1e-6
-"""At which gain of the likelihood EM stops (appendix C.8)."""
+"""Gain of the likelihood at which EM stops (appendix C.8)."""
 LEAST_VARIANCE = 1e-6
-"""What keeps a component of one point from becoming a point: a radius of 1e-3 of the points' widest spread."""
+"""Variance floor, relative to the points' widest spread: a component of one point keeps a radius of 1e-3 of it."""
 MOST_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Fitted components and the points that they were fitted to.
+    """Fitted components and the points to which they were fitted.
 
     Guarantees: `posteriors` rows sum to one; with one component `mss` is infinite and `mpo` zero.
     """
 
     points: NDArray[np.float64]
-    """One row per client, as `mixture_points.prepared` made them."""
+    """One row per client."""
     centres: NDArray[np.float64]
     radii: NDArray[np.float64]
     """Square roots of the spherical variances."""
     posteriors: NDArray[np.float64]
-    """Of each client, with uniform mixture weights: a small cluster is not drawn into a large one."""
+    """Posterior of each client under uniform mixture weights: a small cluster is not drawn into a large one."""
 
     @property
     def count(self) -> int:
-        """How many components."""
+        """The number of components."""
         return len(self.centres)
 
     @property
@@ -55,7 +55,7 @@ class Mixture:
 
     @property
     def mss(self) -> float:
-        """The least separation of any pair: the confidence."""
+        """The smallest separation of any pair: the confidence."""
         return float(self.separations.min())
 
     @property
@@ -65,7 +65,7 @@ class Mixture:
 
 
 def component_overlap_at(separation: float) -> float:
-    """The common mass of two equal spherical Gaussians whose centres are 2 `separation` radii apart: 2 Q(separation).
+    """Return the common mass of two spherical Gaussians with centres 2 `separation` radii apart: 2 Q(separation).
 
     >>> [round(component_overlap_at(separation), 4) for separation in (0, 1, 2, 3)]
     [1.0, 0.3173, 0.0455, 0.0027]
@@ -74,15 +74,15 @@ def component_overlap_at(separation: float) -> float:
 
 
 def switch_round(mixture: Mixture, rounds: int) -> int:
-    """The last round of soft assignment, E_c = int((1 - MPO) E / 2): the surer the mixture, the longer it is used."""
+    """Return the last round of soft assignment, E_c = int((1 - MPO) E / 2): a surer mixture is used longer."""
     return int((1 - mixture.mpo) * rounds / 2)
 
 
 def fit_mixture(points: NDArray[np.float64], count: int, *, seed: int) -> Mixture:
-    """EM for `count` spherical Gaussians from a k-means++ start.
+    """Fit `count` spherical Gaussians by EM from a k-means++ start.
 
     Guarantees: equal arguments give equal mixtures; there are never more components than distinct points, so equal
-    updates give one component however many were asked for.
+    updates give one component for any `count`.
     """
     _check_points(points, count)
     count = min(count, len(np.unique(points, axis=0)))
@@ -91,11 +91,14 @@ def fit_mixture(points: NDArray[np.float64], count: int, *, seed: int) -> Mixtur
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
+    # Fit in units of the widest spread: scikit-learn's variance floor is absolute, and the unit of the updates must not
+    # matter. For points in [0, 1] this is the paper's floor.
     span = np.ptp(points, axis=0).max()
     model = GaussianMixture(
         count, covariance_type="spherical", init_params="k-means++", tol=TOLERANCE, reg_covar=LEAST_VARIANCE,
         max_iter=MOST_ITERATIONS, random_state=seed,
     )  # fmt: skip
+    # A fit that stops at the iteration limit is still a valid mixture of released values; no guarantee rests on it.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(points / span)
@@ -106,8 +109,9 @@ def fit_mixture(points: NDArray[np.float64], count: int, *, seed: int) -> Mixtur
 def posterior_chances(
     points: NDArray[np.float64], centres: NDArray[np.float64], radii: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Which component each point came from, when all are as likely beforehand."""
+    """Return the probability of each component for each point, with equal priors."""
     squares = ((points[:, None] - centres[None]) ** 2).sum(axis=2)
+    # Subtract the largest log first: with many dimensions all likelihoods would underflow to zero.
     logs = -squares / (2 * radii**2) - points.shape[1] * np.log(radii)
     likelihoods = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares: NDArray[np.float64] = likelihoods / likelihoods.sum(axis=1, keepdims=True)
@@ -115,13 +119,13 @@ def posterior_chances(
 
 
 def _one_component(points: NDArray[np.float64]) -> Mixture:
-    """One component around everything."""
+    """Return one component around all points."""
     radius = max(np.sqrt(points.var(axis=0).mean()), np.finfo(np.float64).tiny)
     return Mixture(points, points.mean(axis=0)[None], np.array([radius]), np.ones((len(points), 1)))
 
 
 def _check_points(points: NDArray[np.float64], count: int) -> None:
-    """Refuse what has no mixture."""
+    """Raise for points that no mixture can be fitted to."""
     if points.ndim != 2 or not points.size:
         invalid("updates", points.shape, "a mixture is fitted to one vector per client, and to at least one client")
     if not np.isfinite(points).all():
@@ -131,27 +135,29 @@ def _check_points(points: NDArray[np.float64], count: int) -> None:
 
 
 PointsOf = Callable[[int], NDArray[np.float64]]
-"""The points that a mixture of so many components is fitted to."""
+"""count -> the points to which a mixture of `count` components is fitted."""
 COLUMNS = 1 << 20
-"""How many parameters are read at once, so that large models need no second copy of all updates."""
+"""Number of parameters read at once, so that large models need no second copy of all updates."""
 ROUNDING = 1e-6
-"""Differences below this share of what they are differences of are float32 rounding, not news of a client."""
+"""Differences below this share of their operands are float32 rounding, not information about a client."""
 
 
 def spanning_points(updates: NDArray[np.floating]) -> PointsOf:
-    """For m components the first m - 1 principal components, at least one, all in the unit of the updates."""
+    """Return, for m components, the first m - 1 principal components (at least one), in the unit of the updates."""
+    # The centres of m clusters span m - 1 dimensions. In the paper's plane distant clusters can fall together; further
+    # components are the clients' own noise, many times wider than the noise along the centres.
     scores = principal_scores(updates, components=max(1, len(updates) - 1))
     return lambda count: scores[:, : max(1, count - 1)]
 
 
 def in_the_plane(updates: NDArray[np.floating]) -> PointsOf:
-    """The same two scaled principal components for every number of components, as in the paper."""
+    """Return the same two scaled principal components for every count, as in the paper."""
     points = plane_points(updates)
     return lambda count: points
 
 
 def as_they_are(updates: NDArray[np.floating]) -> PointsOf:
-    """The raw updates for every number of components."""
+    """Return the raw updates for every count."""
     points = raw_points(updates)
     return lambda count: points
 
@@ -165,43 +171,46 @@ KINDS: dict[str, Callable[[NDArray[Any]], PointsOf]] = {
 
 
 def plane_points(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
-    """The first principal components of the updates, each scaled to [0, 1] over the clients.
+    """Return the first principal components of the updates, each scaled to [0, 1] over the clients.
 
-    Guarantees: the clients' inner products decide everything, so a rotation of the parameter space changes nothing;
-    a component in which all clients agree is zero for all.
+    Guarantees: the result depends on the clients' inner products only, so a rotation of the parameter space changes
+    nothing; a component in which all clients agree is zero for all.
     """
     return scale_columns(principal_scores(updates, components=components))
 
 
 def raw_points(updates: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The updates themselves. With far more parameters than clients any split looks well apart: compare, do not trust.
+    """Return the updates themselves. With far more parameters than clients any split looks well separated.
 
-    A component's radius is the noise of one coordinate, while the centre of n updates is off by sqrt(p / n) of it.
+    A component's radius is the noise of one coordinate, while the centre of n updates is off by sqrt(p / n) of it. Use
+    it for comparison only.
     """
     return np.asarray(updates, dtype=np.float64)
 
 
 def principal_scores(updates: NDArray[np.floating], *, components: int = 2) -> NDArray[np.float64]:
-    """Scores on the first principal components, from the clients' Gram matrix; signs make the largest score positive.
+    """Return scores on the first principal components; signs make the largest score positive.
 
     Guarantees: updates that differ by float32 rounding have score zero.
 
     >>> principal_scores(np.array([[0.0, 0.0], [3.0, 4.0]]), components=1).ravel().tolist()
     [-2.5, 2.5]
     """
+    # The Gram matrix is clients x clients: with few clients and millions of parameters that is far cheaper than an SVD.
     gram, size = _gram_matrix(updates)
     values, vectors = np.linalg.eigh(gram)
     first = np.argsort(values)[::-1][:components]
     scores = vectors[:, first] * np.sqrt(np.where(values[first] > ROUNDING**2 * size, values[first], 0))
+    # The tiny factor breaks ties by index, so that the sign does not depend on rounding.
     largest = np.argmax(np.abs(scores) * (1 + 1e-9 * np.arange(len(scores)))[:, None], axis=0)
     signed: NDArray[np.float64] = scores * np.where(scores[largest, np.arange(scores.shape[1])] < 0, -1.0, 1.0)
     return signed
 
 
 def scale_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each column from its least to its largest value onto [0, 1]; a constant column becomes zero.
+    """Scale each column from its smallest and largest value onto [0, 1]; a constant column becomes zero.
 
-    A column whose spread is rounding error of the largest column's is constant.
+    A column whose spread is rounding error of the largest column's spread is constant.
     """
     low, span = points.min(axis=0), np.ptp(points, axis=0)
     flat = span <= ROUNDING * span.max(initial=0.0)
@@ -210,7 +219,7 @@ def scale_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _gram_matrix(updates: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
-    """Inner products of the centred updates, summed over blocks of parameters, and the squares of the uncentred."""
+    """Return inner products of the centred updates, summed over blocks of parameters, and the uncentred squares."""
     total, size = np.zeros((len(updates), len(updates))), 0.0
     for begin in range(0, updates.shape[1], COLUMNS):
         block = np.asarray(updates[:, begin : begin + COLUMNS], dtype=np.float64)
@@ -224,16 +233,17 @@ MOST = 10
 
 
 def candidate_counts(clients: int) -> range:
-    """2, 3, ... up to ten, but two clients a cluster on average: fewer would call every client a cluster.
+    """Return 2, 3, ... up to ten, with at least two clients per cluster on average.
 
     >>> list(candidate_counts(21)), list(candidate_counts(6)), list(candidate_counts(3))
     ([2, 3, 4, 5, 6, 7, 8, 9, 10], [2, 3], [2])
     """
+    # Fewer clients per cluster would call every client a cluster of its own.
     return range(2, max(2, min(MOST, clients // 2)) + 1)
 
 
 def surest_mixture(points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None) -> Mixture:
-    """The mixture with the largest MSS over the candidate counts; of equals the one with fewest components.
+    """Return the mixture with the largest MSS over the candidate counts; among equals, the fewest components.
 
     Guarantees: equal points give one component. One component is never preferred to two, because its MSS has no
     meaning: a low MSS of the result says that there may be no clusters at all.
@@ -245,14 +255,14 @@ def surest_mixture(points_of: PointsOf, *, clients: int, seed: int, counts: Sequ
 def confidence_by_count(
     points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None
 ) -> dict[int, float]:
-    """Count -> MSS of its mixture: the curve whose peak is the answer (Fig. 10)."""
+    """Return count -> MSS of its mixture: the curve whose peak is the answer (Fig. 10)."""
     return {
         count: fit_mixture(points_of(count), count, seed=seed).mss for count in (counts or candidate_counts(clients))
     }
 
 
 def cluster_purity(found: Sequence[int], truth: Sequence[int]) -> float:
-    """The share of clients who are in the majority of the cluster that they were put into.
+    """Return the share of clients that belong to the majority of their cluster.
 
     >>> cluster_purity([0, 0, 1, 1], [5, 5, 5, 7])
     0.75
@@ -265,7 +275,7 @@ def cluster_purity(found: Sequence[int], truth: Sequence[int]) -> float:
 
 
 def same_clusters(found: Sequence[int], truth: Sequence[int]) -> bool:
-    """Whether both put the same clients together, whatever they call the clusters.
+    """Return whether both put the same clients together, under any names of the clusters.
 
     >>> same_clusters([2, 2, 0], [1, 1, 3]), same_clusters([2, 2, 2], [1, 1, 3])
     (True, False)

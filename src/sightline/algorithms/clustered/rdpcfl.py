@@ -1,4 +1,4 @@
-"""R-DPCFL: clusters found from full-batch first updates, soft while they are, then chosen in private, then frozen."""
+"""R-DPCFL: clusters found from full-batch first updates; drawn softly at first, then chosen privately, then frozen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,13 +46,14 @@ SEEDS = 2**31
 
 
 def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
-    """All who are there train from the common start, every step on the whole shard, and send the noisy result.
+    """Train all present clients from the common start, every step on the whole shard, and release the noisy results.
 
-    The rest is the server's own work on released values: a mixture, its posteriors, the switch round E_c, and cluster
-    models that start from the mean of the models of those likeliest to be in them.
+    The rest is the server's post-processing of released values: a mixture, its posteriors, the switch round E_c, and
+    cluster models that start from the mean of their likeliest members' models.
     """
     updates = r.train(cohort, state[START], whole_batch=True)
     steps = r.release_each(updates)
+    # A plan has no values to fit. It assumes what costs most: that there are clusters to choose from.
     mixture, curve = (
         (unseen_mixture(len(steps), settings), [])
         if r.rehearsal or not steps
@@ -78,23 +79,21 @@ def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> St
 
 
 def last_soft(mixture: Mixture, settings: Selecting) -> int:
-    """E_c, but early enough for all choices.
-
-    How many choices there are must not depend on what was released: their number is in the epsilon that is stated
-    (decision 0193).
-    """
+    """Return E_c, limited so that all choices fit into the run."""
+    # The number of choices must not depend on released values: it is part of the stated epsilon. Only their order may
+    # adapt, which composition of a fixed list covers.
     return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
 
 
 def unseen_mixture(clients: int, settings: Selecting) -> Mixture:
-    """Clusters of which nothing is known: what a plan takes for granted, so that every choice is counted."""
+    """Return a mixture without information; a plan uses it, so that every choice is counted."""
     count = settings.count or 2
     zeros = np.zeros((clients, 2))
     return Mixture(zeros, np.zeros((count, 2)), np.ones(count), np.full((clients, count), 1 / count))
 
 
 def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixture, list[tuple[int, float]]]:
-    """The mixture over the released updates, and the confidence of every count that was tried."""
+    """Return the mixture over the released updates, and the confidence of every count that was tried."""
     points_of = KINDS[settings.points](torch.stack([step.value for step in steps]).numpy())
     seed, clients = int(r.server_rng().integers(SEEDS)), len(steps)
     if settings.count is not None:
@@ -104,26 +103,26 @@ def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixtu
 
 
 def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
-    """Every client's chances; of one who was not there nothing is known, so all clusters are as likely."""
+    """Return every client's probabilities; uniform for a client that was absent."""
     chances = np.full((clients, mixture.count), 1 / mixture.count)
     chances[list(present)] = mixture.posteriors
     return chances
 
 
 def in_plane(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The first two columns, for drawing; a line is drawn with a second one of zeros."""
+    """Return the first two columns for drawing, with zeros as the second if there is one only."""
     return rows[:, :2] if rows.shape[1] > 1 else np.hstack([rows, np.zeros_like(rows)])
 
 
 def at_places(rows: np.ndarray[Any, Any], present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
-    """One row per client, NaN for those who were not there."""
+    """Return one row per client, NaN for absent clients."""
     found = np.full((clients, rows.shape[1]), np.nan)
     found[list(present)] = rows
     return found
 
 
 def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, int]) -> State:
-    """Clusters of the likeliest, each with the mean of its members' first models; one without members starts afresh."""
+    """Start each cluster from the mean of its likeliest members' first models; an empty one from the common start."""
     likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
     count = state[CONFIDENCE].value.shape[1]
     names = [cluster_name(m) for m in range(count)]
@@ -137,7 +136,7 @@ def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict
                 return weighted_mean(zip(here, values, strict=True), sizes, len(values[0]))
 
             means[cluster_name(m)] = state[START] + combine_public(mean, *(steps[n] for n in here))
-    # who is in a cluster follows from everybody's updates, so its model does, also one that nobody is in
+    # Who is in a cluster follows from all clients' updates, and so does its model, even if the cluster is empty.
     state = dict(state) | {name: with_sources_of(means.get(name, state[START]), likeliest) for name in names}
     show_models(
         state, r, [frozenset(members) for members in members_of(state)], "after round one", also=frozenset({PUBLIC})
@@ -146,7 +145,7 @@ def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict
 
 
 def mixture_metadata(state: State) -> dict[str, Any]:
-    """What the report draws: released updates as points, components, confidences, scores."""
+    """Return what the report draws: released updates as points, components, confidences, scores."""
     mss, mpo, last_drawn, dimensions = state[SCORES].value.tolist()
     return {
         "mss": mss,
@@ -163,8 +162,7 @@ def mixture_metadata(state: State) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RDPCFL(Selecting):
-    """Settings of R-DPCFL: the mixture is fitted to as many principal components of the updates as its centres span, to
-    the paper's two, or to the updates as they are."""
+    """Settings of R-DPCFL: `points` are as many principal components as the centres span, two, or raw updates."""
 
     points: str = "spanning"
 
@@ -175,12 +173,12 @@ class RDPCFL(Selecting):
 
 
 def init_state(start: Public, clients: range, settings: RDPCFL) -> State:
-    """One model for everybody until there are clusters."""
+    """Return one model for all clients until there are clusters."""
     return {START: start}
 
 
 def run_round(state: State, r: Round, settings: RDPCFL) -> State:
-    """Round one finds the clusters; in every later one clients train in theirs."""
+    """Find the clusters in round one; afterwards train clients in theirs."""
     if SCORES not in state:
         everyone = r.everyone()
         return run_first_round(state, r, everyone, settings) if everyone.members else state
@@ -189,14 +187,14 @@ def run_round(state: State, r: Round, settings: RDPCFL) -> State:
 
 
 def place_clients(state: State, r: Round, settings: RDPCFL) -> State:
-    """Where everybody is in this round: up to E_c drawn afresh from the posteriors, then chosen, then frozen."""
+    """Place clients for this round: up to E_c drawn from the posteriors, then chosen, then frozen."""
     choices = settings.selection_rounds or 0
     last_drawn = int(state[SCORES].value[2])
     if r.time <= last_drawn:
         return moved_to(state, r, draw_clusters(r, state[CONFIDENCE]), "drawn")
     if r.time <= last_drawn + choices and settings.count != 1:  # also when one was found: see `last_soft`
-        # everybody, also who does not train now: when the choices begin was computed from released values, so if only
-        # the cohort chose, how many choices a client makes would depend on them too
+        # All clients choose, also those that do not train now. When the choices begin was computed from released
+        # values: if only the cohort chose, the number of a client's choices would depend on them too.
         return moved_to(state, r, choose_clusters(state, r, r.everyone(), settings.epsilon()), "chosen")
     if choices == 0:
         likeliest = combine_public(lambda rows: rows.argmax(1).float(), state[CONFIDENCE])
@@ -205,12 +203,12 @@ def place_clients(state: State, r: Round, settings: RDPCFL) -> State:
 
 
 def mixture_state(state: State) -> ClusterState | None:
-    """Who is where, and what the mixture of the first round looks like."""
+    """Return who is in which cluster, and the mixture of the first round."""
     return cluster_training.cluster_state(state, mixture_metadata(state) if SCORES in state else None)
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse what has no full batch, or no release of each client's own."""
+    """Raise `Refused` for settings without a full batch, own releases of each client, or a proof."""
     refuse_trusted_server("rdpcfl", experiment)
     refuse_no_answers("rdpcfl", experiment)
     if experiment.privacy.stop_at_epsilon is not None:

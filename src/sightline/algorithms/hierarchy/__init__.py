@@ -1,1 +1,1 @@
-"""Hierarchies: H2FDP and its baselines, and adaptive control."""
+"""Hierarchical algorithms: H2FDP with its baselines, and adaptive control."""

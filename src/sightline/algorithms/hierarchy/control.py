@@ -26,17 +26,18 @@ from sightline.mechanisms import LocalSchedule, Public
 
 
 def participation_rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
-    """Participation by channel: so many devices of every subnet in the mean, nowhere more often than planned."""
+    """Return the participation rate of each channel for these numbers of devices per subnet, capped at the plan's."""
     wanted = {True: trusted, False: untrusted}
     asked = {}
     for channel in (*r.channels, *r.gathers):
         subnets = sum(set(edge.members) <= set(channel.members) for edge in r.channels)
+        # Never above the planned rate: releases claim the planned rate's event, which dominates lower rates only.
         asked[channel.name] = min(r.most_often(channel), subnets * wanted[channel.trusted] / len(channel.members))
     return asked
 
 
 def price_interval(r: Round, aggregations: int) -> Prospects:
-    """Energy and delay of an interval: every local aggregation gathers once, and the edges send up once."""
+    """Return energy and delay of an interval: each local aggregation gathers once, and the edges send up once."""
 
     def cost(trusted: int, untrusted: int) -> tuple[float, float]:
         gathering, lifting = r.price_rates(participation_rates(r, trusted, untrusted))
@@ -49,7 +50,7 @@ def price_interval(r: Round, aggregations: int) -> Prospects:
 
 
 def with_noise(costs: Prospects, r: Round) -> Prospects:
-    """The same with term (b) of Theorem 4.3: sum_c share_c^2 z_c^2 / s_c^2 where the edge is trusted, else / s_c."""
+    """Return the prospects with term (b) of Theorem 4.3: sum_c share_c^2 z_c^2 / s_c^2, / s_c for an untrusted edge."""
     shares = dict(zip((c.name for c in r.channels), r.channel_shares(r.channels), strict=True))
 
     def noise(trusted: int, untrusted: int) -> tuple[float]:
@@ -66,7 +67,7 @@ def with_noise(costs: Prospects, r: Round) -> Prospects:
 
 
 def most_devices(r: Round, *, trusted: bool) -> int:
-    """The largest number of devices that any of these subnets may ask; zero where there are none."""
+    """Return the largest number of devices that any of these subnets may ask; zero without such subnets."""
     found = [r.most_often(c) * len(c.members) for c in r.channels if c.trusted is trusted]
     return max(1, math.floor(max(found) + 1e-9)) if found else 0
 
@@ -74,29 +75,31 @@ def most_devices(r: Round, *, trusted: bool) -> int:
 def cost_table(
     rows: tuple[int, ...], columns: tuple[int, ...], value: Callable[[int, int], tuple[float, ...]]
 ) -> Floats:
-    """What every pair of a row and a column costs: one entry per row, column and part of the cost."""
+    """Return the cost of every pair of a row and a column: one entry per row, column and part of the cost."""
     return np.array([[value(row, column) for column in columns] for row in rows])
 
 
 CLEAR = 3.0
-"""A squared length counts when it is so many standard deviations of its noise above it."""
+"""A squared length counts if it exceeds its noise by this many standard deviations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """A gradient that was read off a release: minus the mean update by (learning rate x steps), and its noise."""
+    """A gradient read off a release: minus the mean update over (learning rate x steps), and its noise."""
 
+    # The paper estimates from raw gradients, which no party that decides may see. Releasing them would cost privacy,
+    # and a public decision would carry them on. Reading released means costs nothing.
     value: Tensor
     variance: float
-    """Of the privacy noise in one coordinate."""
+    """Variance of the privacy noise in one coordinate."""
 
     def minus(self, other: "Slope") -> "Slope":
-        """The difference of two whose noises are independent."""
+        """Return the difference of two slopes with independent noises."""
         return Slope(self.value - other.value, self.variance + other.variance)
 
     @property
     def square(self) -> float:
-        """The squared length without the noise's part; zero where it does not stand out."""
+        """The squared length without the noise's share; zero if it does not stand out from the noise."""
         dimension = self.value.numel()
         seen = float(self.value.double().square().sum())
         left = seen - dimension * self.variance
@@ -105,13 +108,13 @@ class Slope:
 
 
 def slope_of(mean: ChannelMean) -> Slope:
-    """The gradient behind one release."""
+    """Return the gradient behind one release."""
     reach = max(mean.reach, 1e-30)
     return Slope(mean.value.value / -reach, (mean.noise_std / reach) ** 2)
 
 
 def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
-    """The weighted mean of independent slopes."""
+    """Return the weighted mean of independent slopes."""
     value = torch.zeros_like(slopes[0].value)
     for one, share in zip(slopes, shares, strict=True):
         value = value.add(one.value, alpha=share)
@@ -119,19 +122,19 @@ def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
 
 
 def of_round(gatherings: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
-    """The global gradient of a round: the mean over its gatherings, each by the shares of its channels."""
+    """Return the global gradient of a round: the mean over its gatherings, weighted by channel shares."""
     found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(gatherings, shares, strict=True)]
     return mean_slope(found, [1 / len(found)] * len(found))
 
 
 def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
-    """|g - g'| / |w - w'|: the secant, a lower estimate of beta; zero where noise covers it."""
+    """Return |g - g'| / |w - w'|, the secant, a lower estimate of beta; zero if noise covers it."""
     distance = float(move.double().square().sum())
     return math.sqrt(now.minus(before).square / distance) if distance > 0 else 0.0
 
 
 def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]) -> float:
-    """zeta: the root of the mean squared distance of the channels' gradients from the global one."""
+    """Return zeta: the root mean squared distance of the channels' gradients from the global one."""
     channels = list(map(slope_of, gathering))
     found = []
     for place in range(len(channels)):
@@ -141,7 +144,7 @@ def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]
 
 
 def sgd_noise(gatherings: Sequence[Sequence[ChannelMean]]) -> float:
-    """sigma: how much a subnet's gradient changes from one gathering of a round to the next; needs two gatherings.
+    """Return sigma: how much a subnet's gradient changes between gatherings of a round; needs two gatherings.
 
     An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
     """
@@ -169,15 +172,16 @@ class Progress:
     steps_done: float
     beta: float
     variance: float = 0.0
-    """Of the noise in a coordinate of the last gradient."""
+    """Variance of the noise in a coordinate of the last gradient."""
 
     @classmethod
     def read(cls, state: State, beta: float) -> "Progress":
-        """From the state; before the first round nothing is done."""
+        """Read the progress from the state; zero steps before the first round."""
         return cls(*state[PREFIX].value.tolist()) if PREFIX in state else cls(0.0, beta)
 
     def to_vector(self, sources: frozenset[int]) -> Public:
-        """As a vector that a checkpoint can keep: in single precision from the start, so that resuming is exact."""
+        """Return the progress as a vector that a checkpoint can keep."""
+        # Single precision from the start, so that a resumed run computes with the same numbers.
         return Public(torch.tensor([self.steps_done, self.beta, self.variance]), sources)
 
 
@@ -187,10 +191,10 @@ def largest_gamma(tau: float, rounds: int, smoothness: float) -> float:
 
 
 def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:
-    """The algorithm with its pace chosen before every round.
+    """Return the algorithm with its pace chosen before every round.
 
-    Guarantees: choices depend on released values and public facts only; nobody takes part more often, no interval is
-    longer and there are no more intervals than the noise was calibrated for.
+    Guarantees: choices depend on released values and public facts only; participation, the length of an interval and
+    the number of intervals never exceed what the noise was calibrated for.
     """
     check_control(experiment, base, control)
     tau, rounds = int(experiment.local.steps or 1), experiment.rounds
@@ -202,6 +206,8 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
         known = Progress.read(state, first)
         aggregations = base.aggregations(settings, tau)
         left = max(1, total - int(known.steps_done))
+        # Lengths and rates follow public costs and noise alone; estimates from released values only ever shorten the
+        # step. So when the run ends, and how often a client is asked, does not depend on private data.
         taus = candidate_intervals(
             left=left, rounds_left=rounds - r.time + 1, tau_max=control.tau_max, aggregations=aggregations
         )
@@ -209,6 +215,7 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
             tables.append(price_interval(r, aggregations))
         here = with_noise(tables[0], r)
         choice = search_choice(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
+        # The noise multiplier stays z: the noise is z times the sensitivity eta m G of the chosen steps.
         gamma = min(experiment.local.learning_rate, largest_gamma(choice.tau, rounds, known.beta))
         r.set_pace(
             LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)),
@@ -230,7 +237,7 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
 
 
 def note_decision(r: Round, choice: Choice, gamma: float) -> None:
-    """Write the decision into the round's metrics: everything in it is public."""
+    """Write the decision into the round's metrics; all of it is public."""
     r.note_metrics(
         tau=choice.tau,
         devices_trusted=choice.trusted,
@@ -243,7 +250,7 @@ def note_decision(r: Round, choice: Choice, gamma: float) -> None:
 
 
 def update_control(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
-    """The next state of control: steps done, the gradient that the round's releases show, and where it was taken."""
+    """Return the next state of control: steps done, the gradient read off the releases, and its point."""
     start = base.models(state, r.clients)
     if not r.heard or not isinstance(start, Public):
         return {PREFIX: now.to_vector(frozenset())}
@@ -253,6 +260,8 @@ def update_control(state: State, r: Round, base: Algorithm, now: Progress, contr
     zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
     r.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
+    # The choice of the next round depends on these releases. The public model is computed from them as well, so every
+    # observer of the choice is already charged for them.
     sources = start.sources.union(*(mean.value.sources for gathering in r.heard for mean in gathering))
     return {
         PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
@@ -262,7 +271,7 @@ def update_control(state: State, r: Round, base: Algorithm, now: Progress, contr
 
 
 def secant_smoothness(state: State, slope: Slope, start: Public, now: Progress) -> float:
-    """The smoothness between this round's start and the last one's; zero in the first round."""
+    """Return the smoothness between this round's start and the last one's; zero in the first round."""
     if GRADIENT not in state:
         return 0.0
     before = Slope(state[GRADIENT].value, now.variance)

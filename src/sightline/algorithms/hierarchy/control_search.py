@@ -1,4 +1,4 @@
-"""The choice of Section 5.2 by line search, and the settings of `algorithm.control` that weigh it."""
+"""Search for interval, participation and step size (Section 5.2), and the settings of `algorithm.control`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from sightline.errors import did_you_mean, invalid, refuse
 Floats = NDArray[np.float64]
 
 MOST_CANDIDATES = 24
-"""More participation numbers than these are not tried: from 1 to the largest they then grow geometrically."""
+"""Largest number of participation counts to try; above it they grow geometrically from 1 to the largest."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Prospects:
-    """One interval at every pair (devices per trusted subnet, devices per untrusted subnet): rows by columns.
+    """Costs of one interval for every pair (devices per trusted subnet, devices per untrusted subnet).
 
-    The last row and column are full participation, to which all terms are compared.
+    Rows are trusted, columns untrusted counts. Full participation (last row and column) is the reference of all terms.
     """
 
     trusted: tuple[int, ...]
     untrusted: tuple[int, ...]
     energy: Floats
-    """Joule of an interval, whatever its length."""
+    """Joule of an interval of any length."""
     delay: Floats
     """Seconds of an interval."""
     noise: Floats
@@ -46,7 +46,7 @@ class Prospects:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the search chose, and the three terms of the objective there."""
+    """The result of the search, and the three terms of the objective there."""
 
     tau: int
     trusted: int
@@ -57,19 +57,19 @@ class Choice:
 
     @property
     def objective(self) -> float:
-        """The weighted sum that was made least."""
+        """The minimised weighted sum."""
         return self.energy + self.delay + self.accuracy
 
 
 def search_choice(
     prospects: Prospects, weights: Weights, *, left: int, taus: Iterable[int], planned_tau: int, planned_steps: int
 ) -> Choice:
-    r"""The (tau, s, s') with the least a1 (left / tau) E(s) + a2 (left / tau) D(s) + a3 tau nu(s).
+    """Return the (tau, s, s') that minimises a1 (left / tau) E(s) + a2 (left / tau) D(s) + a3 tau nu(s).
 
-    Every term is divided by what the plan would cost (`planned_steps` in intervals of `planned_tau`, everybody taking
-    part): phi of the paper, for all three, so that weights of 1 mean equal importance whatever the units.
+    Every term is divided by the cost of the plan (`planned_steps` in intervals of `planned_tau`, full participation):
+    phi of the paper, for all three, so that weights of 1 mean equal importance in any units.
 
-    Guarantees: no candidate has a smaller objective; of equal ones the shortest interval with the fewest devices.
+    Guarantees: no candidate has a smaller objective; among equals, the shortest interval with the fewest devices.
     """
     e, d, n = (relative_to_full(table) for table in (prospects.energy, prospects.delay, prospects.noise))
     best: tuple[float, Choice] | None = None
@@ -88,13 +88,13 @@ def search_choice(
 
 
 def relative_to_full(table: Floats) -> Floats:
-    """By the value of full participation; a cost that is nothing there is nothing anywhere."""
+    """Divide by the value at full participation; a cost that is zero there is zero everywhere."""
     whole = float(table[-1, -1])
     return table / whole if whole > 0 else np.zeros_like(table)
 
 
 def candidate_counts(most: int) -> tuple[int, ...]:
-    """Participation numbers to try: 1 .. most, thinned when there are many; (0,) where there is nobody to ask.
+    """Return participation counts to try: 1 .. most, thinned if there are many; (0,) if there are no devices.
 
     >>> candidate_counts(5), candidate_counts(0), len(candidate_counts(1000)), candidate_counts(1000)[-1]
     ((1, 2, 3, 4, 5), (0,), 22, 1000)
@@ -106,14 +106,15 @@ def candidate_counts(most: int) -> tuple[int, ...]:
 
 
 def candidate_intervals(*, left: int, rounds_left: int, tau_max: int, aggregations: int) -> Sequence[int]:
-    """The lengths tau to choose from: multiples of the number of local aggregations, up to tau_max and what is left.
+    """Return the lengths tau to choose from: multiples of the local aggregations, up to tau_max and the steps left.
 
-    Never so short that the steps that are left would need more intervals than the noise was calibrated for.
+    Never so short that the remaining steps would need more intervals than the noise was calibrated for.
 
     >>> list(candidate_intervals(left=100, rounds_left=10, tau_max=40, aggregations=4))
     [12, 16, 20, 24, 28, 32, 36, 40]
     """
     most = max(aggregations, min(tau_max, -(-left // aggregations) * aggregations))
+    # The paper's (34) has no such lower bound and can need more intervals than its noise was computed for.
     needed = -(-left // max(1, rounds_left))
     found = [tau for tau in range(aggregations, most + 1, aggregations) if tau >= needed]
     return found or [most - most % aggregations or aggregations]
@@ -125,18 +126,19 @@ EXAMPLE = "e.g. control = {energy = 1, delay = 1, accuracy = 1, tau_max = 40}"
 
 @dataclass(frozen=True)
 class Control:
-    """Adaptive control of Section 5: weights of the three aims, and limits."""
+    """Settings of adaptive control (Section 5): weights of the three aims, and limits."""
 
     weights: Weights
     tau_max: int
+    # With the noise of epsilon = 1 estimates rarely stand out, so the default is derived from the learning rate.
     smoothness: float | None = None
     """beta as given; None: the one for which the experiment's learning rate is the largest that Theorem 4.3 allows."""
     estimated: bool = False
-    """Whether beta follows the estimates of the run, upwards only."""
+    """Whether beta follows the run's estimates, upwards only."""
 
     @classmethod
     def read(cls, given: Any) -> "Control":
-        """From the experiment file."""
+        """Read the settings from the experiment file. Raise for unknown keys and values out of range."""
         if not isinstance(given, Mapping):
             invalid("algorithm.control", given, "is a table", EXAMPLE)
         for key, value in given.items():
@@ -164,7 +166,7 @@ def _read_weight(key: str, value: Any) -> float:
 
 
 def check_control(experiment: Experiment, algorithm: Algorithm, control: Control) -> None:
-    """Refuse what control has no choice over, or no guarantee with."""
+    """Raise for experiments in which control has nothing to choose, or no guarantee."""
     name, scheme, steps = "algorithm.control", experiment.sampling.clients.scheme, experiment.local.steps
     if experiment.topology.kind != "tree":
         law = "control chooses between trusted and untrusted subnets"
@@ -183,6 +185,7 @@ def check_control(experiment: Experiment, algorithm: Algorithm, control: Control
             "the accuracy that control weighs is what the privacy noise takes; without noise nothing balances the costs"
         )
         refuse(name, 'unit = "none"', law, "remove control, or add privacy")
+    # A thinned Poisson cohort is dominated by the planned one. Fixed cohorts and schedules have no such order.
     if scheme not in ("full", "poisson"):
         law = f"a smaller {scheme} cohort is not dominated by the planned one"
         refuse(name, f'scheme = "{scheme}"', law, 'use sampling.clients.scheme = "full" or "poisson"')

@@ -1,4 +1,4 @@
-"""H2FDP: noise where trust ends in a hierarchy (Lin and Brinton, Algorithm 1), and what it is compared with."""
+"""H2FDP: noise where trust ends in a hierarchy (Lin and Brinton, Algorithm 1), and its baselines."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,12 +32,14 @@ class H2FDP:
 
 
 def init_state(start: Public, clients: range, settings: H2FDP) -> State:
-    """Line 1: one global model, sent to every device."""
+    """Line 1: return one global model, sent to every device."""
     return {"model": start}
 
 
 def run_round(state: State, r: Round, settings: H2FDP) -> State:
-    """Lines 5-28: one interval of tau steps in K_l segments, each released once; the last one goes up to the cloud."""
+    """Lines 5-28: run one interval of tau steps in K_l segments, each released once; the last goes to the cloud."""
+    # The number of segments follows the planned steps, not the chosen pace: a round makes the same releases at any
+    # pace.
     segments = segments_of(settings, r.planned.steps or 1)
     work = plan_segment(r, settings, segments)
     models = [state["model"]] * len(r.channels)
@@ -50,13 +52,13 @@ def run_round(state: State, r: Round, settings: H2FDP) -> State:
 
 
 def segments_of(settings: H2FDP, steps: int) -> int:
-    """K_l + 1: how often an interval of so many planned steps gathers, the last time for the cloud."""
+    """Return K_l + 1: how often an interval of `steps` planned steps gathers, the last time for the cloud."""
     return steps // settings.local_aggregation
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The m steps between two aggregations: how devices work, and how far that can carry them."""
+    """The m steps between two aggregations: how devices work, and how far that can move them."""
 
     steps: int
     learning_rate: float
@@ -64,12 +66,12 @@ class Segment:
     """Fields of the local task."""
 
     def of(self, channels: tuple[Channel, ...]) -> tuple[Channel, ...]:
-        """The channels with eta m G as the norm of what each device sends; the noise follows it."""
+        """Return the channels with eta m G as the norm of what each device sends; the noise scales with it."""
         return tuple(replace(c, clip_factor=c.clip_factor * self.learning_rate * self.steps) for c in channels)
 
 
 def plan_segment(r: Round, settings: H2FDP, segments: int) -> Segment:
-    """tau_k / K_l steps of size eta_k = gamma / sqrt(k + 1), each gradient scaled onto the ball of radius G."""
+    """Return tau_k / K_l steps of size eta_k = gamma / sqrt(k + 1), each gradient scaled onto the ball of radius G."""
     steps, most = (max(1, (tau or 1) // segments) for tau in (r.pace.steps, r.most_steps))
     eta = (r.pace.learning_rate or 1.0) * SCHEDULES[settings.schedule](r.time - 1)
     asked: dict[str, Any] = {"steps": steps, "most_steps": most, "learning_rate": eta}
@@ -77,19 +79,20 @@ def plan_segment(r: Round, settings: H2FDP, segments: int) -> Segment:
 
 
 def draw_cohort(r: Round) -> Cohort:
-    """Who takes part in a segment, drawn afresh for every edge."""
+    """Draw the participants of a segment, separately for every edge."""
+    # Fresh draws per segment: the event of a segment assumes draws that are independent of earlier ones.
     return Cohort(tuple(sorted(n for channel in r.channels for n in r.sample(channel).members)))
 
 
 def start_models(channels: tuple[Channel, ...], models: list[Public]) -> dict[int, Public]:
-    """Every device goes on from its edge's model."""
+    """Return every device's start: its edge's model."""
     return {n: model for channel, model in zip(channels, models, strict=True) for n in channel.members}
 
 
 def global_model(r: Round, work: Segment, models: list[Public], updates: Updates) -> Public:
-    """The cloud's mean of the edges' models and of the last segment, which is noised where trust ends on the way up.
+    """Return the cloud's mean of the edges' models and of the last segment, noised where trust ends on the way up.
 
-    The cloud is sent every edge's part by itself; being made of the same releases, the parts tell no more.
+    The cloud receives every edge's part by itself; the parts come from the same releases, so they reveal no more.
     """
     steps = r.release_means(share_training(updates, work.of(r.gathers)))
     return r.publish(
@@ -98,12 +101,12 @@ def global_model(r: Round, work: Segment, models: list[Public], updates: Updates
 
 
 def current_models(state: State, clients: range) -> Public:
-    """The global model."""
+    """Return the global model."""
     return state["model"]
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Refuse what breaks the bound eta m G on a segment, or leaves an edge's word to its devices without noise."""
+    """Raise for settings that break the bound eta m G on a segment, or the count of releases per round."""
     name, local = experiment.algorithm.name, experiment.local
     every = experiment.algorithm.settings.get("local_aggregation", H2FDP.local_aggregation)
     if local.steps is None:
@@ -127,7 +130,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_private(experiment: Experiment) -> None:
-    """The same for private runs only."""
+    """Raise `Refused` for settings that break the bound in private runs."""
     name, privacy = experiment.algorithm.name, experiment.privacy
     if experiment.local.momentum:
         law = "momentum carries a gradient into steps after its segment, beyond eta m G"
@@ -135,6 +138,7 @@ def check_private(experiment: Experiment) -> None:
     if experiment.local.adaptive:
         law = "its steps are not gradients of at most the clip norm, and a segment's sum of them not at most eta m G"
         refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
+    # Refused instead of silently becoming where = "edge": the user has to name the place of the noise.
     if privacy.place == "server":
         law = "edges publish to their devices between global rounds, before the cloud could add noise"
         refuse("privacy.where", "server", law, 'use where = "edge" with trusted edges')
@@ -165,7 +169,7 @@ ALGORITHM = Algorithm(
 
 
 def check_hfl(experiment: Experiment) -> None:
-    """HFL is H2FDP without privacy."""
+    """Check HFL: H2FDP without privacy."""
     check_experiment(experiment)
     if experiment.privacy.unit != "none":
         law = "hfl is hierarchical averaging without privacy"
@@ -173,13 +177,13 @@ def check_hfl(experiment: Experiment) -> None:
 
 
 def check_hfl_dp(experiment: Experiment) -> None:
-    """HFL-DP is H2FDP in which nobody is trusted."""
+    """Check HFL-DP: H2FDP in which no server is trusted."""
     _check_local(experiment)
     check_experiment(experiment)
 
 
 def check_pedpfl(experiment: Experiment) -> None:
-    """PEDPFL is HFL-DP with all devices in one subnet, or around one server."""
+    """Check PEDPFL: HFL-DP with all devices in one subnet, or around one server."""
     check_hfl_dp(experiment)
     topology = experiment.topology
     given = topology.settings
