@@ -115,7 +115,7 @@ def _(event: Poisson) -> dict[Event, int]:
 def _(event: Pooled) -> dict[Event, int]:
     inner = simplify_event(event.event)
     # Only Gaussian noises add up to more; the factor below covers the rounding of the square root.
-    if event.noises == 1 or not isinstance(inner, Gaussian):  # noises of another kind do not add up to more
+    if event.noises == 1 or not isinstance(inner, Gaussian):
         return parts_of(inner)
     return {Gaussian(inner.noise_multiplier * math.sqrt(event.noises) * (1 - 1e-12)): 1}
 
@@ -124,7 +124,7 @@ def _(event: Pooled) -> dict[Event, int]:
 def _(event: PooledDraws) -> dict[Event, int]:
     inner = simplify_event(event.event)
     # Without Gaussians neither the noises nor the public draws reduce the cost.
-    if not isinstance(inner, Gaussian):  # noises of another kind do not add up to more; the draws are no secret
+    if not isinstance(inner, Gaussian):
         return parts_of(inner)
     if event.rate == 1:
         return parts_of(Pooled(event.others + 1, inner))

@@ -270,7 +270,8 @@ class Backward:
     @cached_property
     def shift(self) -> float:
         """Return the shift at which the largest value of one draw is least."""
-        from scipy.optimize import minimize_scalar  # slow to load, and most of accounting does without
+        # Slow to load, and most of accounting does not need it.
+        from scipy.optimize import minimize_scalar
 
         found = minimize_scalar(lambda log: self.log_range(math.exp(log)), bounds=(-12.0, 4.0), method="bounded")
         return math.exp(float(found.x))

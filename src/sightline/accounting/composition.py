@@ -217,7 +217,8 @@ class Composed:
         sign = -1.0 if lower else 1.0
         tilted = np.maximum(np.maximum(self.tilted, 0.0) + sign * self.rounding, 0.0)
         exponent = self.log_scale - self.order * self.start - (self.order * self.step) * index
-        mass = tilted * np.exp(np.minimum(exponent, 700.0))  # masses are at most one: what is above is rounding
+        # Masses are at most one: a larger exponent is rounding.
+        mass = tilted * np.exp(np.minimum(exponent, 700.0))
         above = np.cumsum(mass[::-1] * (1 + sign * self.slack))
         gains = -math.expm1(-self.step) * np.append(0.0, above[:-1])
         delta = decay_and_add(gains, math.exp(-self.step))

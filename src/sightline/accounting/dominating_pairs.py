@@ -376,7 +376,8 @@ def inner_gaussian(event: PooledDraws) -> Gaussian:
 
 def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
     """Return (probability, noise multiplier) for every number of other drawn clients, given a drawn subject."""
-    from scipy import stats  # slow to load, and nothing else here needs it
+    # Slow to load, and nothing else here needs it.
+    from scipy import stats
 
     z, drawn = check_noise(inner_gaussian(event)), stats.binom(event.others, event.rate)
     low, high = int(drawn.ppf(1e-22)), int(drawn.isf(1e-22))
@@ -399,7 +400,8 @@ def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
         masses.append(event.rate * chance * law.mass)
         zero, infinite = zero + event.rate * chance * law.zero, infinite + event.rate * chance * law.infinite
     lowest = min(float(loss[0]) for loss in losses)
-    losses.append(np.array([-step * math.ceil(-lowest / step)]))  # a lattice from there has a point at L = 1
+    # A massless point: a lattice that starts there has a point at L = 1.
+    losses.append(np.array([-step * math.ceil(-lowest / step)]))
     masses.append(np.zeros(1))
     order = np.argsort(loss := np.concatenate(losses), kind="stable")
     return Points(loss[order], np.concatenate(masses)[order], zero, infinite)

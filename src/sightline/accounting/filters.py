@@ -134,7 +134,8 @@ def bound_delta_curve(counts: Composition, least: float) -> DeltaCurve | None:
         return None
     epsilons = np.linspace(0.0, 1.0, POINTS) ** 1.5 * max(top, 1e-9) * (1 + 1e-9)
     deltas = np.where(epsilons >= summed_epsilon(counts), 0.0, 1.0)
-    deltas[-1] = min(deltas[-1], least)  # what `epsilon` says
+    # `epsilon` proved this delta at the last point.
+    deltas[-1] = min(deltas[-1], least)
     steps = np.geomspace(ANCHORS[-1], least, max(2, math.ceil(-math.log10(least) / 2)))
     anchors = (*ANCHORS, *(float(step) for step in steps[1:]))
     law = False

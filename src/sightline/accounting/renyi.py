@@ -316,7 +316,7 @@ def gaussian_renyi_epsilon(precision: float, delta: float) -> float:
     """Return the least epsilon for Gaussians alone, whose moments are known at every real order."""
     best = math.sqrt(2 * math.log(1 / delta) / precision)
     # `above` is the order minus one, which may be far below one.
-    above = best * np.geomspace(0.1, 2.0, 4001)  # the order less one, which may be far below one
+    above = best * np.geomspace(0.1, 2.0, 4001)
     epsilon = (1 + above) * precision / 2 - (np.log1p(above) + math.log(delta)) / above + np.log(above / (1 + above))
     return max(0.0, float(np.min(epsilon)))
 

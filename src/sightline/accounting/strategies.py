@@ -361,7 +361,8 @@ def divide_by_strategy(strategy: Strategy, column: Array) -> Array:
 
 def divide_series(column: Array, top: Array, bottom: Array) -> Array:
     """Return the power series column / (top / bottom), up to the length of the column."""
-    from scipy.signal import lfilter  # slow to load, and most of accounting does without
+    # Slow to load, and most of accounting does not need it.
+    from scipy.signal import lfilter
 
     return np.asarray(lfilter(bottom, top, column))
 
@@ -424,7 +425,8 @@ def weigh_coefficients(
     """Return log(sens^2 mean error) of a banded strategy, and its derivatives by the coefficients."""
     moved = sum_columns(coefficients, steps, separation, columns)
     squared = float(moved @ moved)
-    left = np.arange(steps, 0, -1) / steps  # how many of the rows a coefficient of beta is in
+    # The share of rows that each coefficient of beta is in.
+    left = np.arange(steps, 0, -1) / steps
     beta = divide_series(workload, coefficients, np.ones(1))
     again = divide_series(beta, coefficients, np.ones(1))
     error = float(left @ beta**2)
@@ -459,10 +461,12 @@ def find_buffers(steps: int, separation: int, uses: int, column: Array) -> Strat
     # Costs are compared after rounding, so that every processor picks the same start.
     weights, decays = free_buffers(min(tried, key=lambda one: round(one[0], 9))[1])
     pairs = sorted(zip(decays, weights, strict=True), reverse=True)
-    if pairs[0][0] - pairs[1][0] < SAME_DECAY:  # which of the two has how much weight is then chance
+    # How the weight is divided between equal decays is arbitrary, so the two become one buffer.
+    if pairs[0][0] - pairs[1][0] < SAME_DECAY:
         total = pairs[0][1] + pairs[1][1]
         pairs = [(sum(decay * weight for decay, weight in pairs) / total, total)]
-    kept = [math.floor(weight * 10**DECIMALS) / 10**DECIMALS for _, weight in pairs]  # together still at most 1
+    # Rounded down, so that the sum stays at most 1.
+    kept = [math.floor(weight * 10**DECIMALS) / 10**DECIMALS for _, weight in pairs]
     return make_buffers(kept, [round(decay, DECIMALS) for decay, _ in pairs], steps=steps)
 
 
@@ -487,7 +491,8 @@ def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], star
     """
     given = isinstance(cost(start), tuple)
     options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
-    from scipy.optimize import minimize  # slow to load, and most schemes have closed forms
+    # Slow to load, and most schemes have closed forms.
+    from scipy.optimize import minimize
 
     found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)

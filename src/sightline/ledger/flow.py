@@ -78,7 +78,8 @@ class View:
         self._read = 0
         self._charges: Counter[tuple[Parties, Event]] = Counter()
         self._joint: set[tuple[str, Parties, Event]] = set()
-        self._before: View | None = None  # the view that this one previews
+        # The view that this one previews.
+        self._before: View | None = None
 
     def update(self) -> "View":
         """Process the releases added since the last call."""

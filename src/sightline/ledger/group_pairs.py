@@ -333,7 +333,8 @@ def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
     for rows in pairs.subject_chunks():
         counts, allowed = pairs.release_counts(rows), pairs.allowed_pairs(threat, rows)
         anybody = allowed.any(1)
-        if len(pairs.events) == 1:  # epsilon grows with the count: only the largest of each row is needed
+        # Epsilon grows with the count: only the largest of each row is needed.
+        if len(pairs.events) == 1:
             counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
             found = _evaluate_counts(pairs, counts, costing, known)[:, 0]
         else:

@@ -240,7 +240,7 @@ def gaussian_of(event: Event) -> tuple[float, float]:
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return event.event.noise_multiplier, event.rate
     # A fixed cohort does not hide bridging workers, so no amplification is claimed for them.
-    if isinstance(event, FixedCohort):  # bridging workers are not hidden in it
+    if isinstance(event, FixedCohort):
         return gaussian_of(event.event)
     if isinstance(event, Gaussian):
         return event.noise_multiplier, 1.0
@@ -252,7 +252,8 @@ def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], c
     bounds = Bottleneck(pairs)
     found = epsilon.copy()
     for subject, observer in np.argwhere(~np.isnan(epsilon) & (releases > 0)):
-        if (bounds.member[subject] & ~bounds.member[observer]).any():  # else every release is seen as it is
+        # Otherwise the observer sees every release itself, and the flow count is already tight.
+        if (bounds.member[subject] & ~bounds.member[observer]).any():
             bound = bounds.epsilon(int(subject), int(observer), costing)
             found[subject, observer] = min(found[subject, observer], bound)
     return found

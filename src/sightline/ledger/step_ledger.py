@@ -84,7 +84,7 @@ class StepLedger:
         """Find the event of the steps in the file. Raises unless all rows are steps of this kind, in order."""
         # The loop runs to the end even after a strange row: an unfinished query would keep the file locked.
         strange: list[int] = []
-        for place, row in enumerate(self.ledger):  # to its end: a reader that is left half way holds on to the file
+        for place, row in enumerate(self.ledger):
             number, part = divmod(place, self._width)
             self.event = self.event or (row.event if part == self._width - 1 else None)
             steps = self.kind.releases(number + 1, self.event or Clear(), number * self._width)

@@ -249,7 +249,8 @@ class Journal:
         """Return the last entries of these kinds (`most` None: all), newest first, without checking the chain."""
         if not self.exists:
             return []
-        about = "" if EntryKind.CHECKPOINT in kinds else "AND round IS NULL "  # then the index has them in their order
+        # Without checkpoints the index returns the entries in order.
+        about = "" if EntryKind.CHECKPOINT in kinds else "AND round IS NULL "
         query = f"SELECT kind, round, body FROM journal WHERE kind IN ({','.join('?' * len(kinds))}) {about}"
         rows = self._connection.execute(
             query + "ORDER BY number DESC LIMIT ?", (*map(str, kinds), -1 if most is None else most)
