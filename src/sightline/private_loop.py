@@ -239,9 +239,7 @@ class PrivateTraining:
                    "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
 
     def _names(self, loader: DataLoader[Any]) -> Iterator[bytes]:
-        """Yield everything that identifies the loop: model and weights, optimiser, loss, data and the settings of a
-        step.
-        """
+        """Yield everything that identifies the loop: model and weights, optimiser, loss, data and settings."""
         groups = [{k: v for k, v in one.items() if k != "params"} for one in self.optimizer.param_groups]
         loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
         settings = (self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, self.steps.steps)

@@ -102,9 +102,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the task's metrics of the last evaluated model on the test set, the main one first; NaN before the
-        first.
-        """
+        """Return the metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
         return {name: _number_or(value, math.nan) for name, value in self.summary["metrics"].items()}
 
     @property

@@ -101,8 +101,9 @@ class Schedule:
 
 
 def log_symmetric_mean(x: Array, uses: int) -> Array:
-    """Return log of e_k(x_1 .. x_T) / C(T, k) for every column: e_j(t) = e_j(t - 1) + x_t e_(j-1)(t - 1), nothing
-    cancels.
+    """Return log of e_k(x_1 .. x_T) / C(T, k) for every column.
+
+    The recursion e_j(t) = e_j(t - 1) + x_t e_(j-1)(t - 1) adds positive terms only: nothing cancels.
     """
     steps, draws = x.shape
     scale, sums, risen = np.zeros(draws), np.zeros((uses + 1, draws)), np.empty((uses, draws))
@@ -316,8 +317,7 @@ def certify_balanced(
     *, noise: float, steps: int, uses: int, epochs: int = 1, delta: float, seed: int = 0, beta: float = BETA,
     draws: int | None = None,
 ) -> Certificate:  # fmt: skip
-    """Return epsilon of `uses` of `steps` steps, certified by draws of the true ratio where that helps, else the block
-    bound.
+    """Return epsilon of `uses` of `steps` steps, certified by draws where that helps, else the block bound.
 
     >>> found = certify_balanced(noise=0.7, steps=30, uses=4, delta=1e-5, draws=20_000)
     >>> found.certified, 7.88 < found.epsilon < 8.1

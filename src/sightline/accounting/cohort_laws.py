@@ -111,8 +111,7 @@ class Half:
         return np.append(x, others[0]), np.append(log_mass, others[1]), np.append(cell, others[2])
 
     def cut_cells(self, step: float, cells: int) -> tuple[Array, Array, Array]:
-        """Return `cells` cells of log L from the middle outward, in increasing order: lower ends and the two split
-        masses.
+        """Return lower ends and split masses of `cells` cells of log L from the middle outward, in increasing order.
 
         The masses are those that go to the lower and to the upper end of each cell.
         """

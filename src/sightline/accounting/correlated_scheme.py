@@ -88,9 +88,7 @@ class CorrelatedStream(Scheme):
         return known | {"strategy": self.strategy.name} | self.list_coefficients()
 
     def measure_gain(self) -> float:
-        """Return the root mean squared error of independent noise at equal epsilon and participation, over that of the
-        stream.
-        """
+        """Return the root mean squared error of independent noise at equal epsilon, over that of the stream."""
         return measure_gain(self.strategy, separation=self.separation, uses=self.uses, hidden=self.rate < 1)
 
     def list_pictures(self) -> tuple[Picture, ...]:
@@ -156,8 +154,7 @@ def correlated(
     bands: int | None = None,
     rate: float = 1.0,
 ) -> Scheme:
-    """Return one stream of `steps` sums whose noise is C^-1 z; `noise` is the deviation of the rows of z, in clip
-    norms.
+    """Return one stream of `steps` sums with noise C^-1 z; `noise` is the deviation of the rows of z, in clip norms.
 
     With a `rate` below 1 there are `separation` public groups that take turns, and each member of the active one is
     drawn with this probability, hidden; all turns of a group are charged, and fewer `uses` are refused.

@@ -77,9 +77,7 @@ class Law:
 
     @property
     def log_second_moment(self) -> float:
-        """Return log E_Q[L^2] of the finite part: a measure of spread, equal to the variance of the loss for a
-        Gaussian.
-        """
+        """Return log E_Q[L^2] of the finite part: a measure of spread, for a Gaussian the variance of the loss."""
         exponents = 2 * self.loss
         top = float(exponents.max())
         return max(float(np.log(np.dot(self.mass, np.exp(exponents - top))) + top), 0.0)

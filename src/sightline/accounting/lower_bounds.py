@@ -269,8 +269,9 @@ def mean_atoms(atoms: Atoms, copies: int) -> Atoms:
 
 
 def merge_atoms(atoms: Atoms, step: float) -> Law:
-    """Return a lattice law of neighbouring atoms merged, from both ends towards the middle, so that means are lattice
-    points.
+    """Return a lattice law of neighbouring atoms merged so that all means are lattice points.
+
+    Atoms are merged from both ends towards the middle.
 
     Guarantees: the result is dominated by `atoms` in convex order and has the same mean.
     """
@@ -344,9 +345,7 @@ class Sink:
     def find_partners(
         self, goal: int, order: range, mass: float, moment: float
     ) -> tuple[int, list[tuple[int, float]]] | None:
-        """Return masses beyond the goal, nearest first, that pull the leftover's mean onto the goal; None if too
-        little.
-        """
+        """Return masses beyond the goal, nearest first, that pull the mean onto it; None if there is too little."""
         need = abs(self.lattice[goal] * mass - moment)
         taken: list[tuple[int, float]] = []
         for partner in order:

@@ -105,10 +105,10 @@ def first_draw_mixture(event: Segment | ReplacedSegment) -> Mixture:
 
 
 def convex_mixture(event: ConvexSegment, tail: float) -> Mixture:
-    """Return sum_k Bin(k; m, q) N(k / z): each of k draws moves the end of a contracting path by at most one
-    sensitivity.
+    """Return sum_k Bin(k; m, q) N(k / z): each of k draws moves the end by at most one sensitivity.
 
-    Numbers of draws with a total probability of at most `tail` are left out and counted as lost.
+    Convex steps contract, so only the draws move two paths apart. Numbers of draws with a total probability of at most
+    `tail` are left out and counted as lost.
     """
     most = event.steps
     while most > 1 and bdtrc(most // 2, event.steps, event.rate) <= tail:
@@ -234,8 +234,9 @@ def integrate_panels(pair: Pair, edges: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def close_ends(pair: Pair, mass: Array, ends: tuple[float, float], start: float, step: float) -> Law:
-    """Return the law with both tails: below to zero and the lowest point, above to the last point before the top and
-    infinity.
+    """Return the law with both tails closed.
+
+    The low tail goes to zero and the lowest point, the high tail to the last point but one and infinity.
     """
     # The low tail keeps its P-mass at the lowest point; the rest of its Q-mass goes to zero. Both tails stay
     # mean-preserving, so the law remains an upper bound in both directions.
@@ -271,9 +272,7 @@ def segment_pair(event: Segment | ConvexSegment, tail: float) -> Pair:
 
 
 def replaced_pair(event: ReplacedSegment) -> Pair:
-    """Return sum w_j N(t_j) against sum w_j N(-t_j): each data set moves the end away from where a zeroed subject
-    leads.
-    """
+    """Return sum w_j N(t_j) against sum w_j N(-t_j): each data set moves the end to its own side of the zeroed one."""
     with_it = first_draw_mixture(event)
     return Pair(with_it, with_it.mirrored)
 

@@ -192,9 +192,7 @@ class Fit:
         return [(losses_of(*key), times) for key, times in self.laws]
 
     def coarsen(self, factor: int) -> "Fit":
-        """Return the same fit on a coarser lattice: rare losses that reach far may need more points than a transform
-        has.
-        """
+        """Return the same fit on a coarser lattice: rare losses may reach further than a transform has points."""
         return Fit(tuple(((event, factor * step, tail), n) for (event, step, tail), n in self.laws), self.order)
 
 
@@ -292,9 +290,7 @@ def chernoff_epsilon(total: Sum, order: float, delta: float) -> float:
 
 
 def pld_interval(counts: Mapping[Event, int], delta: float) -> tuple[float, float]:
-    """Return a lower and an upper bound on the epsilon of the composed dominating pairs: opposite roundings on one
-    lattice.
-    """
+    """Return a lower and an upper bound on the epsilon of the dominating pairs: opposite roundings on one lattice."""
     upper = pld_epsilon(counts, delta)
     if only_gaussian(counts) is not None:
         return upper * (1 - 1e-9), upper

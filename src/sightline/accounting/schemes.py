@@ -501,11 +501,11 @@ def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
 def balanced(
     *, noise: float, steps: int, uses: int, epochs: int = 1, certified: bool = False, seed: int | None = None
 ) -> Scheme:
-    """Return the scheme that uses each subject in exactly `uses` of `steps` steps, drawn again in each of `epochs`
-    epochs.
+    """Return the scheme that uses each subject in exactly `uses` of `steps` steps, in each of `epochs` epochs.
 
-    `certified` samples the true ratio (seconds): less epsilon, with a chance of being wrong that is counted in delta.
-    `seed` (default 0) seeds those draws; raises if it is given without `certified`.
+    The subset is uniformly random and drawn again in every epoch. `certified` samples the true ratio (seconds): less
+    epsilon, with a chance of being wrong that is counted in delta. `seed` (default 0) seeds those draws; raises if it
+    is given without `certified`.
 
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06

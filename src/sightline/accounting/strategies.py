@@ -486,8 +486,9 @@ def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]
 
 
 def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], start: Array) -> tuple[float, Array]:
-    """Return the least cost that L-BFGS finds from a start, and its location; missing gradients are computed
-    numerically.
+    """Return the least cost that L-BFGS finds from a start, and its location.
+
+    A cost without a gradient is differentiated numerically.
     """
     given = isinstance(cost(start), tuple)
     options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}

@@ -16,9 +16,7 @@ SCHEMA = "sightline-ledger/1"
 
 
 def export_ledger(ledger: Ledger) -> dict[str, Any]:
-    """Return the plain form: `{"schema", "participants", "releases": [...]}`, one object per release; ids are
-    positions.
-    """
+    """Return the plain form `{"schema", "participants", "releases": [...]}`; ids of releases are positions."""
     return {
         "schema": SCHEMA,
         "participants": write_parties(ledger.participants),

@@ -170,9 +170,7 @@ class Bottleneck:
         return mine.min(0) if len(mine) else np.full(self.member.shape[1], FAR)
 
     def cut_ingredients(self, subject: int, observer: int, seen: frozenset[int]) -> Ingredients:
-        """Return what the seen groups reveal about a subject: its own releases, and those felt through bridging
-        workers.
-        """
+        """Return what the seen groups reveal about a subject: its own releases, and those felt through bridges."""
         direct: Counter[Event] = Counter()
         bridged: Counter[Bridged] = Counter()
         arrival, to_observer = self._distances_from(subject), self._distances_from(observer)
@@ -190,9 +188,7 @@ class Bottleneck:
     def _start_thresholds(
         self, group: int, subject: int, hidden: NDArray[np.bool_], arrival: NDArray[np.int64]
     ) -> dict[int, int]:
-        """Return for each interval how many more members start, from it on, from a hidden model that the subject has
-        reached.
-        """
+        """Return by interval how many more members start, from it on, from a hidden model that the subject reached."""
         found: Counter[int] = Counter()
         for kind in np.flatnonzero(self.member[:, group]):
             others = self.member[kind] & hidden

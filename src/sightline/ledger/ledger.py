@@ -179,18 +179,15 @@ class Ledger:
 
     @classmethod
     def open_stored(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
-        """Return the ledger of a store after checking its hash chain; only the last releases and all counts are in
-        memory.
+        """Return the ledger of a store after checking its hash chain, for active runs of any length.
 
-        For active runs of any length. It reads from the store as long as it lives.
+        Only the last releases and all counts are in memory; it reads from the store as long as it lives.
         """
         return cls._read_store(store, StoredReleases(store), participants)
 
     @classmethod
     def whole(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
-        """Return the ledger of a store after checking its hash chain, all in memory: readable after the store is
-        closed.
-        """
+        """Return the ledger of a store after checking its hash chain, all in memory: the store may be closed."""
         return cls._read_store(store, Releases(), participants)
 
     @classmethod
@@ -222,9 +219,7 @@ class Ledger:
         return numbered
 
     def _check_draws(self, releases: Sequence[Release]) -> tuple[int, frozenset[Draw]]:
-        """Return the draws of the last round including these. Raises for a draw that was used or belongs to another
-        round.
-        """
+        """Return the draws of the last round including these. Raises for one already used or of another round."""
         last, used = self._draws
         for release in releases:
             draw = release.draw
@@ -291,9 +286,7 @@ class Ledger:
         return self._registered if named <= self._registered else self._registered | named
 
     def _names(self) -> set[str]:
-        """Return the names in subjects, audiences and `coins_known_to`, reading only releases added since the last
-        call.
-        """
+        """Return the names in subjects, audiences and `coins_known_to`, reading only new releases."""
         # Sources are left out: `clients` may be a source, and is not a participant.
         sets: set[Parties] = set()
         for release in self._releases.since(self._named_upto):
@@ -317,8 +310,9 @@ class Ledger:
             refuse_unknown("subject", subject, self.participants)
 
     def _observers(self, observer: str | Iterable[str], planned: Sequence[Release] = ()) -> Parties:
-        """Return the observers: a name, a coalition as a set, or written as `client-0..3, public`. Raises for unknown
-        names.
+        """Return the observers: a name, a coalition as a set, or written as `client-0..3, public`.
+
+        Raises for unknown names.
         """
         found: set[str] = set()
         for name in parties(observer):
@@ -385,9 +379,7 @@ class Ledger:
         return view.preview_with([release.with_id(len(self) + place) for place, release in enumerate(planned)])
 
     def fits_budget(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
-        """Return whether every subject is within the budget along every line of sight, as if `planned` were appended
-        next.
-        """
+        """Return whether every line of sight is within the budget, as if `planned` were appended next."""
         return all(
             room.fits(dict(items))
             for line in lines
