@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Before anything imports torch: MKL reads its mode with its first operation and does not change it afterwards.
 mkl.turn_on_reproducible_mode()
 
 _LAZY = {
@@ -79,7 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is heavy only when it is asked for."""
+    """Return a public name, importing its module on first use."""
+    # Importing torch takes seconds; the accountant and the errors do not need it.
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name in _PACKAGES:
@@ -88,5 +90,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and nothing that is only needed here."""
+    """Return the public names only."""
     return sorted([*__all__, "__doc__", "__version__"])

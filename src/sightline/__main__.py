@@ -1,4 +1,4 @@
-"""`python -m sightline` is `sightline`."""
+"""Entry point of `python -m sightline`, the same as `sightline`."""
 
 from sightline.apps.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The Python interface: what `sightline run` does, in one call, also on models and data that only a program has."""
+"""The Python interface: `sightline run` in one call, also with models and data that only a program has."""
 
 import json
 import sys
@@ -33,19 +33,19 @@ MOMENTS = ("on_start", "on_round", "on_end")
 
 
 class Callback:
-    """Somebody who is told how a run goes: derive from it and write the methods that you need.
+    """A listener of a run: derive from it and override the methods you need.
 
-    Any object with one of the three methods will do. An error in one stops the run, which can be resumed.
+    Any object with one of the three methods works. An exception in one stops the run, which can be resumed.
     """
 
     def on_start(self, run: Run) -> None:
-        """Before the first round, or when a run goes on; `run.experiment` and `run.directory` are there."""
+        """Handle the start, or a resumption, before the first round; `run.experiment` and `run.directory` exist."""
 
     def on_round(self, row: Mapping[str, Any]) -> None:
-        """After a round, with its numbers: a row of `run.history`."""
+        """Handle the end of a round, given its numbers: a row of `run.history`."""
 
     def on_end(self, run: Run) -> None:
-        """After the last round, also where the budget stopped the run, with model and report in place."""
+        """Handle the end of the run, also if the budget stopped it; model and report exist."""
 
 
 def run(
@@ -66,31 +66,29 @@ def run(
     on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
     callbacks: Iterable[Any] = (),
 ) -> Run:
-    """Run an experiment and return its results: a TOML file, its tables as a dictionary, or an `Experiment`.
+    """Run an experiment (a TOML file, its tables as a dictionary, or an `Experiment`) and return its results.
 
     `data` are the clients' examples: a list or dictionary of (x, y), torch Datasets or tables, a table with a client
-    column, or a folder with a file per client; `test` are examples to test on, where the clients shall not keep
+    column, or a folder with a file per client; `test` are examples to test on, if the clients shall not hold out
     `data.test_fraction` of their own. `model` is a torch module, whose weights training starts from, a function that
-    returns one, or a name. They stand in the place of `data.source`, `data.clients` and `model.name` (docs/python.md).
+    returns one, or a name. They replace `data.source`, `data.clients` and `model.name` (docs/python.md).
 
-    `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients side by side
-    where the model is too large to be stacked; the results are the same bits. `"auto"`: one per core where the training
-    takes seconds and that is faster, else this one. `runtime="flower"` trains every client at
-    a node of Flower's simulation engine (`sightline[flower]`), again with the same results, and so does somebody else's
-    transport, `runtime="package.module:OBJECT"`. Everything that can be wrong with the input raises `InvalidInput`
-    before a run directory exists.
+    `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients in parallel
+    if the model is too large to be stacked; the results are the same bits. `"auto"`: one per core if training takes
+    seconds and that is faster, else this process. `runtime="flower"` trains every client at a node of Flower's
+    simulation engine (`sightline[flower]`), with the same results, and so does a plugin transport,
+    `runtime="package.module:OBJECT"`. Raises `InvalidInput` for any invalid input before a run directory exists.
 
-    With `resume`, `file` may also be the directory of the run: its settings are in it. Data and model that were handed
-    over are handed over again, and must be the same. Where the model's code or the packages are not those that the run
-    began with, it goes on only with `accept_changes`, which is written down.
+    With `resume`, `file` may also be the directory of the run, which holds its settings. Data and model objects must be
+    passed again and must be the same. If the model's code or the packages have changed since the run began, it
+    continues only with `accept_changes`, which is recorded.
 
-    `verify=N` computes every value again in worlds that lack one of N random subjects, and ends the run when one of
-    them has more weight in a value than is claimed. Without it the first round of a module of your own is compared;
+    `verify=N` computes every value again in worlds that lack one of N random subjects, and ends the run if one of them
+    has more weight in a value than is claimed. By default the first round of a user's own module is compared;
     `verify=0` compares nothing.
 
-    Progress is shown on stderr where somebody looks, a terminal or a notebook; `progress=True` shows it also in a
-    script's log, `progress=False` nowhere. `on_round` gets the metrics of every round, `callbacks` are told of start,
-    rounds and end.
+    Progress is shown on stderr in a terminal or a notebook; `progress=True` shows it also in a script's log,
+    `progress=False` never. `on_round` gets the metrics of every round; `callbacks` are called at start, rounds and end.
     """
     transport = _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
     listeners = check_callbacks(callbacks)
@@ -109,6 +107,7 @@ def run(
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     experiment, federation, factory = take_objects(experiment, data, test, model)
     directory = engine.directory_to_resume(experiment, place) if resume else None
+    # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
     setting = engine.calibrate_noise(
         engine.build_experiment(
             experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
@@ -143,7 +142,7 @@ def run(
 
 
 def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:
-    """Somebody else's transport, where the runtime names one; every mistake is one line."""
+    """Return the plugin transport if the runtime names one; else None. Raises for an invalid call."""
     transport = find_transport(runtime, RUNTIMES)
     if runtime != "simulator" and handed_over:
         law = "its nodes are processes of their own, which no object of this one reaches"
@@ -156,7 +155,7 @@ def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:
 
 
 def _training_device(experiment: Experiment, runtime: str) -> str:
-    """Where the simulator trains its clients; nodes of other runtimes train theirs on the CPU."""
+    """Return where the simulator trains its clients; nodes of other runtimes train on the CPU."""
     if runtime != "simulator" and experiment.device in ("cuda", "mps"):
         law = "its nodes train on the CPU"
         invalid("runtime", runtime, law, f'use the simulator for device = "{experiment.device}", or leave the key out')
@@ -166,7 +165,7 @@ def _training_device(experiment: Experiment, runtime: str) -> str:
 def take_objects(
     experiment: Experiment, data: Any, test: Any, model: Any
 ) -> tuple[Experiment, Federation | None, Factory | None]:
-    """The experiment with the objects of a program in the place of what it names, the federation and the factory.
+    """Return the experiment with a program's objects in place of what it names, the federation and the factory.
 
     Guarantees: the resolved settings say so, `data.source = "python"` and `model.name = "python:NAME"`; no number of
     classes and no vocabulary is learned from the examples.
@@ -183,7 +182,8 @@ def take_objects(
     if model is not None:
         name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
         if "name" in experiment.model.model_fields_set and experiment.model.name != name and factory is not None:
-            for key in ("init", *experiment.model.settings):  # they belong to the model that the file names
+            # These settings belong to the model that the file names.
+            for key in ("init", *experiment.model.settings):
                 plain["model"].pop(key, None)
         plain["model"] |= {"name": name}
     if given is None and model is None:
@@ -195,14 +195,16 @@ def take_objects(
 
 
 def _settings_of_data(experiment: Experiment, given: GivenData) -> dict[str, Any]:
-    """What `[data]` says of examples that were handed over; what the experiment says itself must agree."""
+    """Return the `[data]` settings of the given examples. Raises if the experiment's own settings disagree."""
     settings, said = experiment.data, experiment.data.model_fields_set
     named = settings.source if "source" in said else PYTHON
     if "clients" in said and named == PYTHON and settings.clients != len(given):
         invalid("data.clients", settings.clients, f"data= has {len(given)} clients", "leave it out, or let both agree")
     classes = settings.classes if "classes" in said else given.classes
     if classes is None and experiment.model.target not in ("classification", "own"):
-        classes = 2 if experiment.model.target == "binary" else settings.classes  # no output of the others counts them
+        # The number of classes has no meaning for these tasks.
+        classes = 2 if experiment.model.target == "binary" else settings.classes
+    # A number of classes counted from the examples would be a release without noise.
     if classes is None:
         law = "how many classes there are must not be learned from private data"
         invalid("data.classes", "missing", law, 'give it: {"data": {"classes": 10}}')
@@ -210,7 +212,7 @@ def _settings_of_data(experiment: Experiment, given: GivenData) -> dict[str, Any
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """The callbacks, when each has one of the three methods."""
+    """Return the callbacks as a list. Raises unless each has one of the three methods."""
     found = list(callbacks)
     for one in found:
         if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
@@ -220,13 +222,13 @@ def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:
 
 
 class _Listeners:
-    """The callbacks of one run; those that were not told of a start hear of no end."""
+    """The callbacks of one run; `on_end` is called only after `on_start` was."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         self._callbacks, self._started = callbacks, False
 
     def start_with(self, run: Run, make_worker: Callable[..., ClientExecutor]) -> Callable[..., ClientExecutor]:
-        """Whoever makes the worker tells the callbacks first: the run's directory is then there, and guarded."""
+        """Return a worker factory that calls `on_start` first: the run's directory then exists and is locked."""
 
         def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
             self.tell_start(run)
@@ -255,7 +257,7 @@ class _Listeners:
 
 
 def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
-    """The run directory that was given in the place of a file: for going on with the run in it."""
+    """Return the run directory given in place of a file. Raises unless the run is to be resumed in place."""
     if not resume:
         invalid("file", given, "is a folder", "give an experiment file, or go on with the run in it: --resume")
     if out is not None and out.resolve() != given.resolve():
@@ -265,7 +267,7 @@ def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
 
 @contextmanager
 def _finish_on_interrupt(directory: Path, way_on: str) -> Iterator[None]:
-    """Let an interrupt say what is left and how to go on."""
+    """Re-raise an interrupt with a message that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -276,7 +278,7 @@ def _finish_on_interrupt(directory: Path, way_on: str) -> Iterator[None]:
 
 
 def _way_to_go_on(directory: Path, data: Any, test: Any, model: Any) -> str:
-    """How a run is resumed: by the command line, or by the program that has its data and its model."""
+    """Return how to resume the run: a command, or a call with the same objects."""
     given = {"data": data is not None, "test": test is not None, "model": not isinstance(model, str | None)}
     if not any(given.values()):
         return f"sightline run --resume {directory}"
@@ -285,13 +287,14 @@ def _way_to_go_on(directory: Path, data: Any, test: Any, model: Any) -> str:
 
 
 def _tell(note: str) -> None:
-    with suppress(OSError):  # a note that cannot be written does not end the run
+    # A closed stderr must not end a run that has spent privacy budget.
+    with suppress(OSError):
         print(f"sightline: {printable(note)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _progress_listener(experiment: Experiment, progress: bool | None) -> Iterator[OnRound]:
-    """Whoever is to be told of a round for the progress that was asked for."""
+    """Yield the per-round progress callback; a no-op if progress is off."""
     if not wants_progress(progress):
         yield lambda row: None
         return
@@ -308,7 +311,7 @@ def _call_all(*listeners: OnRound) -> OnRound:
 
 
 def flower_server_app(file: Path) -> Any:
-    """The ServerApp of an exported experiment: its run directory ends with a report like any other."""
+    """Return the ServerApp of an exported experiment; its run directory ends with a report like any other."""
     from sightline.runtimes.flower.apps import server_app
 
     return server_app(file, report.write_report)

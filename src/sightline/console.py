@@ -1,4 +1,4 @@
-"""Progress of runs, sweeps and audits: a bar on a terminal, one line in a notebook, plain lines in a log."""
+"""Progress of runs, sweeps and audits: a bar in a terminal, one line in a notebook, plain lines in a log."""
 
 import math
 import os
@@ -14,38 +14,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sightline.formatting import metric_words, rounded_up
 
+# After a round whose epsilon was not computed, the last known one is only a lower end.
 SINCE = " or more"
-"""After a round whose epsilon was not worked out, the one before it is only a lower end."""
+# Narrower terminals get the text without a bar.
 WIDE = 72
-"""Terminals narrower than this get no bar, only its words."""
+# Seconds between two updates of a notebook's line.
 PAUSE = 0.2
-"""Seconds between two looks of a notebook's line."""
 
 
 def on_terminal() -> bool:
-    """Whether somebody looks at stderr on a terminal that can move its cursor."""
+    """Return whether stderr is a terminal that can move its cursor."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Return whether this is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     found = shell.get_ipython() if shell else None
     return found is not None and "IPKernelApp" in getattr(found, "config", {})
 
 
 def wants_progress(progress: bool | None) -> bool:
-    """What was asked for; unasked, wherever somebody looks: a terminal or a notebook, not a script's log."""
+    """Return the given choice; by default true in a terminal or a notebook, false in a script's log."""
     return (on_terminal() or in_notebook()) if progress is None else progress
 
 
 def worth_a_line(number: int, total: int) -> bool:
-    """About ten of them, and the last."""
+    """Return true for about ten of the numbers, and for the last."""
     return number == total or number % max(1, total // 10) == 0
 
 
 def open_console() -> Any:
-    """A console on stderr that moves its cursor on terminals only, whatever FORCE_COLOR says."""
+    """Return a console on stderr that moves its cursor in terminals only, whatever FORCE_COLOR says."""
     from rich.console import Console
 
     live = on_terminal()
@@ -53,7 +53,7 @@ def open_console() -> Any:
 
 
 class RoundBar:
-    """Shows round, the task's main metric and epsilon so far; a log that cannot be written does not end the run."""
+    """A display of round, main metric and epsilon so far; a log that cannot be written does not end the run."""
 
     def __init__(self, name: str, rounds: int) -> None:
         self._rounds = rounds
@@ -72,7 +72,7 @@ class RoundBar:
             self._face.stop()
 
     def advance(self, row: Mapping[str, Any]) -> None:
-        """Take in a finished round."""
+        """Show a finished round."""
         title, reached = metric_words(row)
         self._reached = reached or self._reached
         spent = row.get("epsilon")
@@ -86,19 +86,19 @@ class Log:
     """Plain lines."""
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def show(self, done: int, rounds: int, words: str) -> None:
-        """A line, now and then."""
+        """Print about every tenth round."""
         if worth_a_line(done, rounds):
             print(f"round {done}/{rounds}  {words}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class Terminal:
-    """A bar that rich draws; in a narrow terminal its words alone."""
+    """A progress bar drawn by rich; in a narrow terminal its text alone."""
 
     def __init__(self, name: str, rounds: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -112,20 +112,20 @@ class Terminal:
         self._task = self._bar.add_task(name, total=rounds, words="")
 
     def start(self) -> None:
-        """Take the line."""
+        """Start the bar."""
         self._bar.start()
 
     def show(self, done: int, rounds: int, words: str) -> None:
-        """Draw it anew."""
+        """Redraw the bar."""
         self._bar.update(self._task, completed=done, words=words, refresh=True)
 
     def stop(self) -> None:
-        """Leave the line as it is."""
+        """Stop the bar and leave its line in place."""
         self._bar.stop()
 
 
 class Line:
-    """What a notebook shows: words, and a bar where it can draw one."""
+    """The output of a notebook: text, and a bar where HTML can be shown."""
 
     def __init__(self, name: str, done: int, rounds: int, words: str) -> None:
         self.name, self.done, self.rounds, self.words = name, done, rounds, words
@@ -139,7 +139,7 @@ class Line:
 
 
 class Notebook:
-    """One output that changes in its place."""
+    """One output cell that is updated in place."""
 
     def __init__(self, name: str) -> None:
         self._name, self._last = name, -math.inf
@@ -147,16 +147,16 @@ class Notebook:
         self._waiting: Line | None = None
 
     def start(self) -> None:
-        """Nothing is shown before the first round."""
+        """Do nothing; nothing is shown before the first round."""
 
     def show(self, done: int, rounds: int, words: str) -> None:
-        """Change the output, a few times a second."""
+        """Update the output, a few times a second at most."""
         self._waiting = Line(self._name, done, rounds, words)
         if time.monotonic() - self._last >= PAUSE:
             self.stop()
 
     def stop(self) -> None:
-        """Show what has not been shown yet; the last look stays."""
+        """Show what has not been shown yet; the last output stays."""
         if self._waiting is None:
             return
         self._last = time.monotonic()
@@ -172,7 +172,7 @@ Face = Log | Terminal | Notebook
 
 
 class SweepBar:
-    """Shows the rounds of all runs together, and how many runs are done; a line for each of them in a log."""
+    """A display of the rounds of all runs together and of finished runs; in a log, one line per run."""
 
     def __init__(self, name: str, runs: int, rounds: int) -> None:
         self._console = open_console()
@@ -187,7 +187,8 @@ class SweepBar:
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._live,
-            auto_refresh=False,  # no thread of its own
+            # No thread: workers may fork.
+            auto_refresh=False,
         )
         self._task = self._bar.add_task(name, total=rounds, ended=0, runs=runs)
 
@@ -201,7 +202,7 @@ class SweepBar:
         self._bar.stop()
 
     def take(self, name: str, message: Mapping[str, Any]) -> None:
-        """Take in what a worker told of the run of that name."""
+        """Show a worker's message about the run of that name."""
         self._rounds[name] = message.get("round", self._rounds.get(name, 0))
         outcome = message.get("ended") or ("failed" if "failed" in message else "")
         self._ended += bool(outcome)
@@ -213,7 +214,7 @@ class SweepBar:
 
 
 class CountBar:
-    """Shows how many of something are done; a line every tenth in a log."""
+    """A display of how many items are done; in a log, a line for every tenth."""
 
     def __init__(self, name: str, what: str) -> None:
         self._console = open_console()
@@ -238,7 +239,7 @@ class CountBar:
         self._bar.stop()
 
     def advance(self, done: int, total: int) -> None:
-        """So many of so many are done."""
+        """Show that `done` of `total` are done."""
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, total=total)
         elif worth_a_line(done, total):

@@ -1,4 +1,4 @@
-"""The errors a person can meet. Each is one line: what was given, the law it breaks, the way out."""
+"""The errors a user can meet; each is one line: what was given, the rule it breaks, what to do."""
 
 import unicodedata
 from difflib import get_close_matches
@@ -28,7 +28,7 @@ class BudgetExhausted(SightlineError):
 
 
 def invalid(name: str, value: Any, law: str, way_out: str = "") -> NoReturn:
-    """Raise the one-line error for a bad value.
+    """Raise `InvalidInput` with one line for a bad value.
 
     >>> invalid("rate", 1.5, "a probability lies in (0, 1]", "give 0.5 for every second client")
     Traceback (most recent call last):
@@ -39,22 +39,23 @@ def invalid(name: str, value: Any, law: str, way_out: str = "") -> NoReturn:
 
 
 def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
-    """Raise the one-line error for a setting whose guarantee would not hold."""
+    """Raise `Refused` with one line for a setting whose guarantee would not hold."""
     raise Refused(one_line(name, value, law, way_out))
 
 
 def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
-    """`name=value: law; way out`, on one line whatever the value holds."""
+    """Return `name=value: law; way out`, on one line whatever the value holds."""
     shown = printable(_plain_value(value)[:10_000], most=80)
     return printable(f"{name}={shown}: {law}") + (f"; {printable(way_out)}" if way_out else "")
 
 
+# Character categories that a terminal obeys, or that change what is seen without being visible. File content reaches
+# error messages, so they must not reach the terminal.
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Kinds of characters that a terminal obeys, or that change what is seen without being seen."""
 
 
 def printable(text: str, *, most: int = 0, keep: bool = False) -> str:
-    """The text on one line, at most so long, with every character spelt out that a terminal would obey or hide.
+    """Return the text on one line, at most `most` characters, with control and invisible characters escaped.
 
     With `keep`, spaces stay as they are.
 
@@ -72,13 +73,14 @@ def _spell_character(one: str) -> str:
 
 def _plain_value(value: Any) -> str:
     try:
+        # Huge integers raise ValueError (Python's digit limit), deeply nested containers RecursionError.
         return str(value)
     except (ValueError, RecursionError):
         return f"(a {type(value).__name__} too long to print)"
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """The way out for a mistyped name: the nearest known one, or all of them.
+    """Return a suggestion for a mistyped name: the nearest known one, or all of them.
 
     >>> did_you_mean("fedavgg", ["fedavg", "local"])
     'did you mean "fedavg"?'

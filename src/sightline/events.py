@@ -1,4 +1,4 @@
-"""Events: what one release does to a subject; units, adjacency, and the kinds of randomness that hide it."""
+"""Events: what one release reveals about a subject; units, adjacency, and the sampling that hides the subject."""
 
 import math
 import re
@@ -29,11 +29,11 @@ class Adjacency(StrEnum):
     REPLACE = "replace"
 
 
+# Limit on steps, uses, parts and repetitions: every whole number up to here is exact in a double.
 MOST_COUNTED = 10**15
-"""Steps, uses, parts and repetitions are at most as many: every whole number up to there is a double."""
 
+# Nesting limit of events: a hostile ledger file must not exhaust the stack.
 DEEPEST = 64
-"""So many events stand inside one another at most."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Event:
     registry: ClassVar[dict[str, type["Event"]]] = {}
 
     def __init_subclass__(cls, *, stored: bool = True) -> None:
+        # Kinds are stored in ledgers: renaming a class would make old ledgers unreadable.
         cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         if stored:
             Event.registry[cls.kind] = cls
@@ -63,7 +64,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True)
 class Clear(Event):
-    """A value handed over without noise: epsilon is infinite against whoever sees it."""
+    """A value sent without noise: epsilon is infinite against every observer that sees it."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class WithoutReplacement(Event):
 class FixedCohort(Event):
     """A hidden cohort of exactly `cohort` out of `population` places (zero-out adjacency); inside it is `event`.
 
-    A subject that is zeroed out keeps its place: it may be drawn, and then adds nothing. Whoever else is drawn in its
-    place adds no more than it could.
+    A subject that is zeroed out keeps its place: it may be drawn, and then adds nothing. A client drawn in its place
+    adds no more than the subject could.
     """
 
     cohort: int
@@ -155,11 +156,11 @@ class Allocation(Event):
 
 @dataclass(frozen=True)
 class Pooled(Event):
-    """A sum in which `noises` noises, each by itself enough for the Gaussian `event`, lie on top of one another.
+    """A sum that holds `noises` independent noises, each by itself enough for the Gaussian `event`.
 
-    They are those that a single observer who added one itself does not know: it is Gaussian(z sqrt(noises)). An
-    outsider knows none, so one more counts against it; a coalition may know one for each of its members. Against who
-    sees the summands `event` alone counts.
+    They are the noises unknown to a single observer who added one itself: it is Gaussian(z sqrt(noises)). An outsider
+    knows none, so one more counts against it; a coalition may know one for each of its members. Against an observer of
+    the summands only `event` counts.
     """
 
     noises: int
@@ -189,7 +190,7 @@ class Segment(Event):
 
     @property
     def known(self) -> Event:
-        """The same where all draws are known: at worst the first step drew the subject."""
+        """Return the event with known draws: at worst the first step drew the subject."""
         return shorten_shift(self.event, (self.steps - 1 + self.first_step) / self.steps)
 
 
@@ -209,7 +210,7 @@ class ReplacedSegment(Event):
 
     @property
     def known(self) -> Event:
-        """The same where all draws are known: both data sets bend the first step, within one ball."""
+        """Return the event with known draws: both data sets bend the first step, within one ball."""
         return shorten_shift(self.event, (self.steps - 1 + min(1.0, 2 * self.first_step)) / self.steps)
 
 
@@ -229,15 +230,15 @@ class ConvexSegment(Event):
 
     @property
     def known(self) -> Event:
-        """The same where all draws are known: at worst every step drew the subject."""
+        """Return the event with known draws: at worst every step drew the subject."""
         return shorten_shift(self.event, self.steps)
 
 
 @dataclass(frozen=True)
 class PooledDraws(Event):
-    """Noises that add up, of senders that everybody knows, before they are drawn: each sends with probability `rate`.
+    """Noises of publicly known senders that add up, before the draw: each client sends with probability `rate`.
 
-    The subject is among them, its own noise counts, and so does that of each of `others` members who were drawn; the
+    The subject is among them and its own noise counts, as does that of each drawn one of `others` members; the
     observer's own does not. In a run the draws have been made, and the event is `Pooled`.
     """
 
@@ -269,7 +270,7 @@ class Product(Event):
 
 
 def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
-    """Raise unless the number is finite, not too large to count to, and the law holds."""
+    """Raise unless the number is finite, not too large, and `holds` is true."""
     value = getattr(event, name)
     if isinstance(value, bool):
         invalid(f"{event.kind}.{name}", value, "is a number, not true or false")
@@ -288,7 +289,8 @@ def check_segment(event: "Segment | ReplacedSegment | ConvexSegment") -> None:
 
 
 def shorten_shift(event: Event, factor: float) -> Event:
-    """The Gaussian when the subject moves the value by `factor` times the sensitivity only; rounded to its cost."""
+    """Return the Gaussian for a subject that moves the value by `factor` sensitivities."""
+    # Rounded to less noise, so that the cost is never understated.
     return Gaussian(event.noise_multiplier / (factor * (1 + 1e-15))) if isinstance(event, Gaussian) else event
 
 
@@ -299,7 +301,7 @@ def check_cohort(event: "WithoutReplacement | FixedCohort") -> None:
 
 
 def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
-    """The same event with `change` applied to the events directly inside it."""
+    """Return the event with `change` applied to the events directly inside it."""
     if isinstance(event, Product):
         return Product(tuple(change(part) for part in event.events))
     if isinstance(event, Poisson):
@@ -322,7 +324,7 @@ def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
 
 
 def with_known_coins(event: Event) -> Event:
-    """What the event is against an observer who knows the random draws of sampling, splitting and scheduling.
+    """Return the event against an observer who knows the random draws of sampling, splitting and scheduling.
 
     >>> with_known_coins(Poisson(0.1, Gaussian(2.0)))
     Gaussian(noise_multiplier=2.0)
@@ -339,16 +341,15 @@ def with_known_coins(event: Event) -> Event:
 
 
 def against_coalition(event: Event, members: int, parties: int) -> Event:
-    """What the event is against a coalition of so many parties, `members` of whom may be in it themselves.
-
-    Noises that they may have added, one each, protect nobody. Each of them knows whether it was in a cohort of a fixed
-    size: at worst none was, and the cohort came from those who are left.
+    """Return the event against a coalition of `parties` parties, of whom `members` may be in it themselves.
 
     >>> against_coalition(Pooled(4, Gaussian(2.0)), 0, 2)
     Pooled(noises=3, event=Gaussian(noise_multiplier=2.0))
     >>> against_coalition(WithoutReplacement(2, 9, Gaussian(2.0)), 3, 3)
     WithoutReplacement(cohort=2, population=6, event=Gaussian(noise_multiplier=2.0))
     """
+    # Noises that the coalition may have added, one each, protect no one. Each member knows whether it was in a cohort
+    # of a fixed size: at worst none was, and the cohort came from the others.
     inner = rebuild_event(event, lambda held: against_coalition(held, members, parties))
     if isinstance(inner, Pooled):
         return Pooled(max(1, inner.noises + 1 - parties), inner.event)
@@ -361,18 +362,19 @@ def against_coalition(event: Event, members: int, parties: int) -> Event:
 
 
 def against_outsider(event: Event) -> Event:
-    """What the event is against a single observer who adds no noise of its own: one more protects the subject.
+    """Return the event against a single observer who adds no noise of its own: one more noise protects the subject.
 
     >>> against_outsider(Poisson(0.5, Pooled(4, Gaussian(2.0))))
     Poisson(rate=0.5, event=Pooled(noises=5, event=Gaussian(noise_multiplier=2.0)))
     """
     if isinstance(event, Pooled):
+        # Capped so that the event stays valid; fewer noises only raise the cost.
         return Pooled(min(event.noises + 1, MOST_COUNTED), event.event)
     return rebuild_event(event, against_outsider)
 
 
 def scale_noise(event: Event, factor: float) -> Event:
-    """The same event with every Gaussian's noise multiplied by `factor`; choices and pure releases keep theirs.
+    """Return the event with every Gaussian's noise multiplied by `factor`; choices and pure releases keep theirs.
 
     >>> scale_noise(Poisson(0.1, Gaussian(1.0)), 3.0)
     Poisson(rate=0.1, event=Gaussian(noise_multiplier=3.0))
@@ -383,7 +385,7 @@ def scale_noise(event: Event, factor: float) -> Event:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """A plain dictionary: `{"kind": ..., fields...}`; `from_json` is its inverse."""
+    """Return a plain dictionary `{"kind": ..., fields...}`; `from_json` is its inverse."""
     return {"kind": event.kind} | {f.name: _to_plain(getattr(event, f.name)) for f in fields(event)}
 
 
@@ -394,7 +396,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def from_json(plain: Any, *, depth: int = 0) -> Event:
-    """The event that `to_json` wrote; anything else is refused."""
+    """Return the event that `to_json` wrote. Raises for anything else."""
     if depth > DEEPEST:
         invalid("event", "nested", f"at most {DEEPEST} events stand inside one another")
     if not isinstance(plain, dict):

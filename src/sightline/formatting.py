@@ -1,4 +1,4 @@
-"""Values as text: bounds rounded up, metrics by name, tables and curves for notebooks; text files read strictly."""
+"""Values as text: bounds rounded up, metrics by name, tables and curves for notebooks; strict reading of text files."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 320, 80
 
 @dataclass(frozen=True)
 class Metric:
-    """One way to judge a model: its name in files, its title for people, which way is better, and how it is written."""
+    """One way to judge a model: its name in files, its title, which direction is better, and how it is written."""
 
     name: str
     title: str
@@ -22,25 +22,25 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """The title at the beginning of a line."""
+        """Return the title for the beginning of a line."""
         return self.title[:1].upper() + self.title[1:]
 
     @property
     def test_key(self) -> str:
-        """Under which name a round's row has it, on the common test set."""
+        """Return its name in a round's row, on the common test set."""
         return f"test_{self.name}"
 
     def client_key(self, which: str) -> str:
-        """The same over clients: their `mean`, the `decile` at the worse end, the `worst`."""
+        """Return its name over clients: their `mean`, the `decile` at the worse end, the `worst`."""
         return f"client_{self.name}_{which}"
 
     @property
     def decile_title(self) -> str:
-        """What the decile at the worse end is called."""
+        """Return the title of the decile at the worse end."""
         return "10th percentile" if self.higher else "90th percentile"
 
     def format_value(self, value: float | None) -> str:
-        """A value in a line of text.
+        """Return a value as text.
 
         >>> METRICS["accuracy"].format_value(0.912), METRICS["rmse"].format_value(0.91234)
         ('91.2%', '0.9123')
@@ -72,19 +72,19 @@ ACCURACY = METRICS["accuracy"]
 
 
 def metric_named(name: object) -> Metric:
-    """The metric of that name; accuracy for runs that name none, as all did once."""
+    """Return the metric of that name; accuracy for runs of old versions that name none."""
     return METRICS.get(str(name), ACCURACY)
 
 
 def metric_words(row: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The title of a round's main metric, and its value in words; None where the round was not evaluated."""
+    """Return the title of a round's main metric and its value as text; None if the round was not evaluated."""
     metric = metric_named(row.get("metric"))
     value = row.get(metric.test_key)
     return metric.title, None if value is None else metric.format_value(value)
 
 
 def rounded_up(bound: float) -> str:
-    """An upper bound with three decimals, never less than the bound itself.
+    """Return an upper bound with three decimals, never less than the bound itself.
 
     >>> rounded_up(7.99321), rounded_up(8.0), rounded_up(math.inf)
     ('7.994', '8.000', 'infinite')
@@ -95,7 +95,7 @@ def rounded_up(bound: float) -> str:
 
 
 def digits_up(bound: float, digits: int = 6) -> str:
-    """A bound, or a noise that is needed, to some significant digits: never less than it is.
+    """Return a bound, or a required noise, to some significant digits, never less than it is.
 
     >>> digits_up(8.00000049), digits_up(2.0), digits_up(1e-9)
     ('8.00001', '2', '1e-09')
@@ -104,7 +104,7 @@ def digits_up(bound: float, digits: int = 6) -> str:
 
 
 def digits_down(bound: float, digits: int = 6) -> str:
-    """A lower bound to some significant digits, never more than it is.
+    """Return a lower bound to some significant digits, never more than it is.
 
     >>> digits_down(7.9999996)
     '7.99999'
@@ -118,14 +118,14 @@ def _to_digits(bound: float, digits: int, rounding: str) -> str:
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows as an HTML table under a title; whatever the cells hold is shown as text."""
+    """Return rows as an HTML table under a title; cells are escaped."""
     head = "".join(f"<th>{escape(word)}</th>" for word in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def svg_curve(title: str, values: Sequence[float | None]) -> str:
-    """A line over 1, 2, ..., as an SVG from zero to its largest value; what is missing or infinite is a gap."""
+    """Return a line over 1, 2, ... as an SVG from zero to its largest value; missing and infinite values are gaps."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return ""
@@ -146,11 +146,11 @@ MOST_BYTES = 2**28
 
 
 def read_text(path: Any, *, encoding: str = "utf-8") -> str:
-    """The text of a regular file of at most 256 MiB.
+    """Return the text of a regular file of at most 256 MiB.
 
-    Raises FileNotFoundError where there is none, and OSError or ValueError, one line to the reader, for anything else:
-    a device never ends, a pipe waits, and a name may be no name at all.
+    Raises FileNotFoundError if it does not exist, and OSError or ValueError, with one line, for anything else.
     """
+    # A device never ends, a pipe blocks, and a path from a file may not be a string at all.
     if not isinstance(path, str | Path):
         raise ValueError("a file has a name")
     place = Path(path)

@@ -1,9 +1,9 @@
-"""MKL's reproducible mode, on for every process that trains.
+"""MKL's reproducible mode, turned on for every process that trains.
 
-torch multiplies matrices with MKL on x86. As it comes, MKL adds in another order when an operand lies elsewhere in
-memory: on AMD, and with older instructions on Intel, the last bits of a client's update then depend on who else is
-trained with it. With conditional numerical reproducibility (`MKL_CBWR`) they do not. docs/reproducibility.md says what
-follows from that and what does not.
+torch multiplies matrices with MKL on x86. By default MKL adds in another order when an operand lies elsewhere in
+memory: on AMD, and with older instructions on Intel, the last bits of a client's update then depend on which other
+clients are trained with it. With conditional numerical reproducibility (`MKL_CBWR`) they do not.
+docs/reproducibility.md says what follows from that and what does not.
 """
 
 import ctypes
@@ -16,20 +16,20 @@ from typing import Any
 
 VARIABLE = "MKL_CBWR"
 LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
+# Names of the same function: in torch's own wheels, which contain MKL; in MKL as a library beside torch.
 GET, SET = ("mkl_serv_cbwr_get", "mkl_cbwr_get"), ("mkl_serv_cbwr_set", "mkl_cbwr_set")
-"""Names of the same function: in torch's own wheels, where MKL is inside; in MKL as a library beside torch."""
 
 ALL, STRICT, AUTO = -1, 0x10000, 2
+# MKL's code branches in the order of their numbers (`mkl_types.h`).
 BRANCHES = ("OFF", "OFF", "AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2",
             "AVX512_MIC", "AVX512", "AVX512_MIC_E1", "AVX512_E1")  # fmt: skip
-"""MKL's code branches in the order of their numbers (`mkl_types.h`)."""
 
 
 def turn_on_reproducible_mode() -> None:
-    """Ask for the mode in this process and in those that it starts; an `MKL_CBWR` that the user has set is kept.
+    """Turn the mode on in this process and in its children; an `MKL_CBWR` that the user has set is kept.
 
-    Guarantees: on before and after `import torch`, as long as torch has not computed with MKL yet (MKL reads the
-    variable with its first operation; where torch is loaded the runtime call asks as well). Torch is not loaded for it.
+    Guarantees: on before and after `import torch`, unless torch has already computed with MKL (MKL reads the variable
+    with its first operation; if torch is loaded, the runtime call is made as well). Does not import torch.
     """
     if not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = "AUTO"
@@ -38,7 +38,7 @@ def turn_on_reproducible_mode() -> None:
 
 
 def read_mode() -> str | None:
-    """The branch that MKL keeps to, as `MKL_CBWR` names it; OFF: results depend on memory; None: torch without MKL."""
+    """Return MKL's code branch as `MKL_CBWR` names it; "OFF": results depend on memory; None: torch without MKL."""
     call = _find_function(GET)
     if call is None:
         return None
@@ -50,7 +50,7 @@ def read_mode() -> str | None:
 
 @cache
 def warn_unless_reproducible() -> None:
-    """Say once in a process that the mode is off: MKL was at work before it was asked for, and does not change."""
+    """Warn once per process if the mode is off because MKL was used before it could be turned on."""
     if read_mode() == "OFF":
         warnings.warn(
             f"{VARIABLE}={os.environ.get(VARIABLE)} came too late: torch had computed with MKL before sightline was "
@@ -63,7 +63,7 @@ def warn_unless_reproducible() -> None:
 
 @cache
 def _find_function(names: tuple[str, ...]) -> Any:
-    """The function under one of its names, from the library that torch itself calls; None where there is no MKL."""
+    """Return the function under one of its names, from the library that torch itself calls; None without MKL."""
     import torch
 
     folder = Path(torch.__file__).parent / "lib"

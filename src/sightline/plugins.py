@@ -1,8 +1,8 @@
-"""What other people bring: objects by "package.module:OBJECT", or by a name that an installed package offers.
+"""Plugins: objects named "package.module:OBJECT", or by a name that an installed package offers.
 
-An entry point of a group below makes a name work like a built-in one. Naming an object runs the module that it is in:
-an experiment file is trusted as much as a program. Sites, which answer other people's experiments, look at a name
-before anything of it is imported (`locate_plugin`).
+An entry point of a group below makes a name work like a built-in one. Naming an object runs its module: an experiment
+file is trusted as much as a program. Sites, which answer experiments of other parties, inspect a name before anything
+of it is imported (`locate_plugin`).
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from typing import Any, NoReturn
 
 from sightline.errors import Refused, did_you_mean, invalid, printable, refuse
 
+# package.module:OBJECT.
 REFERENCE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-"""package.module:OBJECT."""
 LONGEST_CAUSE = 160
 
 
 @dataclass(frozen=True)
 class PluginKind:
-    """A kind of thing that others may bring."""
+    """A kind of object that plugins may provide."""
 
     key: str
-    """Where an experiment file names it."""
+    """The key of an experiment file that names it."""
     group: str
-    """The entry points under which installed packages offer names."""
+    """The entry-point group under which installed packages offer names."""
     noun: str
 
 
@@ -45,17 +45,18 @@ KINDS = (ALGORITHM, MECHANISM, TOPOLOGY, SAMPLER, RESOURCES, TRANSPORT)
 
 @dataclass(frozen=True)
 class Plugin:
-    """Where a thing of somebody else's is: found by its name, not yet imported."""
+    """The location of a plugin's object: found by its name, not imported yet."""
 
     kind: PluginKind
     name: str
-    """As the experiment file has it."""
+    """The name in the experiment file."""
     module: str
     attribute: str
 
     def load_object(self) -> Any:
-        """Import the module and take the object; whatever goes wrong is one line."""
+        """Import the module and return the object. Raises with one line for any failure."""
         try:
+            # Importing a plugin may raise anything; the user gets one line instead of a foreign traceback.
             found: Any = import_module(self.module)
         except Exception as error:
             law = f"module {self.module!r} cannot be imported ({cause_of(error)})"
@@ -69,19 +70,19 @@ class Plugin:
 
     @property
     def source_digest(self) -> str:
-        """SHA-256 of the source of the module that was imported; "unknown" where it has no file."""
+        """Return the SHA-256 of the imported module's source; "unknown" if it has no file."""
         file = getattr(sys.modules.get(self.module), "__file__", None)
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else "unknown"
 
     def refuse_type(self, found: Any, wanted: str) -> NoReturn:
-        """Say in one line that the object is not what its kind must be."""
+        """Raise with one line if the object is not of the type that its kind needs."""
         law = f"is a {type(found).__name__}, and a {self.kind.noun} is {wanted}"
         invalid(self.kind.key, self.name, law, "docs/plugins.md has one of each kind")
 
 
 @cache
 def _offered_points() -> dict[str, dict[str, tuple[EntryPoint, ...]]]:
-    """Group -> name -> the entry points of that name, of every installed package; read once."""
+    """Return the entry points of every installed package by group and name; read once."""
     found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {kind.group: {} for kind in KINDS}
     every = entry_points()
     for group, names in found.items():
@@ -92,22 +93,23 @@ def _offered_points() -> dict[str, dict[str, tuple[EntryPoint, ...]]]:
 
 
 def forget_offers() -> None:
-    """Look at the installed packages again: for whoever installs one into a running program."""
+    """Read the installed packages again, after one was installed into a running program."""
     _offered_points.cache_clear()
 
 
 def offered_names(kind: PluginKind) -> list[str]:
-    """The names that installed packages offer."""
+    """Return the names that installed packages offer."""
     return sorted(_offered_points()[kind.group])
 
 
 def locate_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Plugin | None:
-    """Where the thing of that name is, when somebody else brings it; None where it is built in.
+    """Return the location of a plugin by its name; None for a built-in name. Raises for an unknown name.
 
     Guarantees: nothing is imported. A name that a package offers beside a built-in one, or that two packages offer, is
-    refused whenever it is used: whose it is would depend on what else is installed.
+    refused.
     """
     offers = _offered_points()[kind.group].get(name, ())
+    # Otherwise the meaning of an experiment file would depend on what else is installed.
     if name in built_in:
         if offers:
             law = f"{_describe_offers(offers)} offers a plugin of this name, and none can shadow a built-in one"
@@ -130,18 +132,18 @@ def _describe_offers(offers: tuple[EntryPoint, ...]) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """The type and first words of an error in somebody else's code, on one line."""
+    """Return the type and first words of a plugin's exception, on one line."""
     return printable(f"{type(error).__name__}: {error}", most=LONGEST_CAUSE)
 
 
 class BrokenLaw(Refused):
-    """Something does not do what it says: the law that it breaks, and how that was seen."""
+    """A plugin does not do what it claims: the law that it breaks, and how that was observed."""
 
     def __init__(self, law: str, seen: str) -> None:
         super().__init__(printable(f'breaks the law "{law}": {seen}'))
 
 
 def refuse_plugin(kind: PluginKind, name: str, error: BaseException) -> NoReturn:
-    """Refuse what did not pass its laws, in one line that names the law; or what failed while it was looked at."""
+    """Raise with one line for a plugin that broke a law, or failed while it was checked."""
     seen = str(error) if isinstance(error, BrokenLaw) else f'breaks the law "runs at all": {cause_of(error)}'
     refuse(kind.key, name, seen, f"sightline.testing.check_{kind.noun} tells its author more")

@@ -1,4 +1,4 @@
-"""Private steps in somebody's own training loop: their model, optimiser and loader, our clipping, noise and ledger."""
+"""Private steps in a user's own training loop: `make_private` adds clipping, noise and a ledger."""
 
 import hashlib
 import secrets
@@ -63,22 +63,22 @@ def make_private(
 ) -> "PrivateTraining":
     r"""Make a loop private: `model, optimizer, loader = make_private(model, optimizer, loader, ...)`.
 
-    The loader that comes back draws every example independently with rate q = batch_size / N. Each `optimizer.step()`
-    takes the batch that the loader gave last, computes g = (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2)) / (q N) by
-    itself and steps with that: gradients of `loss.backward()` are neither needed nor used. `loss` is what the step
-    differentiates, by default cross entropy; one with reduction="sum" is not divided by q N. When the loader's
-    `collate_fn` makes several rows of an example, g_j is the gradient of the loss of all of them.
+    The returned loader draws every example independently with rate q = batch_size / N. Each `optimizer.step()` takes
+    the loader's last batch, computes g = (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2)) / (q N) itself and steps with
+    that: gradients of `loss.backward()` are neither needed nor used. `loss` is what the step differentiates, by default
+    cross entropy; one with reduction="sum" is not divided by q N. If the loader's `collate_fn` makes several rows of an
+    example, g_j is the gradient of the loss of all of them.
 
-    Give `epsilon` with `epochs` for the least noise that lasts so many passes, or `noise_multiplier`; with `epsilon`
+    Give `epsilon` with `epochs` for the least noise that lasts that many passes, or `noise_multiplier`; with `epsilon`
     the step that would exceed it raises `BudgetExhausted`. `ledger` is a file: every step is in it before it is taken,
-    and a loop that is begun again with the same file goes on where the counting stopped, with noise of the same size.
-    Noise and batches come from the operating system. `seed` is for simulations and raises a `UserWarning`: noise that
-    follows from a seed protects nobody from those who know or guess it.
+    and a loop that is restarted with the same file continues the count, with noise of the same size. Noise and batches
+    come from the operating system. `seed` is for simulations and raises a `UserWarning`: noise from a seed does not
+    protect against anyone who knows or guesses it.
 
-    Guarantees: with the optimiser given there is no step on an unclipped gradient, on a batch of another origin, or
-    twice on one batch, and a batch that was drawn is stepped on before the next is drawn; noise is drawn afresh for
-    every step, and is never added to two different sums, also by loops that have one seed; parameters are the model's
-    own, so that `state_dict` has the names it had.
+    Guarantees: with the given optimiser there is no step on an unclipped gradient, on a batch of another origin, or
+    twice on one batch, and a drawn batch is stepped on before the next is drawn; noise is drawn again for every step,
+    and is never added to two different sums, also by loops with the same seed; parameters are the model's own, so that
+    `state_dict` keeps its names.
     """
     data = check_loader(loader)
     check_module(model, loss)
@@ -104,7 +104,7 @@ def choose_event(
     *,
     length: str = "epochs",
 ) -> Event:
-    """What one step reveals of a subject: with the noise given, or the ledger's, or the least that lasts."""
+    """Return the event of one step: with the given noise, the ledger's, or the least that lasts."""
 
     def sampled(noise: float) -> Event:
         return Poisson(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
@@ -113,6 +113,7 @@ def choose_event(
         return sampled(noise_multiplier)
     if epsilon is None:
         invalid("epsilon", None, "noise follows from a budget", f"give epsilon and {length}, or noise_multiplier")
+    # A continued ledger keeps its noise: a budget checked along the way holds for steps of one kind only.
     if steps.event is not None:
         return sampled(noise_of(steps.event))
     if not planned:
@@ -121,19 +122,19 @@ def choose_event(
 
 
 def noise_of(event: Event | None) -> float:
-    """The noise multiplier of a step."""
+    """Return the noise multiplier of a step."""
     return cast(Gaussian, event.event if isinstance(event, Poisson) else event).noise_multiplier
 
 
 def check_count(name: str, value: Any) -> int:
-    """The number, when it is a whole one from 1 on."""
+    """Return the number. Raises unless it is a whole number from 1 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         invalid(name, value, "is a whole number from 1 on")
     return value
 
 
 def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
-    """The loader's data set, when Poisson batches can take the place of what it draws."""
+    """Return the loader's data set. Raises if Poisson batches cannot replace what it draws."""
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         invalid("loader", type(loader).__name__, "is a torch.utils.data.DataLoader, with no iteration of its own")
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
@@ -143,6 +144,7 @@ def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
     if loader.batch_size is None or not len(data) or not len(loader):
         invalid("loader", f"batch_size={loader.batch_size}", "a loader has a batch size, and at least one batch")
     sampler = loader.sampler
+    # Any other sampler draws examples with its own probabilities, and the rate q would not hold for all alike.
     plain = isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(data)
     )
@@ -174,6 +176,8 @@ class PrivateTraining:
         self.steps = steps
         self.streams = streams_of(seed, calls=3)
         if seed is not None:
+            # Two loops with the same seed must not share noise on different sums, so a seeded stream is keyed by the
+            # whole loop.
             self.streams = self.streams.keyed_by(*self._names(loader))
         self.loader = PoissonLoader(loader, self)
         self._waiting: tuple[Tensor, Tensor, list[int]] | None = None
@@ -195,16 +199,16 @@ class PrivateTraining:
 
     @property
     def ledger(self) -> Ledger:
-        """Every step so far: `ledger.epsilon("samples", "public", delta)`."""
+        """Return every step so far: `ledger.epsilon("samples", "public", delta)`."""
         return self.steps.ledger
 
     @property
     def noise_multiplier(self) -> float:
-        """z: the noise on the sum has standard deviation z C."""
+        """Return z: the noise on the sum has standard deviation z C."""
         return noise_of(self.steps.event)
 
     def epsilon(self, *, delta: float | None = None) -> float:
-        """What the steps so far cost each example, an upper bound at `delta` (of the budget unless given)."""
+        """Return an upper bound on what the steps so far cost each example at `delta` (default: the budget's)."""
         return self.steps.epsilon(delta=delta)
 
     def close(self) -> None:
@@ -212,9 +216,9 @@ class PrivateTraining:
         self.steps.close()
 
     def hand_out(self, batch: Any, counts: list[int], time: int) -> Any:
-        """Note the batch that was drawn for the step of this number, with a copy that nobody else holds.
+        """Keep a private copy of the batch drawn for this step, and return the batch.
 
-        `counts` are the rows of its examples, one example after the other.
+        `counts` are the rows of its examples, one example after the other. Raises if the step is not the next one.
         """
         if time != self.steps.steps + 1:
             refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
@@ -222,18 +226,21 @@ class PrivateTraining:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors")
         check_batch(*batch)
+        # The step uses the copy, and versions of the returned tensors reveal changes in place: what is charged is what
+        # was drawn.
         self._waiting = (batch[0].clone(), batch[1].clone(), counts)
         self._given = tuple((part, part._version) for part in batch)
         return batch
 
     def check_used(self) -> None:
-        """Refuse another batch while one waits: which batches are left out would tell of what is in them."""
+        """Raise if a drawn batch has not been stepped on."""
+        # Which batches are skipped would tell something about what is in them.
         if self._waiting is not None:
             refuse("loader", f"step {self.steps.steps + 1}", "the batch that was drawn for it has not been stepped on",
                    "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
 
     def _names(self, loader: DataLoader[Any]) -> Iterator[bytes]:
-        """All that names the loop: model and weights, optimiser, loss, data and what a step is."""
+        """Yield everything that identifies the loop: model and weights, optimiser, loss, data and settings."""
         groups = [{k: v for k, v in one.items() if k != "params"} for one in self.optimizer.param_groups]
         loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
         settings = (self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, self.steps.steps)
@@ -247,7 +254,7 @@ class PrivateTraining:
                 yield digest_of(tensor)
 
     def _trained(self) -> dict[str, Tensor]:
-        """The trained parameters by name, when the optimiser has all of them, and no others."""
+        """Return the trained parameters by name. Raises unless the optimiser has all of them and no others."""
         trained = dict(trained_parameters(self.model))
         names = {id(parameter): name for name, parameter in trained.items()}
         held = [one for group in self.optimizer.param_groups for one in group["params"] if one.requires_grad]
@@ -261,13 +268,14 @@ class PrivateTraining:
         return cast("dict[str, Tensor]", trained)
 
     def _prepare_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Before every step of the optimiser: put the private gradient where it looks, and nothing else."""
+        """Set the private gradient, and nothing else, before every step of the optimiser."""
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             refuse("optimizer.step", "closure", "a closure would compute gradients that are not private",
                    "call optimizer.step() without arguments, of an optimiser that needs none")  # fmt: skip
         x, y, counts = self._take_batch()
         trained = self._trained()
         own = own_module(self.model, self.loss, x, y)
+        # The step is durable in the ledger before its gradient exists; if charging raises, no gradient is computed.
         time = self.steps.charge()
         self._waiting, self._given = None, ()
         gradient = self._noisy_gradient(own, x, y, counts, time)
@@ -287,9 +295,10 @@ class PrivateTraining:
         return self._waiting
 
     def _noisy_gradient(self, own: OwnModule, x: Tensor, y: Tensor, counts: list[int], time: int) -> Tensor:
-        r"""(sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); the sum itself for a loss that is summed."""
+        r"""Return (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2 I)) / (q N); undivided for a summed loss."""
         masks = self.streams.rng(Purpose.BATCHES, round=time, use=1)
         total = own.clipped_sum(flatten_module(self.model), x, y, self.clip_norm, rng=masks, counts=counts)
+        # Keyed by the sum itself: a repeated step gets the same noise on the same sum, and fresh noise on any other.
         own_noise = self.streams.keyed_by(repr((self.noise_multiplier, self.clip_norm)).encode(), digest_of(total))
         noise = draw_gaussian(len(total), rng=own_noise.rng(Purpose.NOISE, round=time))
         total.add_(noise, alpha=self.noise_multiplier * self.clip_norm)
@@ -297,7 +306,7 @@ class PrivateTraining:
 
 
 def streams_of(seed: int | None, *, calls: int) -> Streams:
-    """Streams of a loop: from the operating system, or from a seed with a warning, `calls` calls up from here."""
+    """Return the streams of a loop: from the operating system, or from a seed with a warning `calls` frames up."""
     if seed is None:
         return Streams(OS_ROOT + secrets.token_bytes(32))
     warnings.warn(
@@ -309,21 +318,21 @@ def streams_of(seed: int | None, *, calls: int) -> Streams:
 
 
 def digest_of(tensor: Tensor) -> bytes:
-    """A digest of the numbers of a tensor."""
+    """Return a digest of a tensor's numbers."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(flat.numpy().data).digest()
 
 
+# Optimisers that were given to make_private.
 PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()
-"""Optimisers that make_private has been given."""
 
 
 class PoissonLoader:
-    """Batches in which every example of a data set is by itself with probability `rate`; some are empty.
+    """Batches that hold every example of a data set independently with probability `rate`; some are empty.
 
-    A pass has as many batches as the loader that it was made from. Examples are collated one by one and put together
-    afterwards, so that no batch lets one example reach another. A `collate_fn` that keeps anything of what it has seen
-    is refused. The data set is trusted to return every example by itself: it may cache, and is not looked into.
+    A pass has as many batches as the original loader. Examples are collated one by one, so that no batch lets one
+    example reach another. A `collate_fn` that keeps anything it has seen is refused. The data set is trusted to return
+    every example by itself: it may cache, and is not inspected.
     """
 
     def __init__(self, loader: DataLoader[Any], private: PrivateTraining) -> None:
@@ -332,6 +341,8 @@ class PoissonLoader:
         self.rate = min(1.0, cast(int, loader.batch_size) / self._examples)
         workers = ("num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
         self._workers = {name: getattr(loader, name) for name in workers}
+        # Examples are collated one by one and concatenated afterwards, so that no batch operation lets one example
+        # affect another.
         self._batches = _Batches(loader.dataset, loader.collate_fn)
 
     def __len__(self) -> int:
@@ -339,11 +350,12 @@ class PoissonLoader:
 
     @property
     def expected_batch(self) -> float:
-        """q N, by which sums are divided: the size of the batch that was drawn is not public."""
+        """Return q N, by which sums are divided: the size of the drawn batch is not public."""
         return self.rate * self._examples
 
     def draw(self, time: int) -> NDArray[np.int64]:
-        """The examples of one step, a function of its number: what was drawn ahead and not used is drawn again."""
+        """Return the examples of one step."""
+        # A function of the step's number: what was drawn ahead and not used is drawn again.
         rng = self._private.streams.rng(Purpose.BATCHES, round=time)
         return np.flatnonzero(rng.random(self._examples) < self.rate)
 
@@ -374,9 +386,9 @@ class _Draws:
 
 
 class _Batches(Dataset[Any]):
-    """A data set whose items are (batch, rows of each example), asked for by the numbers of their examples.
+    """A data set whose items are (batch, rows of each example), indexed by the numbers of their examples.
 
-    Which rows are whose is known by construction: every example is collated alone, and all its rows are kept.
+    Every example is collated alone and all its rows are kept, so it is known which rows belong to which example.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from sightline.errors import InvalidInput
 
+# The participant number of streams that belong to no single participant.
 EVERYONE = -1
-"""The participant number of streams that belong to no single participant."""
 
 
 class Purpose(StrEnum):
-    """What a stream is for. The words are hashed, so renaming one changes every run."""
+    """What a stream is for. The values are hashed, so renaming one changes every run."""
 
     PARTITION = "partition"
     SYNTHETIC = "synthetic"
@@ -52,10 +52,11 @@ class Purpose(StrEnum):
     VERIFICATION = "verification"
 
 
+# The generator of streams from the operating system, as runs record it. A run that was begun with another generator is
+# refused: repeating a round would show a second noise on one value.
 CIPHER = "aes-256-ctr"
-"""The generator of streams from the operating system, as runs record it."""
+# Prefix of the roots of such streams. Roots of versions that drew from Philox had another.
 OS_ROOT = CIPHER.encode() + b":"
-"""What the roots of such streams begin with. Roots of versions that drew from Philox began otherwise."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Streams:
 
     Guarantees: equal (root, purpose, round, participant) gives equal numbers; different ones give streams that are
     independent for every practical purpose: from a seed, 128-bit keys from BLAKE2b into Philox; from the operating
-    system, 256-bit keys into AES-256 in counter mode, so that who sees some numbers of a stream, or all of another
-    one, learns nothing of the rest unless he breaks the cipher.
+    system, 256-bit keys into AES-256 in counter mode, so that an observer of some numbers of a stream, or of all of
+    another one, learns nothing about the rest without breaking the cipher.
 
     >>> a = Streams.from_seed(0).rng(Purpose.COHORT, round=3)
     >>> b = Streams.from_seed(0).rng(Purpose.COHORT, round=3)
@@ -77,16 +78,17 @@ class Streams:
 
     @classmethod
     def from_seed(cls, seed: int) -> "Streams":
-        """Reproducible streams for simulation: whoever knows the seed knows the noise."""
+        """Return reproducible streams for simulation: the seed determines the noise, so it protects no one."""
         return cls(b"seed:" + str(int(seed)).encode())
 
     @classmethod
     def from_operating_system(cls, path: Path) -> "Streams":
-        """Streams whose root is 256 bits of the operating system's entropy, kept in a file only its owner can read.
+        """Return streams whose root is 256 bits of the operating system's entropy, in a file only its owner can read.
 
-        The file lets a resumed run draw the same noise for a round that was already released, so that a crash never
-        shows an observer two noisy versions of one value.
+        Raises `InvalidInput` if others may read the file.
         """
+        # The root is kept so that a resumed run draws the same noise for a round that was already released: an observer
+        # never sees two noisy versions of one value.
         if not path.exists():
             write_secret(path, secrets.token_bytes(32))
         if path.stat().st_mode & 0o077:
@@ -94,14 +96,14 @@ class Streams:
         return cls(OS_ROOT + path.read_bytes())
 
     def fresh_streams(self, number: int) -> "Streams":
-        """Other streams from the same root, for doing again what others have seen the first time of."""
+        """Return other streams from the same root, for repeating a round that observers have already seen."""
         return Streams(self.root + b"again:" + str(int(number)).encode())
 
     def keyed_by(self, *values: bytes) -> "Streams":
-        """Other streams from the same root, which no streams keyed by other values share.
+        """Return other streams from the same root, shared only by streams keyed by the same values.
 
-        Noise that is keyed by the value it is added to is never added to another value, whatever else two programs
-        with the same root have in common; equal values get equal noise, and releasing one twice tells nothing more.
+        Noise keyed by the value it is added to is never added to another value, whatever else two programs with the
+        same root have in common; equal values get equal noise, and releasing one twice tells nothing more.
 
         >>> a, b = (Streams.from_seed(0).keyed_by(value).key(Purpose.NOISE) for value in (b"a", b"b"))
         >>> a == b
@@ -115,11 +117,11 @@ class Streams:
 
     @property
     def fingerprint(self) -> str:
-        """A name of the root that tells nothing about it, as long as the root has the entropy of a secret."""
+        """Return a name of the root that tells nothing about it, if the root has the entropy of a secret."""
         return hashlib.blake2b(self.root, digest_size=16, person=b"fingerprint").hexdigest()
 
     def key(self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0) -> int:
-        """The 128-bit key of a stream; `use` tells apart several draws of one purpose in one round."""
+        """Return the 128-bit key of a stream; `use` distinguishes several draws of one purpose in one round."""
         return int.from_bytes(self._derive_key(16, purpose, round, participant, use), "little")
 
     def _derive_key(self, size: int, purpose: Purpose, round: int, participant: int, use: int) -> bytes:
@@ -130,30 +132,33 @@ class Streams:
     def rng(
         self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0
     ) -> np.random.Generator:
-        """The numpy generator of a stream."""
+        """Return the numpy generator of a stream."""
         if self.root.startswith(OS_ROOT):
             return KeystreamGenerator(self._derive_key(32, purpose, round, participant, use))
         key = self.key(purpose, round=round, participant=participant, use=use)
         return np.random.Generator(np.random.Philox(key=key))
 
 
+# 64-bit words enciphered at once if numpy asks for one at a time.
 WORDS = 128
-"""How many 64-bit words are enciphered at once where numpy asks for one at a time."""
 
 
 class KeystreamBits:
     """A bit generator for numpy: the keystream of AES-256 in counter mode, as little-endian 64-bit words.
 
     Guarantees: numpy gets keystream words and nothing else, each at most once, in an order that depends on the calls
-    alone. No Python code runs between the cipher and numpy, only functions of C and Rust: an interrupt (Ctrl-C)
-    cannot be raised there, where ctypes would swallow it and hand numpy a zero.
+    alone. No Python code runs between the cipher and numpy, only functions of C and Rust: an interrupt (Ctrl-C) cannot
+    be raised there, where ctypes would swallow it and hand numpy a zero.
     """
 
     def __init__(self, key: bytes, *, counter: bytes = bytes(16)) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
         self.lock = threading.RLock()
+        # AES and not ChaCha20: its counter has 128 bits, so no stream can come to its end.
         self._update = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update
+        # Iterators of C only (map, chain, repeat, partial): a Python function here could be interrupted, and ctypes
+        # would return zero in place of noise.
         blocks = map(self._update, repeat(bytes(8 * WORDS)))
         words = chain.from_iterable(map(Struct(f"<{WORDS}Q").unpack, blocks))
         fractions = map(mul, map(rshift, words, repeat(11)), repeat(2.0**-53))
@@ -165,7 +170,7 @@ class KeystreamBits:
         self.capsule = _new_capsule(ctypes.addressof(self._table), _CAPSULE, None)
 
     def random_raw(self, size: int | tuple[int, ...] | None = None, output: bool = True) -> Any:
-        """Words of 64 random bits: one, or an array that is enciphered at once."""
+        """Return words of 64 random bits: one, or an array that is enciphered at once."""
         shape = () if size is None else (size,) if isinstance(size, int | np.integer) else tuple(size)
         with self.lock:
             keystream = self._update(bytes(8 * prod(shape)))
@@ -183,13 +188,13 @@ class KeystreamGenerator(np.random.Generator):
         super().__init__(cast(np.random.BitGenerator, KeystreamBits(key)))
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """Uniform numbers in [0, 1), multiples of 2^-53, as numpy's."""
+        """Return uniform numbers in [0, 1), multiples of 2^-53, as numpy does."""
         if size is None or out is not None or np.dtype(dtype) != np.float64:
             return super().random(size, dtype, out)
         return (self.bit_generator.random_raw(size) >> np.uint64(11)) * 2.0**-53
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """Standard normal numbers: the quantile of a word's upper 63 bits as a tail probability, its last bit the sign.
+        """Return standard normal numbers: the quantile of a word's upper 63 bits, with its last bit as the sign.
 
         Guarantees: the tails reach 9.2 standard deviations.
         """
@@ -212,7 +217,8 @@ class _BitGenTable(ctypes.Structure):
 
 
 _NEXT_64 = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
-_NEXT_32 = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)  # the lower half of a word
+# ctypes truncates: numpy gets the lower half of a word.
+_NEXT_32 = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)
 _NEXT_DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
 _CAPSULE = b"BitGenerator"
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -221,7 +227,7 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def new_salt() -> str:
-    """128 bits of the operating system's entropy, written as text: a hash of a text with salt tells nothing of it."""
+    """Return 128 bits of the operating system's entropy as text; a salted hash of a text tells nothing about it."""
     return secrets.token_hex(16)
 
 
@@ -234,6 +240,7 @@ def write_secret(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    # The rename is atomic and comes after the fsync: after a crash the file is whole or absent.
     temporary.replace(path)
     sync_folder(path.parent)
 

@@ -26,17 +26,17 @@ Floats = NDArray[np.float64]
 
 
 class Overlap(StrEnum):
-    """How long several senders take together."""
+    """How delays of several senders combine."""
 
     MAX = "max"
-    """As long as the slowest: they send side by side."""
+    """As long as the slowest: they send in parallel."""
     SUM = "sum"
-    """One after the other: they share the medium (the paper's objective reads like that)."""
+    """One after the other: they share the medium (as in the paper's objective)."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Energy and delay of some sending.
+    """Energy and delay of some uploads.
 
     >>> Cost(1.0, 2.0) + Cost(0.5, 1.0)
     Cost(energy_joule=1.5, delay_seconds=3.0)
@@ -46,16 +46,16 @@ class Cost:
     delay_seconds: float = 0.0
 
     def __add__(self, later: "Cost") -> "Cost":
-        """The one, and then the other."""
+        """Return the cost of one after the other."""
         return Cost(self.energy_joule + later.energy_joule, self.delay_seconds + later.delay_seconds)
 
     def times(self, count: float) -> "Cost":
-        """The same so many times."""
+        """Return the cost of `count` repetitions."""
         return Cost(count * self.energy_joule, count * self.delay_seconds)
 
 
 def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
-    """Several senders of one moment; nobody costs nothing.
+    """Combine the costs of simultaneous uploads; an empty cohort costs zero.
 
     >>> combine_costs([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)
     Cost(energy_joule=2.0, delay_seconds=3.0)
@@ -68,23 +68,25 @@ def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
 
 @dataclass(frozen=True, eq=False)
 class Sending:
-    """What one upload of the model costs every client: two arrays, by the clients' numbers."""
+    """The cost of one upload of the model for every client: two arrays, indexed by client number."""
 
     energy_joule: Floats
     delay_seconds: Floats
 
     def of(self, members: tuple[int, ...]) -> "Sending":
-        """Of some clients only."""
+        """Return the costs of some clients only."""
         places = np.asarray(members, dtype=np.int64)
         return Sending(self.energy_joule[places], self.delay_seconds[places])
 
 
 def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:
-    """Mean energy, and mean delay, of one upload by everybody who is drawn; each channel draws for itself.
+    """Return the mean energy and delay of one upload by all drawn clients; each channel draws for itself.
 
-    Guarantees: it is a function of the samplers' laws and of the public prices; the realised cohorts are not looked
-    at. With everybody drawn it is the plain sum of the energies and the plain maximum (or sum) of the delays.
+    Guarantees: a function of the samplers' distributions and of the public prices. With full participation it is the
+    plain sum of the energies and the plain maximum (or sum) of the delays.
     """
+    # Realised cohorts are never used: devices have different distances, so a sum of a few energies would be a
+    # fingerprint of the cohort, which amplification assumes to be secret.
     energy = math.fsum(member_rate(sampler) * math.fsum(sending.energy_joule) for sending, sampler in many)
     if overlap is Overlap.SUM:
         return Cost(
@@ -94,15 +96,15 @@ def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: O
 
 
 def member_rate(sampler: CohortSampler) -> float:
-    """How likely a member is to be drawn."""
+    """Return the probability that a member is drawn."""
     return sampler.expected / sampler.population
 
 
 def expected_slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
-    """E[max] of the delays of all cohorts together, zero where nobody is drawn.
+    """Return E[max] of the delays of all cohorts together, zero if no client is drawn.
 
-    P(max <= x) is the product over channels of the chance that none of the slower ones is drawn; the mean is the sum
-    of its steps.
+    P(max <= x) is the product over channels of the chance that none of the slower ones is drawn; the mean is the sum of
+    its steps.
     """
     times = np.unique(np.concatenate([delays for delays, _ in many])) if many else np.zeros(0)
     within = np.ones(len(times))
@@ -115,14 +117,14 @@ def expected_slowest(many: Sequence[tuple[Floats, CohortSampler]]) -> float:
 
 
 Rows = Mapping[tuple[str, int | None], Cost]
-"""(node, round or None for every round) -> its cost."""
+"""Maps (node, round or None for every round) to its cost."""
 
 COLUMNS = ("node", "energy_joule", "delay_seconds")
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Costs as they were measured. Constructed from rows that cover every client."""
+    """Measured costs, from rows that cover every client."""
 
     rows: Rows
     clients: int
@@ -133,16 +135,16 @@ class Table:
             self._cost_of(client_name(client), "client", None)
 
     def sending(self, *, round: int, use: int) -> Sending:
-        """Every client's upload in a round."""
+        """Return every client's upload in a round."""
         return self._sending_in(round if round in self._rounds else None)
 
     @cached_property
     def typical(self) -> Sending:
-        """Every client's upload in rounds that have no rows of their own."""
+        """Return every client's upload in rounds without rows of their own."""
         return self._sending_in(None)
 
     def wired(self, node: str, *, round: int) -> Cost:
-        """One edge's upload to the server above it."""
+        """Return one edge's upload to the server above it."""
         return self._cost_of(node, "edge", round)
 
     @cached_property
@@ -155,6 +157,7 @@ class Table:
         return Sending(energy, np.array([cost.delay_seconds for cost in found]))
 
     def _cost_of(self, node: str, kind: str, round: int | None) -> Cost:
+        # Most specific first: a row of the node before one of its kind, a row of the round before one for every round.
         for name in (node, kind):
             for when in dict.fromkeys((round, None)):
                 if (name, when) in self.rows:
@@ -164,7 +167,7 @@ class Table:
 
 
 def read_table(given: Mapping[str, Any], *, clients: int) -> Table:
-    """`[resources] model = "table", file = "costs.csv"` of an experiment file."""
+    """Return the table of `[resources] model = "table", file = "costs.csv"`."""
     for key, value in given.items():
         if key != "file":
             law = "a table has no such setting"
@@ -217,7 +220,7 @@ def _row_number(path: Path, row: Mapping[str, Any], column: str) -> float:
 
 
 def dbm_to_watt(power_dbm: float) -> float:
-    """Decibels over one milliwatt in watt.
+    """Return watts from decibels over one milliwatt.
 
     >>> dbm_to_watt(30.0), round(dbm_to_watt(24.0), 4)
     (1.0, 0.2512)
@@ -226,7 +229,7 @@ def dbm_to_watt(power_dbm: float) -> float:
 
 
 def path_gain(distance_metre: Floats, *, gain_db: float, exponent: float) -> Floats:
-    """The mean power gain |h|^2 of a path: gain_db at one metre, falling by 10 exponent dB per decade of distance.
+    """Return the mean power gain |h|^2: gain_db at one metre, falling by 10 exponent dB per decade of distance.
 
     >>> f"{path_gain(np.array([100.0]), gain_db=-30.0, exponent=3.75)[0]:.4g}"
     '3.162e-11'
@@ -237,7 +240,7 @@ def path_gain(distance_metre: Floats, *, gain_db: float, exponent: float) -> Flo
 def shannon_rate(
     gain: Floats, *, power_dbm: float, bandwidth_hertz: float, noise_dbm_per_hertz: float
 ) -> Floats:  # fmt: skip
-    """R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
+    """Return R = W log2(1 + p |h|^2 / (N0 W)) in bits per second (appendix D, after Tse and Viswanath)."""
     noise_watt = dbm_to_watt(noise_dbm_per_hertz) * bandwidth_hertz
     return np.asarray(
         bandwidth_hertz * np.log1p(dbm_to_watt(power_dbm) * gain / noise_watt) / np.log(2), dtype=np.float64
@@ -245,21 +248,21 @@ def shannon_rate(
 
 
 def read_number(name: str, value: Any) -> float:
-    """A finite number."""
+    """Return a finite number. Raises for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         invalid(name, value, "is a finite number")
     return float(value)
 
 
 def read_positive(name: str, value: Any) -> float:
-    """A finite number above zero."""
+    """Return a finite number above zero. Raises for anything else."""
     if read_number(name, value) <= 0:
         invalid(name, value, "is a positive number")
     return float(value)
 
 
 def read_span(name: str, value: Any) -> tuple[float, float]:
-    """One distance for everybody, or the nearest and the farthest."""
+    """Return (nearest, farthest), equal if one distance is given. Raises for anything else."""
     if not isinstance(value, list | tuple):
         return read_positive(name, value), read_positive(name, value)
     if len(value) != 2 or read_positive(name, value[0]) > read_positive(name, value[1]):
@@ -268,19 +271,19 @@ def read_span(name: str, value: Any) -> tuple[float, float]:
 
 
 def read_boolean(name: str, value: Any) -> bool:
-    """True or false."""
+    """Return true or false. Raises for anything else."""
     if not isinstance(value, bool):
         invalid(name, value, "is true or false")
     return value
 
 
+# Least gain of a fade: a rate of zero would be an endless upload.
 DEEPEST_FADE = 1e-9
-"""A fade is at most that deep: a rate of zero would be an endless upload."""
 
 
 @dataclass(frozen=True)
 class WirelessSettings:
-    """The numbers of the air and of the wire, as in the paper unless the experiment file says otherwise."""
+    """The parameters of the wireless and the wired links; the defaults are the paper's."""
 
     bandwidth_hertz: float = 1e6
     noise_dbm_per_hertz: float = -173.0
@@ -297,7 +300,7 @@ class WirelessSettings:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "WirelessSettings":
-        """`[resources]` of an experiment file, every key checked."""
+        """Return the settings of `[resources]`. Raises for unknown keys and invalid values."""
         known = [field.name for field in dataclasses.fields(cls)]
         found: dict[str, Any] = {}
         for key, value in given.items():
@@ -323,7 +326,7 @@ class Wireless:
     """Prices of one federation's uploads.
 
     Guarantees: distances and fading depend on the seed, the round and the number of the upload in it, and on nothing
-    private: whoever took part, the air is the same.
+    private: they are the same whichever clients took part.
     """
 
     settings: WirelessSettings
@@ -333,18 +336,19 @@ class Wireless:
 
     @property
     def bits(self) -> float:
-        """Q M: the size of one upload."""
+        """Return Q M, the size of one upload."""
         return self.settings.bits_per_parameter * self.parameters
 
     @cached_property
     def distance_metre(self) -> Floats:
-        """How far every device is from its server."""
+        """Return every device's distance from its server."""
         nearest, farthest = self.settings.distance_metre
         share = self.streams.rng(Purpose.RESOURCES).random(self.clients)
+        # The square root makes devices uniform over the area of the ring, not over its radius.
         return np.asarray(np.sqrt(nearest**2 + share * (farthest**2 - nearest**2)))
 
     def sending(self, *, round: int, use: int) -> Sending:
-        """Every device's upload, with the fading of that moment."""
+        """Return every device's upload, with the fading of that moment."""
         if not self.settings.fading:
             return self.typical
         fade = self.streams.rng(Purpose.RESOURCES, round=round, use=use).exponential(size=self.clients)
@@ -352,11 +356,11 @@ class Wireless:
 
     @cached_property
     def typical(self) -> Sending:
-        """Every device's upload at its mean gain: what can be known beforehand."""
+        """Return every device's upload at its mean gain: what can be known beforehand."""
         return self._price_uploads(np.ones(self.clients))
 
     def wired(self, node: str, *, round: int) -> Cost:
-        """One edge's upload to the server above it."""
+        """Return one edge's upload to the server above it."""
         seconds = self.bits / self.settings.wired_bits_per_second
         return Cost(dbm_to_watt(self.settings.wired_power_dbm) * seconds, seconds)
 
@@ -374,37 +378,37 @@ class Wireless:
 
 
 class Prices(Protocol):
-    """What one upload costs whom."""
+    """What an upload costs each client or edge."""
 
     @property
     def typical(self) -> Sending:
-        """Every client's upload as it can be known beforehand."""
+        """Return every client's upload as it can be known beforehand."""
 
     def sending(self, *, round: int, use: int) -> Sending:
-        """Every client's upload at a moment."""
+        """Return every client's upload at a moment."""
 
     def wired(self, node: str, *, round: int) -> Cost:
-        """One edge's upload to the server above it."""
+        """Return one edge's upload to the server above it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """A model of energy and delay, ready to be asked. Only uploads cost; broadcasts are free, as in the paper."""
+    """A model of energy and delay. Only uploads cost; broadcasts are free, as in the paper."""
 
     prices: Prices
     overlap: Overlap = Overlap.MAX
 
     def cost_of_gathering(self, many: Iterable[tuple[Channel, CohortSampler]], *, round: int, use: int) -> Cost:
-        """The mean cost of one upload by the cohorts of several channels at one moment."""
+        """Return the mean cost of one upload by the cohorts of several channels at one moment."""
         sending = self.prices.sending(round=round, use=use)
         return self._expected_cost(sending, many)
 
     def gathered_typically(self, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
-        """The same, as it can be known beforehand."""
+        """Return the mean cost of one upload by the cohorts as it can be known beforehand."""
         return self._expected_cost(self.prices.typical, many)
 
     def cost_of_lifting(self, nodes: Sequence[str], *, round: int = 0) -> Cost:
-        """Every node sends one model to the server above it, all at one moment."""
+        """Return the cost of every node sending one model to the server above it, all at once."""
         return combine_costs([self.prices.wired(node, round=round) for node in nodes], self.overlap)
 
     def _expected_cost(self, sending: Sending, many: Iterable[tuple[Channel, CohortSampler]]) -> Cost:
@@ -412,12 +416,13 @@ class Resources:
 
 
 def _build_wireless(settings: Mapping[str, Any], experiment: Experiment, parameters: int) -> Prices:
+    # From the seed even if noise comes from the operating system: distances and fading are public.
     streams = Streams.from_seed(experiment.seed)
     return Wireless(WirelessSettings.read(settings), experiment.data.clients, parameters, streams)
 
 
 BuildPrices = Callable[[Mapping[str, Any], Experiment, int], Prices]
-"""(its own settings, experiment, parameters of the model) -> what an upload costs."""
+"""Maps (its own settings, experiment, parameters of the model) to prices."""
 
 MODELS: dict[str, BuildPrices] = {
     "wireless": _build_wireless,
@@ -427,7 +432,7 @@ MODELS: dict[str, BuildPrices] = {
 
 
 def find_prices(model: str) -> BuildPrices:
-    """How the prices of a model are built: a built-in one, or somebody else's."""
+    """Return how the prices of a model are built, for a built-in model or a plugin."""
     plugin = locate_plugin(RESOURCES, model, MODELS)
     if plugin is None:
         return MODELS[model]
@@ -438,7 +443,7 @@ def find_prices(model: str) -> BuildPrices:
 
 
 def build_resources(experiment: Experiment, *, parameters: int) -> Resources | None:
-    """The resource model of an experiment file, or None."""
+    """Return the resource model of an experiment file, or None."""
     section = experiment.resources
     if section is None:
         return None

@@ -33,21 +33,21 @@ from sightline.models import FlatModel, Module
 from sightline.models.task import Task
 from sightline.topology import client_name
 
+# Examples predicted at a time.
 BATCH = 1024
-"""Examples that are predicted at a time."""
 
 
 @dataclass(frozen=True, init=False)
 class Run:
     """A finished (or budget-stopped) run: its numbers, its ledger, its report, its model.
 
-    It holds nothing open. Every property reads the run directory when it is asked, without writing to it, and what it
-    returns lies whole in memory. `sightline.Run("runs/NAME")` is a run that was made before.
+    It holds nothing open. Every property reads the run directory on access, without writing to it, and returns a value
+    that is entirely in memory. `sightline.Run("runs/NAME")` opens an existing run.
     """
 
     directory: Path
     built: FlatModel | None = field(repr=False, compare=False)
-    """The model as this program built it; a run from elsewhere builds it from its settings."""
+    """The model as this program built it; None: it is built from the run's settings."""
 
     def __init__(self, directory: Path | str, built: FlatModel | None = None) -> None:
         object.__setattr__(self, "directory", Path(directory))
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was run and how it ended: `status`, `delta`, `unit` and the rest that stands in the report."""
+        """Return what was run and how it ended: `status`, `delta`, `unit` and the other facts of the report."""
         with RunRecord.open_to_read(self.directory) as record:
             return record.facts
 
     @property
     def experiment(self) -> Experiment:
-        """The settings of the run, every key resolved."""
+        """Return the settings of the run, every key resolved."""
         path = self.directory / engine.CONFIG
         if not path.is_file():
             invalid("run", self.directory, f"no {engine.CONFIG} in it", "give the folder that sightline run printed")
@@ -69,51 +69,51 @@ class Run:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The metrics of every round."""
+        """Return the metrics of every round."""
         with RunRecord.open_to_read(self.directory) as record:
             return record.rounds()
 
     @property
     def history(self) -> Any:
-        """The numbers of every round: a pandas DataFrame where pandas is there, else a list with a dict a round."""
+        """Return the numbers of every round: a pandas DataFrame if pandas is installed, else a list of dicts."""
         rows = [flatten_row(row) for row in self.rounds]
         return import_module("pandas").DataFrame(rows) if find_spec("pandas") is not None else rows
 
     @property
     def ledger(self) -> Ledger:
-        """Every release, and the epsilon of any subject against any observer. Nothing can be appended to it."""
+        """Return the read-only ledger: every release, and the epsilon of any subject against any observer."""
         with RunRecord.open_to_read(self.directory) as record:
             return record.ledger()
 
     @property
     def report(self) -> Path:
-        """The HTML page."""
+        """Return the path of the HTML page."""
         return self.directory / report.REPORT
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `sightline run --json` prints."""
+        """Return what `sightline run --json` prints."""
         return report.summarise_run(report.RunView.read(self.directory))
 
     @property
     def test_accuracy(self) -> float:
-        """Accuracy of the last evaluated model on the test set; NaN before the first, and for tasks without it."""
+        """Return the accuracy of the last evaluated model on the test set; NaN if there is none."""
         return _number_or(self.summary["test_accuracy"], math.nan)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The task's metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
+        """Return the metrics of the last evaluated model on the test set, the main one first; NaN before the first."""
         return {name: _number_or(value, math.nan) for name, value in self.summary["metrics"].items()}
 
     @property
     def epsilon(self) -> float:
-        """The worst epsilon over untrusted observers; infinite when nothing is promised."""
+        """Return the worst epsilon over untrusted observers; infinite if nothing is promised."""
         return _number_or(self.summary["epsilon"], math.inf)
 
     def state_dict(self, *, client: int | None = None, cluster: int | None = None) -> dict[str, Tensor]:
-        """The published tensors by name, as `load_state_dict` of the module takes them.
+        """Return the published tensors by name, as `load_state_dict` of the module takes them.
 
-        Where every client has a model of its own, `client` or `cluster` says whose: the members of a cluster share one.
+        If every client has its own model, `client` or `cluster` selects one; members of a cluster share a model.
         """
         path = self.directory / engine.MODEL
         if not path.is_file():
@@ -134,7 +134,7 @@ class Run:
         return shared | {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
 
     def _find_owner(self, client: int | None, cluster: int | None, owned: set[str]) -> int:
-        """The client whose model is wanted."""
+        """Return the client whose model is wanted."""
         if (client is None) == (cluster is None):
             law = f"each of {len(owned)} clients has a model of its own"
             invalid("client", client, law, "say whose: run.model(client=0), or cluster=0 where there are clusters")
@@ -149,10 +149,10 @@ class Run:
         return client
 
     def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """The trained `torch.nn.Module`, in evaluation mode; which one, where there are several, as in `state_dict`.
+        """Return the trained `torch.nn.Module` in evaluation mode; `client` and `cluster` as in `state_dict`.
 
-        It is built from the run's settings. A model that a program handed over is known to that program only: in
-        another one, load `state_dict()` into it.
+        It is built from the run's settings. A model that a program passed in is known to that program only: elsewhere,
+        load `state_dict()` into it.
         """
         flat, vector = self.flat_model().load(self.state_dict(client=client, cluster=cluster))
         module = flat.module()
@@ -160,14 +160,15 @@ class Run:
         return module.eval()
 
     def flat_model(self) -> FlatModel:
-        """The model as one vector, with the names and places of its tensors."""
+        """Return the model as one vector, with the names and offsets of its tensors."""
         if self.built is not None:
             return self.built
         experiment, facts = self.experiment, self.metadata
         if models.is_given_model(experiment.model.name):
             law = f"its model {experiment.model.name} was handed over by a Python program"
             invalid("run", self.directory, law, "make the module yourself and load run.state_dict() into it")
-        if "input_shape" not in facts:  # a run of an earlier version
+        # A run of an earlier version did not record the shape.
+        if "input_shape" not in facts:
             return engine.build_experiment(experiment).model
         return models.build_model(
             experiment.model.name,
@@ -180,7 +181,7 @@ class Run:
         )
 
     def _task(self) -> Task:
-        """What the model was trained for."""
+        """Return the task that the model was trained for."""
         model, facts = self.experiment.model, self.metadata
         own = None if model.loss is None else models.own_loss(model.loss)
         return Task(
@@ -190,14 +191,15 @@ class Run:
     def predict(
         self, x: Any, *, probabilities: bool = False, client: int | None = None, cluster: int | None = None
     ) -> NDArray[Any]:
-        """What the model predicts for every example, by its task.
+        """Return what the model predicts for every example, by its task.
 
         Labels (classification, binary), sets of labels (n, labels), numbers (regression), or the next token at every
-        position; `probabilities` gives those of each label or token. For a loss of one's own, the module's outputs.
-        `x` holds examples as the training data did, in a numpy array, a torch tensor or a list.
+        position; `probabilities` gives those of each label or token. For a user's own loss, the module's outputs. `x`
+        holds examples as the training data did, in a numpy array, a torch tensor or a list.
         """
         module, flat = self.model(client=client, cluster=cluster), self.flat_model()
         inputs = read_inputs(x, flat)
+        # Convex mechanisms train on examples scaled to a fixed norm, so predictions must scale them too.
         if (norm := feature_norm(self.experiment)) is not None:
             inputs = unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64)), norm).x
         with torch.no_grad():
@@ -223,7 +225,7 @@ class Run:
 
 
 def read_predictions(task: Task, outputs: Tensor, *, probabilities: bool) -> NDArray[Any]:
-    """A task's predictions from the outputs of its model."""
+    """Return a task's predictions from the outputs of its model."""
     found = outputs
     if task.name in ("classification", "language"):
         found = torch.softmax(outputs, dim=-1) if probabilities else outputs.argmax(dim=-1)
@@ -239,7 +241,7 @@ def read_predictions(task: Task, outputs: Tensor, *, probabilities: bool) -> NDA
 
 
 def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.int64]:
-    """Examples as the model takes them; raises when they are of another shape."""
+    """Return examples as the model takes them. Raises if they have another shape."""
     inputs: NDArray[Any]
     try:
         inputs = np.array(to_array(x), dtype=np.int64 if model.kind is Kind.TEXT else np.float32, order="C")
@@ -252,9 +254,7 @@ def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.in
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a round with one name each; what is no number, such as who is in which cluster, is left out.
-
-    What the record keeps as null is infinite for an epsilon, and not a number for anything else.
+    """Return the numbers of a round with one name each; other values, such as cluster assignments, are left out.
 
     >>> flatten_row({"round": 1, "epsilon": {"server": None, "public": 0.25}, "clusters": {"assignment": [0, 1]}})
     {'round': 1, 'epsilon.server': inf, 'epsilon.public': 0.25}
@@ -264,6 +264,7 @@ def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flatten_row({f"{name}.{word}": one for word, one in value.items()})
         elif isinstance(value, int | float | None):
+            # JSON has no infinity or NaN: the record stores both as null. A missing epsilon must never look finite.
             missing = math.inf if name.startswith("epsilon") else math.nan
             flat[name] = missing if value is None else value
     return flat

@@ -1,4 +1,4 @@
-"""Events -> privacy loss -> epsilon(delta). Pure functions; upper bounds only; calibration."""
+"""Privacy accounting: pure functions that turn compositions of events into upper bounds on epsilon and delta."""
 
 from sightline.accounting.accountant import (
     Accountant,

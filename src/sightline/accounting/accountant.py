@@ -1,4 +1,4 @@
-"""The accountant: epsilon, delta and intervals of a composition, alone, step by step, or as a curve."""
+"""The accountant: epsilon, delta and intervals of a composition, at once, step by step, or as a curve."""
 
 import math
 from collections.abc import Mapping
@@ -50,9 +50,10 @@ class Curve(list[float]):
         return shown.svg_curve(f"epsilon at delta = {self.delta:g}: {ends}", self) or f"<p>epsilon: {ends}</p>"
 
 
+# The tilted transform keeps its relative precision down to about here.
 SMALLEST_DELTA = 1e-30
+# A delta above 1 / (NEAR * number of units) is noted.
 NEAR = 10
-"""A delta above one over so many times the number of units is remarked upon."""
 
 
 class Accountant(StrEnum):
@@ -67,10 +68,9 @@ class Accountant(StrEnum):
 
 
 def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accountant.PLD) -> float:
-    """An upper bound on the epsilon of a composition at delta.
+    """Return an upper bound on the epsilon of a composition at delta.
 
-    Guarantees: never below the true value; infinite when something was sent without noise; zero when nothing
-    was seen.
+    Guarantees: never below the true value; infinite if anything was sent without noise; zero if nothing was seen.
 
     >>> from sightline.events import Gaussian, Poisson
     >>> round(epsilon({Poisson(0.1, Gaussian(2.05)): 1000}, 1e-5), 3)
@@ -87,12 +87,13 @@ def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accou
 
 @lru_cache(maxsize=4096)
 def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accountant: Accountant) -> float:
-    """Epsilon of a canonical, ordered composition."""
+    """Return epsilon of a canonical, ordered composition."""
     held = dict(counts)
     if chance_to_take_part(held) <= delta:
         return 0.0
     if accountant is Accountant.RDP:
         return renyi_epsilon(held, delta)
+    # Each of these bounds is valid for the whole composition, so the least of them is.
     bounds = [summed_epsilon(held)]
     for form in law_forms(held):
         with suppress(NoLaw, TooFine):
@@ -106,24 +107,24 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
 
 
 def law_forms(counts: Mapping[Event, int]) -> list[Mapping[Event, int]]:
-    """The composition, and the same by the other law of its replaced segments: both are bounds."""
+    """Return the composition, and the same with the other law of its replaced segments: both are bounds."""
     if not any(isinstance(event, ReplacedSegment) for event in counts):
         return [counts]
     return [counts, {other_law(event): times for event, times in counts.items()}]
 
 
 def other_law(event: Event) -> Event:
-    """A replaced segment by its other law; other events as they are."""
+    """Return a replaced segment with its other law; other events unchanged."""
     return TwoSided(**vars(event)) if isinstance(event, ReplacedSegment) else event
 
 
 def chance_to_take_part(counts: Mapping[Event, int]) -> float:
-    """At most how likely the subject is in anything at all: with that delta everything is private at epsilon zero."""
+    """Return an upper bound on the probability that the subject is in anything: with that delta epsilon is zero."""
     return math.fsum(times * chance_of_draw(event) for event, times in counts.items()) * (1 + 1e-12)
 
 
 def chance_of_draw(event: Event) -> float:
-    """At most how likely one event has the subject in it; infinite where no draw decides on that."""
+    """Return an upper bound on the probability that one event has the subject in it; infinite without a draw."""
     if isinstance(event, Poisson):
         return event.rate
     if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
@@ -132,38 +133,39 @@ def chance_of_draw(event: Event) -> float:
 
 
 def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
-    """The cost if all sampling were known, which is never less: for events so strong that sampling hardly matters."""
+    """Return epsilon as if all sampling were known, an upper bound; infinite if that has no law either."""
     try:
+        # For events so strong that their sampled law cannot be represented; sampling hardly helps there.
         return pld_epsilon(canonical_form({with_known_coins(event): times for event, times in counts.items()}), delta)
     except (NoLaw, TooFine):
         return math.inf
 
 
 def moments_may_win(counts: Mapping[Event, int], *, failed: bool = False) -> bool:
-    """Whether moments know more than the law: zCDP of choices, eq. (3) of unequal blocks, cohorts whose law is not
-    known or could not be composed.
-    """
+    """Return whether moments may give less than the law."""
     kinds = set().union(*(kinds_in(event) for event in counts))
+    # Moments know zCDP of private choices, eq. (3) of the partitioning paper for allocations, and cohorts without a
+    # law.
     if kinds & {Exponential, Allocation} or (failed and kinds & {WithoutReplacement, FixedCohort}):
         return True
     return any(unknown_cohorts(event) for event in counts)
 
 
 def unknown_cohorts(event: Event) -> bool:
-    """Whether there is a fixed cohort of anything but a Gaussian in it: such a cohort has no law of its own."""
+    """Return whether a fixed cohort of anything but a Gaussian is in it: such a cohort has no law of its own."""
     cohort = isinstance(event, WithoutReplacement | FixedCohort)
     return any((cohort and not isinstance(inner, Gaussian)) or unknown_cohorts(inner) for inner in inner_events(event))
 
 
 def summed_epsilon(counts: Mapping[Event, int]) -> float:
-    """The sum of pure epsilons, when all are pure."""
+    """Return the sum of pure epsilons; infinite if some event is not pure."""
     if all(isinstance(event, Pure | Exponential) for event in counts):
         return math.fsum(times * event.epsilon for event, times in counts.items())  # type: ignore[attr-defined]
     return math.inf
 
 
 def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accountant.PLD) -> float:
-    """An upper bound on the delta of a composition at epsilon."""
+    """Return an upper bound on the delta of a composition at epsilon."""
     if not epsilon >= 0:
         invalid("epsilon", epsilon, "epsilon is not negative")
     counts = canonical_form(events)
@@ -183,22 +185,22 @@ def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accou
 
 
 def epsilon_curve(event: Event, times: int, delta: float, *, accountant: Accountant = Accountant.PLD) -> Curve:
-    """Epsilon after 1, 2, ..., `times` repetitions of an event; never decreasing."""
+    """Return epsilon after 1, 2, ..., `times` repetitions of an event; never decreasing."""
     check_delta(delta)
     if times < 0:
         invalid("times", times, "a count is not negative")
     values: list[float] = []
     for count in range(1, times + 1):
+        # Two counts may be accounted on different grids, so monotonicity is enforced.
         values.append(max(values[-1] if values else 0.0, epsilon({event: count}, delta, accountant=accountant)))
     return Curve(values, delta=delta)
 
 
 def interval(events: Composition, delta: float) -> tuple[float, float]:
-    """What the grid leaves open: a lower and an upper bound on epsilon at delta, by opposite roundings.
+    """Return a lower and an upper bound on epsilon at delta, by opposite roundings of the grid.
 
-    The upper end is `epsilon`. The lower end belongs to the dominating pairs of the events (for an allocation: of
-    its blocks);
-    it is zero where an event is accounted by moments alone.
+    The upper end is `epsilon`. The lower end belongs to the dominating pairs of the events (for an allocation, of its
+    blocks); it is zero where an event is accounted by moments alone.
     """
     upper = epsilon(events, delta)
     counts = canonical_form(events)
@@ -213,7 +215,7 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
 
 
 def check_delta(delta: float) -> None:
-    """Delta must be a probability that the arithmetic can reach."""
+    """Raise unless delta is a probability that the arithmetic can reach."""
     if not SMALLEST_DELTA <= delta < 1:
         law = "delta lies in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} are not computed"
         invalid("delta", delta, law, "use a value such as 1e-5, below one over the number of subjects")
@@ -222,9 +224,9 @@ def check_delta(delta: float) -> None:
 def refuse_large_delta(
     name: str, delta: float, units: int, noun: str, *, otherwise: str = ", or set allow_large_delta = true"
 ) -> None:
-    """Raise where delta, promised to each of so many units, is one over their number or more.
+    """Raise if delta, promised to each of `units` units, is one over their number or more.
 
-    Whoever publishes the data of one of n units, picked at random, meets (0, 1/n): such a delta promises nothing.
+    Publishing the data of one of n units, picked at random, is (0, 1/n)-private: such a delta promises nothing.
 
     >>> refuse_large_delta("delta", 0.5, 10, "clients")
     Traceback (most recent call last):
@@ -238,7 +240,7 @@ set allow_large_delta = true
 
 
 def large_delta_note(delta: float, units: int, noun: str) -> str | None:
-    """What is to be said of a delta within a factor of ten of one over the number of units, or above; else None.
+    """Return a note if delta is at least a tenth of one over the number of units; else None.
 
     >>> large_delta_note(1e-3, 100, "clients") is None
     True
@@ -249,25 +251,25 @@ def large_delta_note(delta: float, units: int, noun: str) -> str | None:
     return f"delta = {delta:g} is large: {what}; {1 / (NEAR * units):.2g} or less is usual"
 
 
+# Ceilings stay below the limit by this share of it: far more than the rounding of an epsilon.
 MARGIN = 1e-3
-"""Ceilings stay below the limit by so much of it: far more than the arithmetic of an epsilon can be off."""
 
+# The first ceiling has counts larger by this share.
 AHEAD = 0.25
-"""The first ceiling lies so much of the counts above them."""
 
 CEILINGS = 8
+# Ceilings kept for one set of events, and sets of events kept at all; forgetting only costs time.
 FAMILIES = 1024
-"""Ceilings kept for one set of events, and sets of events kept at all: forgetting costs time, nothing else."""
 
 
 class Headroom:
-    """What is known to be within epsilon at delta: ceilings, compositions below which everything fits.
+    """A cache of what is within epsilon at delta: ceilings, compositions below which everything fits.
 
-    For lists that no data decide on, of which only the end may be left out (decisions 0081, 0192). What is chosen after
-    looking at results needs a filter.
+    For lists of events that no data decide on and of which only the end may be left out. Experiments chosen after
+    looking at results need a filter.
 
-    Whoever sees more learns no less, so an upper bound for a ceiling is one for every composition with the same events
-    and no larger counts. Above the last ceiling each composition is accounted for itself.
+    An observer who sees more learns no less, so an upper bound for a ceiling is one for every composition with the same
+    events and no larger counts. Above the last ceiling each composition is accounted for itself.
 
     Guarantees: nothing fits whose epsilon is above the limit; by the margin, the same compositions fit whatever was
     asked before. A run of T rounds asks the accountant in the order of log T times, and in every round within the
@@ -280,7 +282,7 @@ class Headroom:
         self._ahead: dict[frozenset[Event], float] = {}
 
     def fits(self, events: Mapping[Event, int]) -> bool:
-        """Whether the composition is within the limit.
+        """Return whether the composition is within the limit.
 
         >>> from sightline.events import Gaussian
         >>> room = Headroom(1.0, 1e-5)
@@ -299,7 +301,7 @@ class Headroom:
         return epsilon(events, self.delta, accountant=self.accountant)
 
     def _look_ahead(self, family: frozenset[Event], events: Mapping[Event, int]) -> None:
-        """Find the next ceiling, half as far ahead after every one that did not fit."""
+        """Find the next ceiling, half as far ahead after each one that did not fit."""
         if len(self._ahead) > FAMILIES:
             self._ahead.clear()
             self._ceilings.clear()
@@ -319,7 +321,7 @@ def _epsilon_below(events: Mapping[Event, int], ceiling: Mapping[Event, int]) ->
 
 @dataclass(frozen=True)
 class Bridged:
-    """One release in which the subject is felt through `bridges` others, and by itself when `own` is 1."""
+    """One release in which the subject is felt through `bridges` others, and by itself if `own` is 1."""
 
     noise_multiplier: float
     rate: float
@@ -336,13 +338,13 @@ class Bridged:
 
     @property
     def worst(self) -> Gaussian:
-        """The same release when everybody takes part: one Gaussian whose mean moves by (own + 2 bridges) C."""
+        """Return the release with everyone taking part: one Gaussian whose mean moves by (own + 2 bridges) C."""
         return Gaussian(self.noise_multiplier / (self.own + 2 * self.bridges))
 
 
 @lru_cache(maxsize=1024)
 def bridged_moments(release: Bridged) -> Array:
-    """log E[exp(a (a - 1) (b + 2 j)^2 / (2 z^2))] for a = 0 .. the largest order; both directions are the same.
+    """Return log E[exp(a (a - 1) (b + 2 j)^2 / (2 z^2))] for a = 0..MOST_ORDER; both directions are the same.
 
     >>> round(float(bridged_moments(Bridged(2.0, 1.0, 1))[2]), 9)  # 2 * 1 * 2^2 / (2 * 2.0^2)
     1.0
@@ -358,7 +360,7 @@ def bridged_moments(release: Bridged) -> Array:
 
 
 def shift_probabilities(count: int, rate: float, reach: int) -> dict[int, float]:
-    """Shift -> log of its chance: each of `count` members that is sampled moves the sum by `reach`."""
+    """Return shift -> log probability: each of `count` members that is sampled moves the sum by `reach`."""
     if rate == 1 or count == 0:
         return {reach * count: 0.0}
     heads = np.arange(count + 1, dtype=np.float64)
@@ -370,10 +372,10 @@ def shift_probabilities(count: int, rate: float, reach: int) -> dict[int, float]
 def bridged_epsilon(
     direct: Mapping[Event, int], bridged: Mapping[Bridged, int], delta: float, *, accountant: Accountant
 ) -> float:
-    """Epsilon of direct releases composed with bridged ones.
+    """Return epsilon of direct releases composed with bridged ones.
 
     Guarantees: an upper bound; by Renyi moments with the sampling, and with the PLD accountant also by the law of the
-    Gaussians without them, whichever is less.
+    Gaussians without sampling, whichever is less.
     """
     extra = np.asarray(sum((times * bridged_moments(one) for one, times in bridged.items()), np.zeros(len(ORDERS))))
     back = composed_backward(direct)

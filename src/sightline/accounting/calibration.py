@@ -1,4 +1,4 @@
-"""The least noise that meets a budget, rounded to the private side."""
+"""Noise calibration: the least noise multiplier that meets a privacy budget, rounded to the private side."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from sightline.errors import invalid
 from sightline.events import Event, scale_noise
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+# Relative width at which the search stops; the upper end is returned.
 DIGITS = 1e-6
-"""Relative width at which the search stops; the upper end is returned."""
 
 
 def calibrate(
@@ -22,7 +22,7 @@ def calibrate(
     delta: float,
     accountant: Accountant = Accountant.PLD,
 ) -> float:
-    """The smallest noise multiplier z whose composition costs at most (epsilon, delta).
+    """Return the smallest noise multiplier z whose composition costs at most (epsilon, delta).
 
     Guarantees: the composition at the returned z was evaluated and costs at most epsilon.
 
@@ -35,7 +35,7 @@ def calibrate(
         invalid("epsilon", epsilon, "a budget is positive and finite")
 
     def excess(noise: float) -> float:
-        """log(cost / budget): negative when the noise is enough."""
+        """Return log(cost / budget): negative if the noise is enough."""
         cost = epsilon_of(composition_for(noise), delta, accountant=accountant)
         return math.log(cost / epsilon) if 0 < cost < math.inf else (-30.0 if cost == 0 else 30.0)
 
@@ -47,10 +47,11 @@ Point = tuple[float, float]
 
 
 def bracket_noise(excess: Callable[[float], float], epsilon: float) -> tuple[Point, Point]:
-    """Two noises, one too small and one large enough, near each other."""
+    """Return two nearby noise multipliers, one too small and one large enough. Raises if no noise is enough."""
     noise = 1.0
     here = (noise, excess(noise))
     while here[1] > 0:
+        # Epsilon falls about like a power of the noise, so the excess in logarithms predicts the next factor.
         grow = min(max(2 ** (here[1] / math.log(2)), 1.3), 8.0) if here[1] < 3 else 4.0
         noise *= grow
         if noise > MOST_NOISE:
@@ -69,7 +70,7 @@ def bracket_noise(excess: Callable[[float], float], epsilon: float) -> tuple[Poi
 
 
 def narrow_bracket(excess: Callable[[float], float], low: Point, high: Point) -> float:
-    """Regula falsi in log-log coordinates with the Illinois rule; returns the end that is private enough."""
+    """Return the private end of the bracket after regula falsi in log-log coordinates with the Illinois rule."""
     (x0, f0), (x1, f1) = (math.log(low[0]), low[1]), (math.log(high[0]), high[1])
     if x0 == x1:
         return high[0]
@@ -78,6 +79,8 @@ def narrow_bracket(excess: Callable[[float], float], low: Point, high: Point) ->
         if x1 - x0 < DIGITS:
             break
         x = x1 - f1 * (x1 - x0) / (f1 - f0) if f1 != f0 else (x0 + x1) / 2
+        # Step slightly past the predicted root: the private end then closes in too, and the bracket shrinks on both
+        # sides.
         x = min(max(x + DIGITS / 4, x0 + (x1 - x0) * 0.01), x1 - (x1 - x0) * 1e-3)
         f = excess(math.exp(x))
         if f <= 0:
@@ -88,12 +91,13 @@ def narrow_bracket(excess: Callable[[float], float], low: Point, high: Point) ->
             x0, f0 = x, f
             f1 = f1 / 2 if side == -1 else f1
             side = -1
+    # x1 is the end whose cost was evaluated and found within the budget; never return an unevaluated midpoint.
     return math.exp(x1)
 
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """One kind of release: `event` at noise one, `times` times; `weight` is its noise over the common one."""
+    """One kind of release: `event` at noise one, `times` times; `weight` is its noise over the common noise."""
 
     name: str
     event: Event
@@ -101,13 +105,13 @@ class BudgetLine:
     weight: float = 1.0
 
     def at(self, noise: float) -> Event:
-        """The event at a common noise; choices and pure releases keep their own epsilon."""
+        """Return the event at a common noise; private choices and pure releases keep their own epsilon."""
         return scale_noise(self.event, self.weight * noise)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The noise that spends (epsilon, delta) over all lines together, and what each would cost alone."""
+    """The noise that spends (epsilon, delta) over all lines together."""
 
     noise_multiplier: float
     epsilon: float
@@ -116,22 +120,22 @@ class Budget:
 
     @property
     def composition(self) -> Composition:
-        """All releases at the common noise."""
+        """Return all releases at the common noise."""
         return join_lines(self.lines, self.noise_multiplier)
 
     def noise_of(self, name: str) -> float:
-        """The noise multiplier of one line."""
+        """Return the noise multiplier of one line."""
         return next(line.weight * self.noise_multiplier for line in self.lines if line.name == name)
 
     def epsilons_alone(self) -> dict[str, float]:
-        """Epsilon of each line by itself at delta; they sum to more than the total."""
+        """Return epsilon of each line by itself at delta; their sum exceeds the total."""
         return {line.name: epsilon_of({line.at(self.noise_multiplier): line.times}, self.delta) for line in self.lines}
 
 
 def share_budget(
     lines: Sequence[BudgetLine], *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD
 ) -> Budget:
-    """The least common noise at which all lines together cost at most (epsilon, delta).
+    """Return the budget at the least common noise at which all lines together cost at most (epsilon, delta).
 
     >>> from sightline.events import Exponential, Gaussian, Poisson
     >>> lines = [BudgetLine("first", Gaussian(1.0), 1, 4.0), BudgetLine("later", Poisson(0.1, Gaussian(1.0)), 50)]
@@ -144,7 +148,7 @@ def share_budget(
 
 
 def join_lines(lines: Sequence[BudgetLine], noise: float) -> dict[Event, int]:
-    """All lines as one composition."""
+    """Return all lines as one composition."""
     counts: dict[Event, int] = {}
     for line in lines:
         event = line.at(noise)

@@ -1,4 +1,4 @@
-"""One form for equal compositions: wrappers that do nothing vanish, repetitions and products become counts."""
+"""Canonical form of compositions: neutral wrappers vanish, repetitions and products become counts."""
 
 import math
 from collections import Counter
@@ -31,16 +31,20 @@ from sightline.events import (
 Composition = Mapping[Event, int]
 """A multiset of events: what one observer saw of one subject."""
 
+# Gaussians are merged into copies whose 1 / noise_multiplier is at most this, so that masses stay representable.
 STRONGEST = 12.0
-"""Gaussians are merged into copies whose 1 / noise_multiplier is at most this, so that masses stay representable."""
+# A larger epsilon is not a meaningful guarantee and counts as no noise.
 MOST_EPSILON = 1e100
-"""A larger one is no promise at all."""
+# Less noise counts as none; more counts as this much (inside wrappers: as MOST_HIDDEN_NOISE). Each replacement costs at
+# least as much as the original, so the bound stays valid.
 LEAST_NOISE, MOST_NOISE, MOST_HIDDEN_NOISE = 1e-100, 1e100, 1e7
-"""Less noise is none; more is taken for this much, inside wrappers for less. Each costs no less than what it was."""
 
 
 def canonical_form(events: Composition) -> dict[Event, int]:
-    """The same composition with Repeat and Product resolved and all Gaussians merged (exactly: precisions add)."""
+    """Return the same composition with Repeat and Product resolved and all Gaussians merged.
+
+    Raises for counts that are not whole numbers, for too large counts and for mixed adjacencies.
+    """
     counts: Counter[Event] = Counter()
     for event, times in events.items():
         if times < 0 or int(times) != times:
@@ -55,7 +59,8 @@ def canonical_form(events: Composition) -> dict[Event, int]:
 
 
 def merged_gaussians(counts: Mapping[Event, int]) -> dict[Event, int]:
-    """Gaussians composed are one Gaussian: 1/z^2 adds; it is divided again into copies of bounded strength."""
+    """Return the composition with all Gaussians merged into copies of one."""
+    # Exact: Gaussians composed are one Gaussian whose 1/z^2 is the sum.
     precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, Gaussian))
     others = {event: times for event, times in counts.items() if times and not isinstance(event, Gaussian)}
     if precision == 0:
@@ -66,7 +71,7 @@ def merged_gaussians(counts: Mapping[Event, int]) -> dict[Event, int]:
 
 @singledispatch
 def parts_of(event: Event) -> dict[Event, int]:
-    """The independent releases an event consists of, with their counts."""
+    """Return the independent releases that an event consists of, with their counts."""
     return {event: 1}
 
 
@@ -109,7 +114,8 @@ def _(event: Poisson) -> dict[Event, int]:
 @parts_of.register
 def _(event: Pooled) -> dict[Event, int]:
     inner = simplify_event(event.event)
-    if event.noises == 1 or not isinstance(inner, Gaussian):  # noises of another kind do not add up to more
+    # Only Gaussian noises add up to more; the factor below covers the rounding of the square root.
+    if event.noises == 1 or not isinstance(inner, Gaussian):
         return parts_of(inner)
     return {Gaussian(inner.noise_multiplier * math.sqrt(event.noises) * (1 - 1e-12)): 1}
 
@@ -117,7 +123,8 @@ def _(event: Pooled) -> dict[Event, int]:
 @parts_of.register
 def _(event: PooledDraws) -> dict[Event, int]:
     inner = simplify_event(event.event)
-    if not isinstance(inner, Gaussian):  # noises of another kind do not add up to more; the draws are no secret
+    # Without Gaussians neither the noises nor the public draws reduce the cost.
+    if not isinstance(inner, Gaussian):
         return parts_of(inner)
     if event.rate == 1:
         return parts_of(Pooled(event.others + 1, inner))
@@ -149,7 +156,8 @@ def _(event: Allocation) -> dict[Event, int]:
 
 @parts_of.register
 def _(event: Segment | ReplacedSegment | ConvexSegment) -> dict[Event, int]:
-    """Known draws where all are drawn at every step; of one step, a sampled Gaussian (but not under replace-one)."""
+    # With rate 1 the draws are known. One step is a sampled Gaussian, but not under replace-one, where neither data set
+    # is the one without the subject.
     (inner,) = parts_of(event.event)
     held = replace(event, event=lower_noise(inner))
     if event.rate == 1 or isinstance(inner, Clear):
@@ -160,12 +168,12 @@ def _(event: Segment | ReplacedSegment | ConvexSegment) -> dict[Event, int]:
 
 
 def wrap_event(inner: Event, event: Event) -> dict[Event, int]:
-    """The wrapper, unless there is nothing inside it."""
+    """Return the wrapper with count one; empty if there is nothing inside it."""
     return {} if inner == Product(()) else {event: 1}
 
 
 def simplify_event(event: Event) -> Event:
-    """The event inside a wrapper in canonical form: one event, or a Product of Repeats under the wrapper's one draw."""
+    """Return the event inside a wrapper in canonical form: one event, or a Product of Repeats under one draw."""
     counts = merged_gaussians(parts_of(event))
     counts = {lower_noise(inner): times for inner, times in counts.items()}
     listed = tuple(inner if times == 1 else Repeat(times, inner) for inner, times in counts.items())
@@ -174,13 +182,13 @@ def simplify_event(event: Event) -> Event:
 
 
 def lower_noise(event: Event) -> Event:
-    """A Gaussian with no more noise than laws on lattices can tell from nothing."""
+    """Return the event with a Gaussian's noise limited to what laws on lattices can distinguish."""
     loud = isinstance(event, Gaussian) and event.noise_multiplier > MOST_HIDDEN_NOISE
     return Gaussian(MOST_HIDDEN_NOISE) if loud else event
 
 
 def inner_events(event: Event) -> tuple[Event, ...]:
-    """The events directly inside an event."""
+    """Return the events directly inside an event."""
     if isinstance(event, Product):
         return event.events
     inner = getattr(event, "event", None)
@@ -188,12 +196,13 @@ def inner_events(event: Event) -> tuple[Event, ...]:
 
 
 def kinds_in(event: Event) -> set[type[Event]]:
-    """The types of an event and of everything inside it."""
+    """Return the types of an event and of everything inside it."""
     return {type(event)}.union(*(kinds_in(inner) for inner in inner_events(event)))
 
 
 def check_adjacency(counts: Mapping[Event, int]) -> None:
-    """`WithoutReplacement` is accounted under replace-one, other sampling under add/remove; they do not mix."""
+    """Raise if a composition mixes events accounted under replace-one with events accounted under add/remove."""
+    # The losses of two different changes of the data do not add up to the loss of either.
     kinds = set().union(*(kinds_in(event) for event in counts)) if counts else set()
     hidden = kinds & {Poisson, Split, Allocation, FixedCohort, Segment, ConvexSegment}
     replaced = kinds & {ReplacedSegment}

@@ -1,14 +1,14 @@
-"""Cohorts of a fixed size: the law of the likelihood ratio when exactly m of n are drawn, in closed form.
+"""Laws of cohorts of a fixed size: the likelihood ratio if exactly m of n are drawn, in closed form.
 
 Everything is relative to the m - 1 others that are in the sum in any case. The subject moves the sum by v, its
-neighbour by v', and whoever takes its place when it is not drawn by w: with q = m / n
+neighbour by v', and the client that replaces it when it is not drawn by w: with q = m / n
 
     P = (1 - q) N(w) + q N(v)      against      Q = (1 - q) N(w) + q N(v')
 
-Under zero-out v' = 0, and v and w have norm s = 1 / noise_multiplier at most; under replace-one all three are at most
-s apart. For L > 1 the worst w lies opposite v, for L < 1 on it (decision 0190): on a line, with v = s and v' = 0, the
-half above one of the pair with w = -s (zero-out) or w = 0 (replace-one), the half below one of the pair with w = s, and
-what is left of the mass at one.
+Under zero-out v' = 0, and v and w have norm at most s = 1 / noise_multiplier; under replace-one all three are at most s
+apart. For L > 1 the worst w lies opposite v, for L < 1 on it (Kahane's inequality with signs): on a line, with v = s
+and v' = 0, the half above one of the pair with w = -s (zero-out) or w = 0 (replace-one), the half below one of the pair
+with w = s, and the rest of the mass at one.
 """
 
 import math
@@ -21,15 +21,15 @@ from scipy.special import ndtr, ndtri
 from sightline.accounting.likelihood_ratio import NODES, WEIGHTS, Array, Law
 from sightline.accounting.moments import MOST_ORDER, ORDERS, log_sum, pin_moments
 
+# Panels of the quadrature are no wider than this, nor than 1 / s: the zeros of Q's density are pi / s away.
 WIDEST = 0.25
-"""Panels of the quadrature are no wider, nor wider than 1 / s: the zeros of Q's density are pi / s away."""
+# Cells narrower than this part of a panel have three nodes: their seventh derivative is lost in rounding.
 NARROW, FEW = 0.1, np.polynomial.legendre.leggauss(3)
-"""Cells that are narrower than this part of a panel have three nodes: their seventh derivative is lost in rounding."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half of a law: that of P = (1 - q) N(w) + q N(s) against Q = (1 - q) N(w) + q N(0) on one side of L = 1.
+    """One half of a law: P = (1 - q) N(w) + q N(s) against Q = (1 - q) N(w) + q N(0) on one side of L = 1.
 
     L grows with x and is one at s / 2. The half is the one above it, unless w = s.
     """
@@ -40,16 +40,16 @@ class Half:
 
     @property
     def is_upper(self) -> bool:
-        """Whether it is the half with L > 1."""
+        """Return whether it is the half with L > 1."""
         return self.other < self.strength
 
     @property
     def middle(self) -> float:
-        """Where L is one."""
+        """Return the x at which L is one."""
         return self.strength / 2
 
     def log_ratio(self, x: Array) -> Array:
-        """log L(x), from L - 1 = q (N(s) - N(0)) / Q: no digits are lost where L is near one."""
+        """Return log L(x), from L - 1 = q (N(s) - N(0)) / Q: no digits are lost where L is near one."""
         climb = self.strength * (x - self.middle)
         if not self.is_upper:
             base = (1 - self.rate) * np.exp(climb) + self.rate
@@ -61,7 +61,7 @@ class Half:
         return np.logaddexp(0.0, math.log(self.rate) + excess - np.logaddexp(opposite, math.log(self.rate)))
 
     def place_of(self, loss: Array) -> Array:
-        """The x at which log L is `loss`, on the half's own side."""
+        """Return the x at which log L is `loss`, on the half's own side."""
         q, s = self.rate, self.strength
         if not self.is_upper:
             exponent = loss + math.log(q) - np.log(-np.expm1(loss + math.log1p(-q)))
@@ -73,12 +73,12 @@ class Half:
         return np.asarray(exponent / s + s / 2)
 
     def log_density(self, x: Array) -> Array:
-        """log of Q's density."""
+        """Return log of Q's density."""
         others = math.log1p(-self.rate) - (x - self.other) ** 2 / 2
         return np.logaddexp(others, math.log(self.rate) - x * x / 2) - math.log(2 * math.pi) / 2
 
     def outside(self, x: float) -> tuple[float, float]:
-        """The masses beyond x, away from the middle, under P and under Q."""
+        """Return the masses beyond x, away from the middle, under P and under Q."""
         sign = -1.0 if self.is_upper else 1.0
         others = (1 - self.rate) * float(ndtr(sign * (x - self.other)))
         return (
@@ -87,12 +87,12 @@ class Half:
         )
 
     def reach(self, tail: float) -> float:
-        """The x beyond which P (above), or Q (below), has at most about `tail` of the subject's mass."""
+        """Return the x beyond which P (above), or Q (below), has at most about `tail` of the subject's mass."""
         far = -float(ndtri(min(tail / self.rate, 0.1)))
         return self.strength + far if self.is_upper else min(-far, 0.0)
 
     def panels(self, ends: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-        """Nodes in x between the ends (increasing), log of their Q-masses, and the number of the cell of each.
+        """Return nodes in x between the increasing ends, log of their Q-masses, and the cell number of each.
 
         Wide cells are cut into panels; narrow ones need fewer nodes for the same digits.
         """
@@ -111,8 +111,9 @@ class Half:
         return np.append(x, others[0]), np.append(log_mass, others[1]), np.append(cell, others[2])
 
     def cut_cells(self, step: float, cells: int) -> tuple[Array, Array, Array]:
-        """So many cells of log L from the middle outward, in increasing order: their lower ends, and the masses that
-        go to the lower and to the upper end of each.
+        """Return lower ends and split masses of `cells` cells of log L from the middle outward, in increasing order.
+
+        The masses are those that go to the lower and to the upper end of each cell.
         """
         numbers = np.arange(cells + 1) if self.is_upper else np.arange(-cells, 1)
         losses = np.asarray(step * numbers, dtype=np.float64)
@@ -124,22 +125,22 @@ class Half:
         return losses[:-1], low.astype(np.float64), high.astype(np.float64)
 
     def end_masses(self, step: float, cells: int) -> tuple[float, float]:
-        """The masses beyond so many cells, under P and under Q."""
+        """Return the masses beyond `cells` cells, under P and under Q."""
         loss = step * cells if self.is_upper else -step * cells
         return self.outside(float(self.place_of(np.array([loss]))[0]))
 
 
 def halves_of(rate: float, noise_multiplier: float, *, zero_out: bool) -> tuple[Half, Half]:
-    """The halves above and below one."""
+    """Return the halves above and below one."""
     s = 1 / noise_multiplier
     return Half(rate, s, -s if zero_out else 0.0), Half(rate, s, s)
 
 
 def cohort_law(rate: float, noise_multiplier: float, *, zero_out: bool, step: float, tail: float) -> Law:
-    """The law of one release of a cohort of a share `rate`, on a lattice that has a point at L = 1.
+    """Return the law of one release of a cohort of share `rate`, on a lattice that has a point at L = 1.
 
-    Guarantees: dominates the exact law in convex order, both directions; at most about `tail` of P-mass at infinity
-    and of Q-mass at zero.
+    Guarantees: dominates the exact law in convex order, both directions; at most about `tail` of P-mass at infinity and
+    of Q-mass at zero.
     """
     upper, lower = halves_of(rate, noise_multiplier, zero_out=zero_out)
     counts = [max(1, math.ceil(abs(farthest_loss(half, tail)) / step)) for half in (upper, lower)]
@@ -153,24 +154,26 @@ def cohort_law(rate: float, noise_multiplier: float, *, zero_out: bool, step: fl
     at_lowest = min(p_below * math.exp(step * counts[1]), q_below)
     mass[-1] += q_above
     mass[0] += at_lowest
+    # Both halves have the same delta at epsilon zero and together at most mass one. With the rest at L = 1 they form
+    # one law whose stop-loss is the largest everywhere, so it composes.
     mass[counts[1]] += max(0.0, 1 - float(mass.sum()) - (q_below - at_lowest))
     infinite = max(p_above - q_above * math.exp(step * counts[0]), 0.0) * (1 + 1e-9)
     return Law(-step * counts[1], step, mass, q_below - at_lowest, infinite)
 
 
 def farthest_loss(half: Half, tail: float) -> float:
-    """log L where the half has only `tail` left."""
+    """Return log L where the half has only `tail` left."""
     return float(half.log_ratio(np.array([half.reach(tail)]))[0])
 
 
 def cohort_reach(rate: float, noise_multiplier: float, *, zero_out: bool, tail: float) -> float:
-    """How far the losses of one release reach."""
+    """Return how far the losses of one release reach."""
     upper, lower = halves_of(rate, noise_multiplier, zero_out=zero_out)
     return farthest_loss(upper, tail) - farthest_loss(lower, tail)
 
 
 def cohort_atoms(rate: float, noise_multiplier: float, *, zero_out: bool, width: float) -> tuple[Array, Array]:
-    """Losses in increasing order and their Q-masses, every cell of `width` collapsed to its mean.
+    """Return losses in increasing order and their Q-masses, every cell of `width` collapsed to its mean.
 
     Guarantees: dominated by the exact law in convex order.
     """
@@ -190,7 +193,7 @@ def cohort_atoms(rate: float, noise_multiplier: float, *, zero_out: bool, width:
 
 
 def cohort_log_moments(rate: float, noise_multiplier: float, *, zero_out: bool) -> tuple[Array, Array]:
-    """log E_Q[L^a] and log E_Q[L^(1 - a)] for a = 0 .. the largest order, by quadrature (every term is positive)."""
+    """Return log E_Q[L^a] and log E_Q[L^(1 - a)] for a = 0..MOST_ORDER by quadrature; every term is positive."""
     halves = halves_of(rate, noise_multiplier, zero_out=zero_out)
     terms, held = [], 0.0
     for half in halves:
@@ -208,5 +211,6 @@ def cohort_log_moments(rate: float, noise_multiplier: float, *, zero_out: bool) 
 
 
 def sum_powers(log_mass: Array, loss: Array, orders: Array) -> Array:
-    """log of the sum of mass * L^order for every order, one at a time: there may be many points."""
+    """Return log of the sum of mass * L^order for every order."""
+    # One order at a time: a matrix of all orders and points could be too large.
     return np.array([float(log_sum((log_mass + order * loss)[None, :])[0]) for order in orders])

@@ -61,7 +61,7 @@ TURN_RATE = Parameter(
 
 @dataclass(frozen=True)
 class CorrelatedStream(Scheme):
-    """Noise that is correlated over the steps; `noise_multiplier` is the deviation of the rows of z in clip norms."""
+    """Noise correlated over the steps; `noise_multiplier` is the standard deviation of the rows of z in clip norms."""
 
     strategy: Strategy
     separation: int
@@ -69,13 +69,13 @@ class CorrelatedStream(Scheme):
     rate: float
 
     def with_noise(self, noise_multiplier: float) -> "CorrelatedStream":
-        """The same stream with another noise."""
+        """Return the same stream with another noise."""
         turns = {"separation": self.separation, "uses": self.uses}
         events = stream_events(self.strategy, noise=noise_multiplier, rate=self.rate, **turns)
         return replace(self, noise_multiplier=noise_multiplier, events=events)
 
     def list_facts(self, *, delta: float) -> dict[str, Any]:
-        """How far a subject moves C x; errors of prefix sums for rows of variance 1; gain over independent noise."""
+        """Return the sensitivity, errors of prefix sums for rows of variance 1, and the gain over independent noise."""
         ((event, _),) = self.events
         mean, largest = compute_errors(self.strategy)
         known: dict[str, Any] = {"noise_std": self.noise_multiplier}
@@ -88,11 +88,11 @@ class CorrelatedStream(Scheme):
         return known | {"strategy": self.strategy.name} | self.list_coefficients()
 
     def measure_gain(self) -> float:
-        """Root mean squared error of independent noise at equal epsilon and participation, over that of the stream."""
+        """Return the root mean squared error of independent noise at equal epsilon, over that of the stream."""
         return measure_gain(self.strategy, separation=self.separation, uses=self.uses, hidden=self.rate < 1)
 
     def list_pictures(self) -> tuple[Picture, ...]:
-        """The strategy, and the error of the sums so far beside that of independent noise at equal epsilon."""
+        """Return the strategy, and the error of the running sums beside that of independent noise at equal epsilon."""
         taken = self.strategy.coefficients
         given = invert_strategy(self.strategy)[: len(taken)]
         drawn = {"strategy C": taken, "noise C^-1 of one row": tuple(map(float, given))}
@@ -110,7 +110,7 @@ class CorrelatedStream(Scheme):
         )
 
     def list_coefficients(self) -> dict[str, Any]:
-        """Bands, or the buffers in their place."""
+        """Return the bands, or the buffers in their place."""
         if self.strategy.bands is not None:
             return {"bands": self.strategy.bands}
         return {"weights": list(self.strategy.weights), "decays": list(self.strategy.decays)}
@@ -119,10 +119,11 @@ class CorrelatedStream(Scheme):
 def stream_events(
     strategy: Strategy, *, noise: float, separation: int, uses: int, rate: float
 ) -> tuple[tuple[Event, int], ...]:
-    """One Gaussian for the whole stream; where draws inside the groups are hidden, one sampled release a turn."""
+    """Return one Gaussian for the whole stream; with hidden draws inside groups, one sampled release per turn."""
     if rate == 1:
         return ((charge_stream(strategy, noise=noise, separation=separation, uses=uses), 1),)
     event, turns = charge_turns(strategy, noise=noise, groups=separation, rate=rate)
+    # A hidden draw cannot promise fewer uses: participation is not known, so every turn is charged.
     if uses < turns:
         law = f"hidden draws may take a subject in every one of the {turns} turns of its group"
         refuse("uses", uses, law, f"give {turns}: all turns are charged")
@@ -130,7 +131,7 @@ def stream_events(
 
 
 def claim_stream(numbers: Numbers) -> Claim:
-    """What a stream claims: turns are public, draws inside a turn are hidden."""
+    """Return the claim of a stream: turns are public, draws inside a turn are hidden."""
     relative_to = f"{CLIP_NORM}, for one row of z before rows are correlated"
     return Claim(OPEN.observer if numbers["rate"] == 1 else UNSEEN_DRAWS, "add_remove", relative_to)
 
@@ -153,7 +154,7 @@ def correlated(
     bands: int | None = None,
     rate: float = 1.0,
 ) -> Scheme:
-    """One stream of `steps` sums whose noise is C^-1 z; `noise` is the deviation of the rows of z, in clip norms.
+    """Return one stream of `steps` sums with noise C^-1 z; `noise` is the deviation of the rows of z, in clip norms.
 
     With a `rate` below 1 there are `separation` public groups that take turns, and each member of the active one is
     drawn with this probability, hidden; all turns of a group are charged, and fewer `uses` are refused.

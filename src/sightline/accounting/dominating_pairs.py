@@ -1,4 +1,4 @@
-"""From events to the laws of their dominating pairs: one function per kind of event; means of independent copies."""
+"""Laws of dominating pairs, one function per kind of event, and means of independent copies."""
 
 import math
 from dataclasses import dataclass
@@ -40,16 +40,18 @@ from sightline.events import (
     WithoutReplacement,
 )
 
+# Lattice step over the spread of the law for one level of averaging; divided by the root of the number of levels.
 AVERAGING_FINENESS = 0.022
-"""Lattice step over the spread of the law, for one level of averaging; divided by the root of the number of levels."""
+# Above this many lattice points a level of averaging becomes coarser instead of slower.
 MOST_AVERAGING_POINTS = 6000
-"""Above this many lattice points a level of averaging becomes coarser instead of slower."""
+# More copies than these are averaged on lattices with a sixth of the points, and only the first eight bits of their
+# number count.
 MANY = 2**20
-"""More copies than these are averaged on lattices of a sixth of the points, and their first eight bits are enough."""
+# If averaging would make a law narrower than this, fewer copies are averaged: narrower laws reach the limits of
+# doubles.
 NARROWEST = 1e-8
-"""Where averaging would make a law narrower than this, fewer copies are averaged: doubles end not far below."""
+# Points of a lattice that reaches down to the atoms at zero; if more are needed, these atoms are split instead.
 FARTHEST_AVERAGED = 10**5
-"""Points of a lattice that reaches down to where the atoms at zero would be; if it took more, they are moved apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +63,11 @@ class MeanOf:
 
 
 def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
-    """The law of (L_1 + ... + L_d) / d for independent copies, by doubling.
+    """Return the law of (L_1 + ... + L_d) / d for independent copies, by doubling.
 
-    Guarantees: dominates the exact law of the mean in convex order when `law` dominates that of one copy (as the mean
-    of fewer copies does).
+    Guarantees: dominates the exact law of the mean in convex order if `law` dominates that of one copy.
     """
+    # The mean of fewer copies dominates the mean of more in convex order, so the number of copies may be rounded down.
     copies = max(1, min(copies, int((loss_deviation(law) / NARROWEST) ** 2)))
     if copies > MANY:
         copies, fineness = rounded_down(copies), Fineness(AVERAGING_FINENESS / math.sqrt(5), MOST_AVERAGING_POINTS // 6)
@@ -85,48 +87,48 @@ def mean_of_copies(law: Law, copies: int, tail: float) -> Law:
 
 @dataclass(frozen=True)
 class Fineness:
-    """The step of a lattice over the spread of its law, unless that takes more than so many points."""
+    """The step of a lattice over the spread of its law, and the most points it may have."""
 
     step: float
     points: int
 
 
 def rounded_down(number: int) -> int:
-    """The number with its first eight bits only."""
+    """Return the number with only its first eight bits."""
     shift = max(0, number.bit_length() - 8)
     return number >> shift << shift
 
 
 def count_levels(copies: int) -> int:
-    """How many sums the doubling needs."""
+    """Return how many sums the doubling needs."""
     return copies.bit_length() + copies.bit_count() - 2
 
 
 def settle_law(law: Law, fineness: Fineness, tail: float) -> Law:
-    """Trimmed to its mass and put on the step that its spread asks for, never finer than it is."""
+    """Return the law trimmed and put on the step that its spread needs, never a finer one."""
     law = trim_law(law, tail)
     return on_step(law, max(law.step, choose_step(law, fineness)))
 
 
 def choose_step(law: Law, fineness: Fineness) -> float:
-    """The step that keeps the relative added variance small and the number of points bounded."""
+    """Return the step that keeps the relative added variance small and the number of points bounded."""
     return max(fineness.step * loss_deviation(law), law.step * len(law.mass) / fineness.points)
 
 
 def loss_deviation(law: Law) -> float:
-    """Standard deviation of the loss under Q."""
+    """Return the standard deviation of the loss under Q."""
     return spread_of(law.loss, law.mass)
 
 
 def spread_of(loss: Array, mass: Array) -> float:
-    """Standard deviation of losses with the given masses."""
+    """Return the standard deviation of losses with the given masses."""
     total = mass.sum()
     mean = float((mass * loss).sum()) / total
     return math.sqrt(max(float((mass * (loss - mean) ** 2).sum()) / total, 1e-300))
 
 
 def average_weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float) -> MeanOf:
-    """The mean over the copies of both, on a lattice as fine as the result needs."""
+    """Return the mean over the copies of both, on a lattice as fine as the result needs."""
     copies = one.copies + other.copies
     share = one.copies / copies
     step = max(one.law.step, other.law.step)
@@ -138,13 +140,15 @@ def average_weighted(one: MeanOf, other: MeanOf, fineness: Fineness, tail: float
 
 
 def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
-    """w A + (1 - w) B for independent A, B on lattices of one step; the result's step is `finer` times smaller."""
+    """Return w A + (1 - w) B for independent A, B on lattices of one step, on a step `finer` times smaller."""
     step = first.step / finer
     log_share, log_rest = math.log(share), math.log1p(-share)
     start = math.log(share * math.exp(first.start) + (1 - share) * math.exp(second.start))
     top = math.log(share * math.exp(first.loss[-1]) + (1 - share) * math.exp(second.loss[-1]))
     zero = first.zero * second.zero
     lowest = min(start, first.start + log_share, second.start + log_rest)
+    # If A = 0 the sum is (1 - w) B, not zero: the lattice reaches down to these atoms if that is affordable. Otherwise
+    # they are split between its lowest point and zero.
     near = (first.zero > 0 or second.zero > 0) and (top - lowest) / step <= FARTHEST_AVERAGED
     if near:
         start = lowest
@@ -165,6 +169,7 @@ def weighted_sum(first: Law, second: Law, share: float, finer: int) -> Law:
 def add_pairs(out: Array, first: Array, second: Array, ahead: Array, shift: Array, step: float, finer: int) -> None:
     """Add the mass of every pair (i, j) at j * finer + shift[i - j] / step, split over the two points around it."""
     base, upward = place_on_lattice(np.maximum(shift / step, -finer * np.maximum(-ahead, 0.0)), step)
+    # The shift depends on i - j only, so each diagonal of pairs is added as one strided slice.
     for difference, index, share in zip(ahead.astype(int).tolist(), base.tolist(), upward.tolist(), strict=True):
         low, high = max(0, -difference), min(len(second), len(first) - difference)
         pair = first[low + difference : high + difference] * second[low:high]
@@ -184,9 +189,9 @@ def add_shifted(out: Array, mass: Array, shift: float, step: float, finer: int) 
 
 
 def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
-    """Add atoms of which some lie below the lattice: those go to its lowest point and to zero, their mean is kept.
+    """Add atoms of which some lie below the lattice, and return the mass that goes to zero.
 
-    Returns the mass at zero.
+    Atoms below go to the lowest point and to zero, so that their mean is kept.
     """
     if not mass.any():
         return 0.0
@@ -200,39 +205,39 @@ def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
 
 
 def place_on_lattice(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
-    """Lattice point below each place (in steps), and the mean-preserving part that goes to the point above it."""
+    """Return the lattice point below each place (in steps), and the mean-preserving part for the point above it."""
     below = np.floor(place)
     return below.astype(np.int64), np.expm1((place - below) * step) / np.expm1(step)
 
 
+# Native lattice step over the spread of a law that is processed further.
 FINENESS = 0.01
-"""Native lattice step over the spread of a law that is processed further."""
+# Losses beyond this would need masses that cannot be represented.
 FARTHEST = 500.0
-"""Losses beyond this would need masses that cannot be represented."""
+# Above this many points a native law becomes coarser instead of slower.
 MOST_POINTS = 8000
-"""Above this many points a native law becomes coarser instead of slower."""
 
 
+# Step of the lattice on which the spread of a segment's loss is first estimated, for noise multipliers up to one.
 ROUGH_STEP = 0.02
-"""Of the lattice on which the spread of a segment's loss is first looked at, for noise multipliers up to one."""
 
+# Numbers of noises that are distinguished.
 MOST_POOLED = 160
-"""So many numbers of noises are told apart."""
+# Enough points to see how wide a law is.
 ROUGH_POINTS = 500
-"""Enough to see how wide a law is."""
+# Below this epsilon a choice is accounted as a pure release: the difference in cost is negligible.
 LEAST_CHOICE = 1e-9
-"""Below this epsilon a choice is taken for any release of that epsilon: it costs nothing that could be seen."""
+# Cells between the least and the largest loss of a choice.
 CHOICE_CELLS = 400
-"""Cells between the least and the largest loss of a choice."""
 
 
 class NoLaw(Exception):
-    """The event has no law here: un-noised, or too strong for its masses to be represented."""
+    """The event has no law here: it has no noise, or is too strong for its masses to be represented."""
 
 
 @LawCache
 def lattice_law(event: Event, step: float, tail: float) -> Law:
-    """The law of one event on a given lattice: from closed forms where they exist, else from its native law."""
+    """Return the law of one event on a given lattice: from a closed form where one exists, else from its native law."""
     if isinstance(event, Gaussian):
         return gaussian_law(check_noise(event), step, tail)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
@@ -249,7 +254,7 @@ def lattice_law(event: Event, step: float, tail: float) -> Law:
 
 
 def segment_law(event: Segment | ReplacedSegment | ConvexSegment, step: float, tail: float) -> Law:
-    """The law of a segment on a given lattice."""
+    """Return the law of a segment on a given lattice. Raises `NoLaw` if its shifts are out of reach."""
     try:
         if isinstance(event, TwoSided):
             return mixture_law(replaced_pair(event), step, tail)
@@ -262,18 +267,18 @@ def segment_law(event: Segment | ReplacedSegment | ConvexSegment, step: float, t
 
 @dataclass(frozen=True)
 class TwoSided(ReplacedSegment, stored=False):
-    """The same segment by its other law, two mixtures: less for few releases, more for many."""
+    """The same segment accounted by its other law, two mixtures: tighter for few releases, looser for many."""
 
 
 def check_noise(event: Gaussian) -> float:
-    """The noise multiplier, when the masses of its law can be represented at all."""
+    """Return the noise multiplier, limited above. Raises `NoLaw` if the masses of its law cannot be represented."""
     if event.noise_multiplier < 0.05:
         raise NoLaw
     return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
 
 
 def share_and_noise(event: WithoutReplacement | FixedCohort) -> tuple[float, float]:
-    """The share that a cohort is of all, and the noise multiplier of the Gaussian inside."""
+    """Return the sampling share of a cohort and the noise multiplier inside. Raises `NoLaw` without a Gaussian."""
     if not isinstance(event.event, Gaussian):
         raise NoLaw(f"{event.event.kind} in a cohort has no closed form")
     return event.cohort / event.population, check_noise(event.event)
@@ -281,13 +286,13 @@ def share_and_noise(event: WithoutReplacement | FixedCohort) -> tuple[float, flo
 
 @LawCache
 def native_law(event: Event, tail: float) -> Law:
-    """The law of one event on a lattice as fine as its own spread asks."""
+    """Return the law of one event on a lattice as fine as its own spread needs."""
     return law_of(event, tail)
 
 
 @singledispatch
 def law_of(event: Event, tail: float) -> Law:
-    """The law of an event; registered per kind. Kinds without one raise `NoLaw`."""
+    """Return the law of an event; registered per kind. Kinds without a law raise `NoLaw`."""
     raise NoLaw
 
 
@@ -299,7 +304,7 @@ def _(event: Gaussian, tail: float) -> Law:
 
 @law_of.register
 def _(event: Pure, tail: float) -> Law:
-    """Randomised response dominates every epsilon-DP release (Kairouz, Oh and Viswanath 2015)."""
+    # Randomised response dominates every epsilon-DP release (Kairouz, Oh and Viswanath 2015).
     if event.epsilon == 0:
         return NOTHING
     if event.epsilon > 300:
@@ -310,13 +315,11 @@ def _(event: Pure, tail: float) -> Law:
 
 @law_of.register
 def _(event: Exponential, tail: float) -> Law:
-    r"""A choice has log ratios in an interval [t - eps, t], 0 <= t <= eps, of which only the width is known.
-
-    Given t the worst law has two points; its stop-loss is (e^-t - e^-eps)(e^t - x) / (1 - e^-eps). The largest over t,
-    at t = (eps + log x) / 2, is (1 - sqrt(x) e^(-eps/2))^2 / (1 - e^-eps): convex, so it is the stop-loss of one law
-    that dominates them all. Its loss has the density e^(-(eps + y) / 2) / (2 (1 - e^-eps)) on [-eps, eps], a third of
-    the variance of randomised response. Splitting the cells of a lattice leaves every point its trapezoid.
-    """
+    # A choice has log ratios in an interval [t - eps, t], 0 <= t <= eps, of which only the width is known. Given t the
+    # worst law has two points; its stop-loss is (e^-t - e^-eps)(e^t - x) / (1 - e^-eps). The largest over t, at t =
+    # (eps + log x) / 2, is (1 - sqrt(x) e^(-eps/2))^2 / (1 - e^-eps): convex, so it is the stop-loss of one law that
+    # dominates them all. Its loss has the density e^(-(eps + y) / 2) / (2 (1 - e^-eps)) on [-eps, eps], a third of the
+    # variance of randomised response. Splitting the cells of a lattice leaves every point its trapezoid.
     eps = event.epsilon
     if eps < LEAST_CHOICE:
         return law_of(Pure(eps), tail)
@@ -331,7 +334,8 @@ def _(event: Exponential, tail: float) -> Law:
 @law_of.register(WithoutReplacement)
 @law_of.register(FixedCohort)
 def _(event: WithoutReplacement | FixedCohort, tail: float) -> Law:
-    """Of a Gaussian in closed form; else without amplification: valid for any hidden cohort by joint convexity."""
+    # A Gaussian has a closed form. Anything else is counted without amplification: valid for any hidden cohort by joint
+    # convexity.
     if not isinstance(event.event, Gaussian):
         return native_law(event.event, tail)
     (rate, noise), zero_out = share_and_noise(event), isinstance(event, FixedCohort)
@@ -350,7 +354,7 @@ def _(event: Poisson, tail: float) -> Law:
 
 @law_of.register
 def _(event: Segment | ReplacedSegment | ConvexSegment, tail: float) -> Law:
-    """On a coarse lattice first, to know the spread."""
+    # Estimate the spread on a coarse lattice first.
     rough = segment_law(event, ROUGH_STEP / max(1.0, event.event.noise_multiplier), tail)  # type: ignore[attr-defined]
     reach = rough.step * len(rough.mass)
     return trim_law(segment_law(event, max(FINENESS * loss_deviation(rough), reach / MOST_POINTS), tail), tail)
@@ -364,21 +368,21 @@ def _(event: PooledDraws, tail: float) -> Law:
 
 
 def inner_gaussian(event: PooledDraws) -> Gaussian:
-    """The Gaussian inside, or no law."""
+    """Return the Gaussian inside. Raises `NoLaw` for any other event."""
     if not isinstance(event.event, Gaussian):
         raise NoLaw(f"{event.event.kind} does not add up to more")
     return event.event
 
 
 def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
-    """(probability, noise multiplier) for every number of others that were drawn, given that the subject was.
-
-    Where there are many they are taken together, with the least noise of each group; so are the tails.
-    """
-    from scipy import stats  # slow to load, and nothing else here needs it
+    """Return (probability, noise multiplier) for every number of other drawn clients, given a drawn subject."""
+    # Slow to load, and nothing else here needs it.
+    from scipy import stats
 
     z, drawn = check_noise(inner_gaussian(event)), stats.binom(event.others, event.rate)
     low, high = int(drawn.ppf(1e-22)), int(drawn.isf(1e-22))
+    # Many numbers are grouped, each group with its least noise; the tails go to the first group and to the noise of the
+    # subject alone. Less noise only raises the bound.
     starts = np.unique(np.linspace(low, high + 1, min(high + 2 - low, MOST_POOLED)).astype(np.int64))
     ends = np.append(starts[1:], event.others + 1)
     held = drawn.sf(starts - 1) - drawn.sf(ends - 1)
@@ -388,7 +392,7 @@ def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
 
 
 def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
-    """The law of all numbers of noises, each as likely as it is: the observer knows which."""
+    """Return the mixture of laws over the number of noises, which the observer knows."""
     losses, masses, zero, infinite = [np.zeros(1)], [np.array([1 - event.rate])], 0.0, 0.0
     for chance, noise in pooled_chances(event):
         law = gaussian_law(min(noise, MOST_HIDDEN_NOISE), step, tail)
@@ -396,7 +400,8 @@ def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
         masses.append(event.rate * chance * law.mass)
         zero, infinite = zero + event.rate * chance * law.zero, infinite + event.rate * chance * law.infinite
     lowest = min(float(loss[0]) for loss in losses)
-    losses.append(np.array([-step * math.ceil(-lowest / step)]))  # a lattice from there has a point at L = 1
+    # A massless point: a lattice that starts there has a point at L = 1.
+    losses.append(np.array([-step * math.ceil(-lowest / step)]))
     masses.append(np.zeros(1))
     order = np.argsort(loss := np.concatenate(losses), kind="stable")
     return Points(loss[order], np.concatenate(masses)[order], zero, infinite)
@@ -409,7 +414,8 @@ def _(event: Split, tail: float) -> Law:
 
 @law_of.register
 def _(event: Allocation, tail: float) -> Law:
-    """Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once; they compose independently."""
+    # Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once. A uniform k-subset is a random
+    # partition into such blocks with one uniform pick in each; by joint convexity the blocks compose independently.
     law = NOTHING
     for block, times in allocation_blocks(event):
         law = join_laws(law, repeat_law(native_law(block, tail), times, tail), tail)
@@ -430,7 +436,7 @@ def _(event: Product, tail: float) -> Law:
 
 
 def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
-    """The blocks of an allocation as events with counts.
+    """Return the blocks of an allocation as events with counts.
 
     >>> [times for _, times in allocation_blocks(Allocation(10, 4, Gaussian(2.0)))]
     [2, 2]
@@ -441,12 +447,12 @@ def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
 
 
 def one_use(steps: int, event: Event) -> Event:
-    """One use in a block of steps: the mean of as many copies."""
+    """Return one use in a block of steps: the mean of that many copies."""
     return event if steps == 1 else Split(steps, event)
 
 
 def join_laws(one: Law, other: Law, tail: float) -> Law:
-    """The product of two laws on a lattice as fine as the result asks."""
+    """Return the product of two laws on a lattice as fine as the result needs. Raises `NoLaw` for too large losses."""
     if one is NOTHING or other is NOTHING:
         return other if one is NOTHING else one
     if one.loss[-1] + other.loss[-1] > FARTHEST or one.start + other.start < -FARTHEST:
@@ -457,7 +463,7 @@ def join_laws(one: Law, other: Law, tail: float) -> Law:
 
 
 def repeat_law(law: Law, times: int, tail: float) -> Law:
-    """The law of `times` independent releases, by repeated squaring."""
+    """Return the law of `times` independent releases, by repeated squaring."""
     result = NOTHING
     while times:
         if times & 1:

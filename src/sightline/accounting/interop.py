@@ -1,7 +1,7 @@
-"""Our events as dp_accounting's `DpEvent`s and back, where both libraries have the kind.
+"""Conversion between Sightline's events and `DpEvent`s of dp_accounting, for the kinds that both libraries have.
 
 The noise of a Gaussian is relative to the sensitivity under the adjacency of the release. dp_accounting's accountants
-read their event differently under REPLACE_ONE; give them add/remove releases, or twice the noise.
+read their event differently under REPLACE_ONE: give them add/remove releases, or twice the noise.
 """
 
 import math
@@ -15,7 +15,7 @@ from sightline.events import Clear, Event, Gaussian, Poisson, Product, Pure, Rep
 
 
 def to_dp_event(events: Event | Composition) -> Any:
-    """The `DpEvent` of an event or of a composition; kinds that dp_accounting does not know are refused.
+    """Return the `DpEvent` of an event or a composition. Raises for kinds that dp_accounting does not have.
 
     >>> to_dp_event(Poisson(0.1, Gaussian(2.0)))
     PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0))
@@ -27,11 +27,16 @@ def to_dp_event(events: Event | Composition) -> Any:
 
 
 def from_dp_event(event: Any) -> Event:
-    """Our event of a `DpEvent`; what it does not state exactly (Laplace noise) becomes the pure release it is."""
+    """Return the Sightline event of a `DpEvent`. Laplace noise and randomised response become `Pure` releases.
+
+    Raises for a `DpEvent` that has no equivalent.
+    """
     readers: dict[str, Callable[[Any], Event]] = {
         "NoOpDpEvent": lambda e: Product(()),
         "NonPrivateDpEvent": lambda e: Clear(),
         "GaussianDpEvent": lambda e: Gaussian(e.noise_multiplier) if e.noise_multiplier > 0 else Clear(),
+        # Pure(epsilon) is an upper bound for Laplace noise: its exact law is narrower than randomised response, but
+        # Sightline has no event for it.
         "LaplaceDpEvent": lambda e: Pure(1 / e.noise_multiplier) if e.noise_multiplier > 0 else Clear(),
         "RandomizedResponseDpEvent": lambda e: Pure(response_epsilon(e.noise_parameter, e.num_buckets)),
         "SelfComposedDpEvent": lambda e: Repeat(e.count, from_dp_event(e.event)),
@@ -48,12 +53,12 @@ def from_dp_event(event: Any) -> Event:
 
 
 def sample_event(rate: float, event: Event) -> Event:
-    """Poisson sampling; at rate zero nothing is released of the subject."""
+    """Return the event under Poisson sampling; at rate zero nothing about the subject is released."""
     return Poisson(rate, event) if rate > 0 else Product(())
 
 
 def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
-    """Epsilon of randomised response that answers at random with the given probability."""
+    """Return epsilon of randomised response that answers at random with probability `noise_parameter`."""
     if noise_parameter <= 0:
         invalid("noise_parameter", noise_parameter, "without noise nothing is hidden", "use Clear()")
     return math.log1p(num_buckets * (1 - noise_parameter) / noise_parameter)
@@ -61,7 +66,7 @@ def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
 
 @singledispatch
 def convert_event(event: Event) -> Any:
-    """One function per kind that dp_accounting knows."""
+    """Return the `DpEvent` of one event. Raises for kinds without a registered conversion."""
     invalid("event", event.kind, "dp_accounting has no event that says the same", "account it with sightline")
 
 
@@ -77,7 +82,7 @@ def _(event: Clear) -> Any:
 
 @convert_event.register
 def _(event: Pure) -> Any:
-    """Randomised response with two answers is the worst epsilon-DP release."""
+    # Randomised response with two answers dominates every epsilon-DP release.
     return load_dp_accounting().RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
 
 
@@ -104,7 +109,8 @@ def _(event: Product) -> Any:
 
 
 def load_dp_accounting() -> Any:
-    """dp_accounting, imported when it is first needed."""
+    """Import dp_accounting on first use and return it."""
+    # Imported here because it is slow to load and only conversions need it.
     import dp_accounting
 
     return dp_accounting

@@ -1,4 +1,9 @@
-"""The law of a likelihood ratio on a logarithmic lattice, rounded up in convex order; Gaussians in closed form."""
+"""The law of a likelihood ratio on a logarithmic lattice, rounded up in convex order; closed forms for Gaussians.
+
+A law describes L = dP/dQ under Q, with an atom at zero (infinite backward loss) and a P-mass at infinity (infinite
+forward loss). Every rounding is a mean-preserving split, so one object is an upper bound in both directions at once,
+and sampling, averaging and composition keep it one.
+"""
 
 import math
 from collections import OrderedDict
@@ -11,12 +16,12 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 Value = TypeVar("Value")
+# Lattice points that one cache keeps (16 MB of doubles).
 MOST_POINTS = 2**21
-"""Lattice points that one cache keeps (16 MB of doubles)."""
 
 
 class LawCache(Generic[Value]):
-    """A function of hashable arguments whose newest results are kept up to a total number of lattice points."""
+    """A memoised function of hashable arguments; the newest results are kept up to a total number of lattice points."""
 
     def __init__(self, function: Callable[..., Value]) -> None:
         self.function = function
@@ -26,7 +31,7 @@ class LawCache(Generic[Value]):
         self.__wrapped__ = function
 
     def __call__(self, *key: Hashable) -> Value:
-        """The kept result, or a new one."""
+        """Return the cached result, or compute and store it."""
         if key in self.held:
             self.held.move_to_end(key)
             return self.held[key]
@@ -40,15 +45,16 @@ class LawCache(Generic[Value]):
 
 
 def count_points(value: Any) -> int:
-    """Lattice points of a law."""
+    """Return the number of lattice points of a law."""
     return len(value.mass)
 
 
 Array = NDArray[np.float64]
 
 
+# A lattice is extended down to an atom that lies at most this many lattice lengths below it. An atom further away is
+# split between the lowest point and zero instead.
 FAR = 10.0
-"""A lattice reaches down to an atom that lies so many times its own length below; not to one that lies further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,26 +72,28 @@ class Law:
 
     @property
     def loss(self) -> Array:
-        """The logarithms of the lattice points, increasing."""
+        """Return the logarithms of the lattice points, increasing."""
         return np.asarray(self.start + self.step * np.arange(len(self.mass)))
 
     @property
     def log_second_moment(self) -> float:
-        """log E_Q[L^2] of the finite part: a measure of spread that is the variance of a Gaussian's loss."""
+        """Return log E_Q[L^2] of the finite part: a measure of spread, for a Gaussian the variance of the loss."""
         exponents = 2 * self.loss
         top = float(exponents.max())
         return max(float(np.log(np.dot(self.mass, np.exp(exponents - top))) + top), 0.0)
 
 
+# The law of a release that tells nothing: L = 1.
 NOTHING = Law(0.0, 1.0, np.ones(1))
-"""The law of a release that tells nothing: L = 1."""
 
 
 def resplit_atoms(loss: Array, mass: Array, step: float, *, zero: float = 0.0, infinite: float = 0.0) -> Law:
-    """Move atoms at increasing losses onto a lattice that starts at the lowest of them.
+    """Return the law of atoms at increasing losses, moved onto a lattice that starts at the lowest of them.
 
     Each atom goes to the two lattice points around it, so that its mass and its mean in L are kept.
     """
+    # The lattice starts at the lowest atom, not at a multiple of the step: after Poisson sampling most of the mass sits
+    # at 1 - g exactly, and composition only adds the starts.
     place = (loss - loss[0]) / step
     below = np.floor(place)
     upward = np.expm1((place - below) * step) / np.expm1(step)
@@ -97,14 +105,17 @@ def resplit_atoms(loss: Array, mass: Array, step: float, *, zero: float = 0.0, i
 
 
 def on_step(law: Law, step: float) -> Law:
-    """The law on a lattice of another step."""
+    """Return the law on a lattice of another step."""
     if step == law.step:
         return law
     return resplit_atoms(law.loss, law.mass, step, zero=law.zero, infinite=law.infinite)
 
 
 def trim_law(law: Law, tail: float) -> Law:
-    """Drop ends that hold at most `tail`: below to zero and the lowest point, above to the top point and infinity."""
+    """Return the law without ends that hold at most `tail` each.
+
+    The low end goes to zero and the lowest point, the high end to the top point and infinity.
+    """
     ratio = np.exp(law.loss)
     low = int(np.searchsorted(np.cumsum(law.mass), tail, side="right"))
     from_top = np.cumsum((law.mass * ratio)[::-1])
@@ -123,11 +134,12 @@ def trim_law(law: Law, tail: float) -> Law:
 
 
 def multiply_laws(one: Law, other: Law) -> Law:
-    """L1 * L2 for independent releases: the losses add. Direct sums, so that small masses keep all their digits."""
+    """Return the law of L1 * L2 for independent releases; the losses add."""
     other = on_step(other, one.step)
     return Law(
         one.start + other.start,
         one.step,
+        # Direct sums, not a transform: small masses keep all their digits.
         np.convolve(one.mass, other.mass),
         either_probability(one.zero, other.zero),
         either_probability(one.infinite, other.infinite),
@@ -135,13 +147,13 @@ def multiply_laws(one: Law, other: Law) -> Law:
 
 
 def either_probability(one: float, other: float) -> float:
-    """The probability that at least one of two independent things happens."""
+    """Return the probability that at least one of two independent events happens."""
     return one + other - one * other
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Masses at increasing losses that are on no lattice yet, at zero and at infinity."""
+    """Masses at increasing losses that are not on a lattice yet, at zero and at infinity."""
 
     loss: Array
     mass: Array
@@ -149,15 +161,15 @@ class Points:
     infinite: float
 
     def on_lattice(self, step: float) -> Law:
-        """The law on a lattice that starts at the lowest of them."""
+        """Return the law on a lattice that starts at the lowest of the losses."""
         return resplit_atoms(self.loss, self.mass, step, zero=self.zero, infinite=self.infinite)
 
 
 def sampled_points(law: Law, rate: float) -> Points:
-    """1 - g + g L, before it is put on a lattice.
+    """Return the law of 1 - g + g L, before it is put on a lattice.
 
-    The atom at zero sits at 1 - g; where that is far below all others, it is moved apart, to the lowest of them and to
-    zero.
+    The atom at zero moves to 1 - g. Where that is far below all other points, it is split between the lowest of them
+    and zero.
     """
     loss = np.log1p(rate * np.expm1(law.loss))
     mass, zero, lowest = law.mass, 0.0, float(np.log1p(-rate)) if rate < 1 else -np.inf
@@ -172,12 +184,12 @@ def sampled_points(law: Law, rate: float) -> Points:
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 BATCH = 8192
+# Cells narrower than this (in standard deviations) are integrated by quadrature: closed forms would cancel.
 NARROW = 0.3
-"""Cells narrower than this (in standard deviations) are integrated by quadrature: closed forms would cancel."""
 
 
 def gaussian_law(noise_multiplier: float, step: float, tail: float, *, rate: float = 1.0) -> Law:
-    r"""L = 1 - g + g X with X = exp(s N - s^2/2), s = 1 / noise_multiplier, split mean-preservingly on a lattice.
+    r"""Return the law of L = 1 - g + g X with X = exp(s N - s^2/2), s = 1 / noise_multiplier, split on a lattice.
 
     Guarantees: dominates the exact law in convex order; at most about `tail` of P-mass at infinity and of Q-mass at
     zero.
@@ -186,6 +198,7 @@ def gaussian_law(noise_multiplier: float, step: float, tail: float, *, rate: flo
     reach = float(-ndtri(tail))
     reach_above = float(-ndtri(min(tail / rate, 0.1)))
     lowest = math.exp(-s * reach - s * s / 2)
+    # If the low end is within 256 cells of the atom at 1 - g, the lattice reaches down to X = 0: nothing goes to zero.
     if rate < 1 and rate * lowest < 256 * step * (1 - rate):
         lowest = 0.0
     log_top = s * reach_above + s * s / 2
@@ -196,16 +209,17 @@ def gaussian_law(noise_multiplier: float, step: float, tail: float, *, rate: flo
 
 
 def log_sampled(log_ratio: float, rate: float) -> float:
-    """log(1 - g + g e^x), also for large x."""
+    """Return log(1 - g + g e^x), also for large x."""
     if log_ratio > 30:
         return log_ratio + math.log(rate) + math.log1p((1 - rate) / rate * math.exp(-log_ratio))
     return math.log1p(rate * math.expm1(log_ratio))
 
 
 def log_edges(lowest: float, rate: float, step: float, cells: int) -> Array:
-    """log x at the cell ends: 1 - g + g x_j = (1 - g + g x_0) e^(j step), solved without cancellation."""
+    """Return log x at the cell ends: 1 - g + g x_j = (1 - g + g x_0) e^(j step), solved without cancellation."""
     steps = step * np.arange(cells + 1)
     odds = (1 - rate) / rate
+    # Beyond 600 the exponentials would overflow; there x_j grows like e^(j step), to all digits.
     with np.errstate(divide="ignore", over="ignore"):
         if lowest == 0.0:
             near = np.log(odds) + np.log(np.expm1(np.minimum(steps, 600.0)))
@@ -217,7 +231,7 @@ def log_edges(lowest: float, rate: float, step: float, cells: int) -> Array:
 
 
 def from_edges(log_x: Array, s: float, rate: float, frame: Law) -> Law:
-    """Split the mass of each cell of the lognormal between its two ends, and both tails as the law's ends ask."""
+    """Return the law with the mass of each lognormal cell split between its two ends, and both tails closed."""
     u = log_x / s + s / 2
     lower, upper = cell_splits(u, s)
     mass = frame.mass.copy()
@@ -232,27 +246,28 @@ def from_edges(log_x: Array, s: float, rate: float, frame: Law) -> Law:
 
 
 def below_share(u: float, s: float) -> float:
-    """E[X; X < x0] / x0: the part of the low tail that is kept at x0; the rest sits at zero."""
+    """Return E[X; X < x0] / x0: the part of the low tail that is kept at x0; the rest goes to zero."""
     if math.isinf(u):
         return 0.0
     return math.exp(float(log_normal_cdf(u - s)) - (s * u - s * s / 2))
 
 
 def call_above(u: float, s: float) -> float:
-    """E[(X - x)_+] at x = exp(s u - s^2/2): the P-mass that the top point cannot carry."""
+    """Return E[(X - x)_+] at x = exp(s u - s^2/2): the P-mass that the top point cannot carry."""
     scale = math.exp(-((u - s) ** 2) / 2) / 2
     value = scale * float(erfcx((u - s) / math.sqrt(2)) - erfcx(u / math.sqrt(2)))
     return max(value, 0.0) * (1 + 1e-9)
 
 
 def log_normal_cdf(u: float) -> float:
-    """log Phi(u), exact far in the tail."""
+    """Return log Phi(u), accurate far in the tail."""
     return float(log_ndtr(u))
 
 
 def cell_splits(u: Array, s: float) -> tuple[Array, Array]:
-    """Q-mass of each cell [u_j, u_j+1] sent to its lower and to its upper end."""
+    """Return the Q-mass of each cell [u_j, u_j+1] that goes to its lower and to its upper end."""
     left, right = u[:-1], u[1:]
+    # Written as a negation so that a cell with an infinite or undefined width counts as wide.
     wide = ~(right - left <= NARROW)
     lower, upper = np.empty(len(left)), np.empty(len(left))
     lower[~wide], upper[~wide] = by_quadrature(left[~wide], right[~wide], s)
@@ -261,7 +276,7 @@ def cell_splits(u: Array, s: float) -> tuple[Array, Array]:
 
 
 def by_quadrature(left: Array, right: Array, s: float) -> tuple[Array, Array]:
-    """Gauss-Legendre over narrow cells, some thousand at a time: every term is positive, nothing cancels."""
+    """Return the splits of narrow cells by Gauss-Legendre quadrature: every term is positive, nothing cancels."""
     lower, upper = np.empty(len(left)), np.empty(len(left))
     for begin in range(0, len(left), BATCH):
         part = slice(begin, begin + BATCH)
@@ -270,7 +285,7 @@ def by_quadrature(left: Array, right: Array, s: float) -> tuple[Array, Array]:
 
 
 def integrate_cells(left: Array, right: Array, s: float) -> tuple[Array, Array]:
-    """Mass sent to the lower and the upper end of each cell."""
+    """Return the mass sent to the lower and to the upper end of each cell."""
     half = (right - left) / 2
     inside = left[:, None] + half[:, None] * (1 + NODES)
     density = np.exp(-inside * inside / 2) * WEIGHTS * (half / math.sqrt(2 * math.pi))[:, None]
@@ -280,7 +295,7 @@ def integrate_cells(left: Array, right: Array, s: float) -> tuple[Array, Array]:
 
 
 def by_closed_form(left: Array, right: Array, s: float) -> tuple[Array, Array]:
-    """Differences of the normal distribution function over wide cells; the lowest may reach down to X = 0."""
+    """Return the splits of wide cells by differences of the normal distribution; the lowest may reach down to X = 0."""
     q, p = normal_between(left, right), normal_between(left - s, right - s)
     with np.errstate(over="ignore"):
         low = np.where(np.isinf(left), 0.0, np.exp(s * left - s * s / 2))
@@ -292,13 +307,13 @@ def by_closed_form(left: Array, right: Array, s: float) -> tuple[Array, Array]:
 
 
 def normal_between(left: Array, right: Array) -> Array:
-    """Phi(right) - Phi(left), from the tail that keeps the digits."""
+    """Return Phi(right) - Phi(left), computed from the tail that keeps the digits."""
     flip = left > 0
     return np.asarray(np.where(flip, ndtr(-left) - ndtr(-right), ndtr(right) - ndtr(left)))
 
 
 def gaussian_delta(strength: float, epsilon: float) -> float:
-    """delta at epsilon of Gaussian noise with strength mu = sensitivity / noise_std.
+    """Return delta at epsilon of Gaussian noise with strength mu = sensitivity / noise_std.
 
     Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), written without cancellation.
     """
@@ -310,7 +325,7 @@ def gaussian_delta(strength: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(strength: float, delta: float) -> float:
-    """The least epsilon at delta, rounded up.
+    """Return the least epsilon at delta, rounded up.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772

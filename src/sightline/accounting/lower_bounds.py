@@ -1,7 +1,7 @@
-"""The opposite rounding: laws that are dominated by the true ratio in convex order, for a lower end of the interval.
+"""Lower bounds: laws dominated by the true ratio in convex order, for the lower end of the interval of epsilon.
 
-Where the upper laws split the mass of a cell between its ends, these collapse it to its mean. Means fall anywhere, so
-a lower law is a list of atoms; only before composition are neighbouring atoms merged so that every mean falls on a
+Where the upper laws split the mass of a cell between its ends, these collapse it to its mean. Means fall anywhere, so a
+lower law is a list of atoms; only before composition are neighbouring atoms merged so that every mean falls on a
 lattice point.
 """
 
@@ -40,10 +40,10 @@ from sightline.events import (
     WithoutReplacement,
 )
 
+# With fewer cells than this a closed form is cut eight times finer than the lattice.
 MANY = 30_000
-"""Below this many cells a closed form is cut eight times finer than the lattice."""
+# Width of the bins over the spread of the law.
 FINENESS = 0.02
-"""Width of the bins over the spread of the law."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Atoms:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the loss."""
+        """Return the standard deviation of the loss."""
         mean = float(np.dot(self.mass, self.loss))
         return math.sqrt(max(float(np.dot(self.mass, (self.loss - mean) ** 2)), 1e-300))
 
@@ -65,7 +65,7 @@ SURE = Atoms(np.zeros(1), np.ones(1))
 
 @LawCache
 def lower_law(event: Event, step: float) -> Law:
-    """A lattice law dominated by the event's."""
+    """Return a lattice law dominated by the event's."""
     atoms = atoms_for(event, step)
     if len(atoms.loss) < MANY:
         atoms = atoms_for(event, step / 8)
@@ -73,7 +73,7 @@ def lower_law(event: Event, step: float) -> Law:
 
 
 def atoms_for(event: Event, width: float) -> Atoms:
-    """Atoms of an event, about `width` apart where a closed form gives them."""
+    """Return atoms of an event, about `width` apart where a closed form gives them."""
     if isinstance(event, Gaussian):
         return gaussian_atoms(check_noise(event), width)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
@@ -90,7 +90,7 @@ def atoms_for(event: Event, width: float) -> Atoms:
 
 
 def pooled_atoms(event: PooledDraws, width: float) -> Atoms:
-    """Nothing, or as many noises as there are: atoms of all of them."""
+    """Return atoms of all possible numbers of noises, and of the release without the subject."""
     each = [(chance, gaussian_atoms(noise, width)) for chance, noise in pooled_chances(event)]
     loss = np.concatenate([np.zeros(1), *(atoms.loss for _, atoms in each)])
     mass = np.concatenate([[1 - event.rate], *(event.rate * chance * atoms.mass for chance, atoms in each)])
@@ -100,13 +100,13 @@ def pooled_atoms(event: PooledDraws, width: float) -> Atoms:
 
 @LawCache
 def native_atoms(event: Event) -> Atoms:
-    """Atoms of an event, as fine as its spread asks."""
+    """Return atoms of an event, as fine as its spread needs."""
     return atoms_of(event)
 
 
 @singledispatch
 def atoms_of(event: Event) -> Atoms:
-    """Atoms of an event; one function per kind."""
+    """Return atoms of an event; registered per kind. Kinds without them raise `NoLaw`."""
     raise NoLaw
 
 
@@ -123,7 +123,7 @@ def _(event: Pure) -> Atoms:
 
 @atoms_of.register
 def _(event: Exponential) -> Atoms:
-    """A choice between two whose scores change by as much in opposite directions: log ratios +-eps/2."""
+    # A choice between two options whose scores change equally in opposite directions: log ratios +-eps/2.
     return atoms_of(Pure(event.epsilon / 2))
 
 
@@ -135,7 +135,7 @@ def _(event: PooledDraws) -> Atoms:
 @atoms_of.register(WithoutReplacement)
 @atoms_of.register(FixedCohort)
 def _(event: WithoutReplacement | FixedCohort) -> Atoms:
-    """Of a Gaussian; for anything else in a cohort no lower end is known."""
+    # Only for a Gaussian: no lower bound is known for other events in a cohort.
     return atoms_for(event, native_law(event, 1e-14).step)
 
 
@@ -150,7 +150,7 @@ def _(event: Segment | ConvexSegment) -> Atoms:
 
 
 def segment_atoms(event: Segment | ConvexSegment, width: float) -> Atoms:
-    """Panels of the line collapsed to their means."""
+    """Return panels of the line collapsed to their means. Raises `NoLaw` for shifts out of reach."""
     try:
         pair = segment_pair(event, 1e-22)
     except TooFar:
@@ -187,7 +187,7 @@ def _(event: Allocation) -> Atoms:
 
 
 def gaussian_atoms(noise_multiplier: float, width: float, *, rate: float = 1.0) -> Atoms:
-    """Cells of the lognormal collapsed to their means; with a rate, cells of about equal width after sampling."""
+    """Return cells of the lognormal collapsed to their means; with a rate, of about equal width after sampling."""
     s = 1 / noise_multiplier
     reach = float(-ndtri(1e-22))
     low, high = -s * reach - s * s / 2, s * reach + s * s / 2
@@ -196,6 +196,8 @@ def gaussian_atoms(noise_multiplier: float, width: float, *, rate: float = 1.0) 
         sampled = np.linspace(ends[0], ends[1], max(2, math.ceil((ends[1] - ends[0]) / width)))
         inner = np.log1p(np.expm1(sampled[1:]) / rate)
         coarse = np.linspace(low, high, 400)
+        # Cells of equal width after sampling are very wide at low X; the coarse grid keeps them from losing the low
+        # tail.
         both = np.unique(np.concatenate([inner[np.isfinite(inner) & (inner > low)], coarse]))
         log_x = both[np.diff(both, prepend=-np.inf) > 1e-9 * (high - low)]
     else:
@@ -214,12 +216,12 @@ def gaussian_atoms(noise_multiplier: float, width: float, *, rate: float = 1.0) 
 
 
 def sampled_atoms(atoms: Atoms, rate: float) -> Atoms:
-    """1 - g + g L, exactly."""
+    """Return the atoms of 1 - g + g L, exactly."""
     return Atoms(np.log1p(rate * np.expm1(atoms.loss)), atoms.mass)
 
 
 def bin_atoms(loss: Array, mass: Array, width: float) -> Atoms:
-    """Atoms that fall into one bin collapse to their mean in L."""
+    """Return the atoms with all that fall into one bin collapsed to their mean in L."""
     base = float(loss.min())
     index = np.floor((loss - base) / width).astype(np.int64)
     held = np.bincount(index, mass).astype(np.float64)
@@ -231,7 +233,7 @@ def bin_atoms(loss: Array, mass: Array, width: float) -> Atoms:
 
 
 def pair_atoms(one: Atoms, other: Atoms, share: float | None) -> Atoms:
-    """The product of two independent ratios, or (with a share) their weighted mean, collapsed into bins."""
+    """Return the product of two independent ratios, or (with a share) their weighted mean, collapsed into bins."""
     one, other = thin_atoms(one), thin_atoms(other)
     mass = np.outer(one.mass, other.mass).ravel()
     if share is None:
@@ -246,14 +248,14 @@ def pair_atoms(one: Atoms, other: Atoms, share: float | None) -> Atoms:
 
 
 def thin_atoms(atoms: Atoms, most: int = 1500) -> Atoms:
-    """At most about `most` atoms: bins of equal width, by collapsing."""
+    """Return at most about `most` atoms, collapsed in bins of equal width."""
     if len(atoms.loss) <= most:
         return atoms
     return bin_atoms(atoms.loss, atoms.mass, float(atoms.loss[-1] - atoms.loss[0]) / most)
 
 
 def mean_atoms(atoms: Atoms, copies: int) -> Atoms:
-    """The mean of independent copies, by doubling."""
+    """Return the mean of independent copies, by doubling."""
     power, size, rest = atoms, 1, copies
     held, count = atoms, 0
     while rest:
@@ -267,7 +269,9 @@ def mean_atoms(atoms: Atoms, copies: int) -> Atoms:
 
 
 def merge_atoms(atoms: Atoms, step: float) -> Law:
-    """Neighbouring atoms merged so that all means are lattice points: from both ends towards the middle.
+    """Return a lattice law of neighbouring atoms merged so that all means are lattice points.
+
+    Atoms are merged from both ends towards the middle.
 
     Guarantees: the result is dominated by `atoms` in convex order and has the same mean.
     """
@@ -288,7 +292,8 @@ def merge_atoms(atoms: Atoms, step: float) -> Law:
 
 
 def heaviest_mean(atoms: Atoms, step: float) -> float:
-    """log of the mean of the heaviest cell: a lattice point there leaves little over when most mass is in one place."""
+    """Return log of the mean of the heaviest cell."""
+    # A lattice point there leaves little mass over if most of it is concentrated.
     cells = bin_atoms(atoms.loss, atoms.mass, step)
     return float(cells.loss[np.argmax(cells.mass)])
 
@@ -301,7 +306,7 @@ class Sink:
     lattice: Array
 
     def merge_inward(self, value: Array, mass: Array, *, upward: bool) -> tuple[float, float]:
-        """Merge atoms from the outer end inward; what is left over comes back as (mass, moment)."""
+        """Merge atoms from the outer end inward and return the leftover (mass, moment)."""
         sign = 1.0 if upward else -1.0
         values = (sign * value if upward else sign * value[::-1]).tolist()
         masses = (mass if upward else mass[::-1]).tolist()
@@ -323,7 +328,7 @@ class Sink:
         return held, sign * moment
 
     def merge_leftover(self, mass: float, moment: float) -> None:
-        """Merge the rest with mass of neighbouring lattice points, so that its mean becomes a lattice point too."""
+        """Merge the leftover with mass of neighbouring lattice points, so that its mean becomes a lattice point too."""
         if mass <= 0:
             return
         above = int(np.searchsorted(self.lattice, moment / mass))
@@ -340,7 +345,7 @@ class Sink:
     def find_partners(
         self, goal: int, order: range, mass: float, moment: float
     ) -> tuple[int, list[tuple[int, float]]] | None:
-        """Masses of points beyond the goal, nearest first, that pull the mean of the rest onto the goal."""
+        """Return masses beyond the goal, nearest first, that pull the mean onto it; None if there is too little."""
         need = abs(self.lattice[goal] * mass - moment)
         taken: list[tuple[int, float]] = []
         for partner in order:

@@ -1,7 +1,7 @@
-"""Laws of likelihood ratios between mixtures of Gaussians on one line: segments of hidden steps.
+"""Laws of likelihood ratios between Gaussian mixtures on a line, for segments of hidden steps.
 
 Only the end of a segment is released. Which of its steps drew the subject is hidden, and each possibility moves the end
-by a known distance at most; aligned shifts of these lengths are the worst case (Kahane's inequality, with signs).
+by at most a known distance. Aligned shifts of these lengths are the worst case (Kahane's inequality, with signs).
 """
 
 import math
@@ -17,18 +17,20 @@ from sightline.events import ConvexSegment, Gaussian, ReplacedSegment, Segment
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 NEWTON_STEPS = 3
+# Panels integrated at a time; bounds the memory of the node arrays.
 BATCH = 1 << 15
-"""Panels that are integrated at a time."""
+# Panels are narrower than this over the largest shift, and than a tenth: six nodes are then exact in doubles.
 NARROW = 0.2
-"""Panels are narrower than this over the largest shift, and than a tenth: six nodes are then exact in doubles."""
+# The masses of larger shifts cannot be represented in doubles.
 FARTHEST_SHIFT = 25.0
-"""Ratios of larger shifts have masses that doubles cannot hold."""
+# Passed instead of a tail: keep every number of draws, however rare, because moments of high orders rest on the rare
+# ones.
 EVERY_DRAW = -1.0
-"""In place of a tail: no number of draws is left out, however rare; moments of high orders rest on them."""
+# Terms of a mixture's density held in memory at a time.
 AT_A_TIME = 1 << 21
-"""Terms of a mixture's density that are held at a time."""
+# With more possible first draws than this, neighbours are merged into the earliest of them. An earlier first draw moves
+# the end further, so merging only enlarges the bound.
 MOST_COMPONENTS = 512
-"""Beyond as many possible first draws, neighbours are taken for the earlier of them, which moves the end further."""
 
 
 class TooFar(Exception):
@@ -37,14 +39,14 @@ class TooFar(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Unit Gaussians at `shifts` with these weights; the weight that is `lost` lies out of reach."""
+    """A mixture of unit Gaussians at `shifts`; weight `lost` is out of reach and charged as infinite loss."""
 
     weights: Array
     shifts: Array
     lost: float = 0.0
 
     def log_density(self, y: Array) -> Array:
-        """The logarithm of the density over that of the standard Gaussian at the places."""
+        """Return log(density / standard Gaussian density) at the points `y`."""
         out, some = np.empty(len(y)), max(1, AT_A_TIME // len(self.shifts))
         offsets = (np.log(self.weights) - self.shifts**2 / 2)[:, None]
         for first in range(0, len(y), some):
@@ -54,7 +56,7 @@ class Mixture:
         return out
 
     def mean_shift(self, y: Array) -> Array:
-        """The mean of the shifts given the places: the slope of the logarithm."""
+        """Return the posterior mean of the shift at the points `y`: the derivative of `log_density`."""
         out, some = np.empty(len(y)), max(1, AT_A_TIME // len(self.shifts))
         offsets = (np.log(self.weights) - self.shifts**2 / 2)[:, None]
         for first in range(0, len(y), some):
@@ -64,25 +66,25 @@ class Mixture:
         return out
 
     def mass_below(self, y: float) -> float:
-        """The probability to be below a place."""
+        """Return the probability of lying below `y`."""
         return float(np.dot(self.weights, ndtr(y - self.shifts)))
 
     def mass_above(self, y: float) -> float:
-        """The probability to be above a place, among the shifts that are held."""
+        """Return the probability of lying above `y`, without the lost weight."""
         return float(np.dot(self.weights, ndtr(self.shifts - y)))
 
     @property
     def mirrored(self) -> "Mixture":
-        """The same with all shifts the other way."""
+        """Return the mixture with all shifts negated."""
         return Mixture(self.weights, -self.shifts, self.lost)
 
 
+# The mixture of a subject that moves nothing.
 NOWHERE = Mixture(np.ones(1), np.zeros(1))
-"""The subject moves nothing."""
 
 
 def first_draws(event: Segment | ReplacedSegment) -> tuple[Array, Array]:
-    """(chance that step j is the first with the subject, steps that are left after it) for j = 1..m."""
+    """Return (probability that step j is the first to draw the subject, number of steps after it) for j = 1..m."""
     width = -(-event.steps // MOST_COMPONENTS)
     first = np.arange(0, event.steps, width, dtype=np.float64)
     count = np.minimum(width, event.steps - first)
@@ -91,10 +93,10 @@ def first_draws(event: Segment | ReplacedSegment) -> tuple[Array, Array]:
 
 
 def first_draw_mixture(event: Segment | ReplacedSegment) -> Mixture:
-    r"""w_0 N(0) + sum_j w_j N(t_j), w_j = q (1 - q)^(j - 1), t_j = (first_step + m - j) / (m z): zero-out.
+    r"""Return w_0 N(0) + sum_j w_j N(t_j), w_j = q (1 - q)^(j - 1), t_j = (first_step + m - j) / (m z): zero-out.
 
-    Until its first draw at step j the subject is not in the path; then it moves the step by `first_step` of a ball's
-    diameter, and whatever a later step is moved by, both ends of it lie in the ball.
+    Until its first draw at step j the subject does not affect the path. Step j then moves by at most `first_step` ball
+    diameters, and each later step by at most one diameter, because both of its possible values lie in the ball.
     """
     chances, left = first_draws(event)
     never = math.exp(event.steps * math.log1p(-event.rate))
@@ -103,12 +105,17 @@ def first_draw_mixture(event: Segment | ReplacedSegment) -> Mixture:
 
 
 def convex_mixture(event: ConvexSegment, tail: float) -> Mixture:
-    """Sum_k Bin(k; m, q) N(k / z): each of k draws moves the end of a contracting path by one sensitivity at most."""
+    """Return sum_k Bin(k; m, q) N(k / z): each of k draws moves the end by at most one sensitivity.
+
+    Convex steps contract, so only the draws move two paths apart. Numbers of draws with a total probability of at most
+    `tail` are left out and counted as lost.
+    """
     most = event.steps
     while most > 1 and bdtrc(most // 2, event.steps, event.rate) <= tail:
         most //= 2
     while most > 1 and bdtrc(most - 1, event.steps, event.rate) <= tail:
         most -= 1
+    # Check the reach before the arrays are made: `most` can be millions.
     if most / noise_of(event) > FARTHEST_SHIFT:
         raise TooFar
     k, m = np.arange(most + 1, dtype=np.float64), event.steps
@@ -116,6 +123,7 @@ def convex_mixture(event: ConvexSegment, tail: float) -> Mixture:
     log_chance += k * math.log(event.rate) + (m - k) * math.log1p(-event.rate)
     chances = np.exp(log_chance)
     held = chances > 0
+    # A probability that underflowed to zero would drop a draw that moments of high orders rest on.
     if tail == EVERY_DRAW and not held.all():
         raise TooFar
     lost = float(bdtrc(most, m, event.rate)) if most < m else 0.0
@@ -123,7 +131,7 @@ def convex_mixture(event: ConvexSegment, tail: float) -> Mixture:
 
 
 def checked_mixture(weights: Array, shifts: Array, lost: float = 0.0) -> Mixture:
-    """The mixture, unless its shifts are out of reach."""
+    """Return the mixture without its weightless components. Raises `TooFar` for shifts out of reach."""
     if shifts.max() > FARTHEST_SHIFT:
         raise TooFar
     held = weights > 0
@@ -131,7 +139,7 @@ def checked_mixture(weights: Array, shifts: Array, lost: float = 0.0) -> Mixture
 
 
 def noise_of(event: Segment | ReplacedSegment | ConvexSegment) -> float:
-    """The noise multiplier inside."""
+    """Return the noise multiplier of the Gaussian inside. Raises `TooFar` for any other event."""
     if not isinstance(event.event, Gaussian):
         raise TooFar
     return event.event.noise_multiplier
@@ -145,17 +153,17 @@ class Pair:
     q: Mixture
 
     def log_ratio(self, y: Array) -> Array:
-        """log L at the places."""
+        """Return log L at the points `y`."""
         return self.p.log_density(y) - self.q.log_density(y)
 
     @property
     def width(self) -> float:
-        """Of the panels to integrate over."""
+        """Return the width of the panels to integrate over."""
         largest = max(float(np.abs(self.p.shifts).max()), float(np.abs(self.q.shifts).max()))
         return min(0.1, NARROW / max(largest, 1e-300))
 
     def reach(self, tail: float) -> tuple[float, float]:
-        """Places with about `tail` of Q's mass below and of P's mass above."""
+        """Return points with about `tail` of Q's mass below and of P's mass above."""
         far = float(-ndtri(tail))
         low, high = float(self.q.shifts.min()) - far, float(self.p.shifts.max()) + far
         places = np.linspace(low, high, 400)
@@ -163,19 +171,19 @@ class Pair:
         return low, float(places[min(int(np.searchsorted(-above, -tail)), len(places) - 1)])
 
     def grid(self, tail: float) -> Array:
-        """Places from one end to the other, at most a panel's width apart."""
+        """Return an increasing grid over the reach whose points are at most one panel width apart."""
         low, high = self.reach(tail)
         return np.linspace(low, high, max(2, math.ceil((high - low) / self.width) + 1))
 
 
 def mixture_law(pair: Pair, step: float, tail: float) -> Law:
-    """The law of L = dP/dQ under Q on a lattice.
+    """Return the law of L = dP/dQ under Q on a lattice.
 
-    Every panel lies in one cell of the lattice, up to the rounding of its ends, and its nodes are split between the two
+    Every panel lies in one cell of the lattice, up to the rounding of its ends. Its nodes are split between the two
     lattice points around them, so that mass and mean are kept.
 
     Guarantees: dominates the exact law in convex order; at most about `tail` of P-mass at infinity and of Q-mass at
-    zero, besides the weight that is out of reach.
+    zero, besides the lost weight.
     """
     grid = pair.grid(tail)
     losses = pair.log_ratio(grid)
@@ -187,10 +195,10 @@ def mixture_law(pair: Pair, step: float, tail: float) -> Law:
 
 
 def invert_ratio(pair: Pair, targets: Array, grid: Array, losses: Array) -> Array:
-    """Where log L has these values, by Newton's method inside the panels of the grid that hold them.
+    """Return the points where log L takes the target values, by Newton's method within the panels of the grid.
 
-    Cells of the lattice begin and end there: were they off, a panel would lie in two cells and its nodes could tell
-    less than the law does.
+    Cells of the lattice begin and end there. If they were off, a panel would lie in two cells and its nodes could
+    understate the law.
     """
     above = np.clip(np.searchsorted(losses, targets), 1, len(grid) - 1)
     y = np.interp(targets, losses, grid)
@@ -201,7 +209,7 @@ def invert_ratio(pair: Pair, targets: Array, grid: Array, losses: Array) -> Arra
 
 
 def split_panels(pair: Pair, edges: Array, start: float, step: float, cells: int) -> Array:
-    """Q-mass of every lattice point from all panels."""
+    """Return the Q-mass of every lattice point, from all panels."""
     mass = np.zeros(cells + 1)
     for loss, weight in integrate_panels(pair, edges):
         place = np.clip((loss.ravel() - start) / step, 0.0, cells)
@@ -214,7 +222,7 @@ def split_panels(pair: Pair, edges: Array, start: float, step: float, cells: int
 
 
 def integrate_panels(pair: Pair, edges: Array) -> Iterator[tuple[Array, Array]]:
-    """(log L, Q-mass) of the nodes of every panel, a row for each panel."""
+    """Yield (log L, Q-mass) of the nodes of every panel, one row per panel, in batches."""
     for first in range(0, len(edges) - 1, BATCH):
         part = edges[first : first + BATCH + 1]
         half = np.diff(part) / 2
@@ -226,17 +234,23 @@ def integrate_panels(pair: Pair, edges: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def close_ends(pair: Pair, mass: Array, ends: tuple[float, float], start: float, step: float) -> Law:
-    """Both tails below to zero and the lowest point, above to the last point before and infinity."""
+    """Return the law with both tails closed.
+
+    The low tail goes to zero and the lowest point, the high tail to the last point but one and infinity.
+    """
+    # The low tail keeps its P-mass at the lowest point; the rest of its Q-mass goes to zero. Both tails stay
+    # mean-preserving, so the law remains an upper bound in both directions.
     at_lowest = min(pair.p.mass_below(ends[0]) * math.exp(-start), pair.q.mass_below(ends[0]))
     above, last = pair.q.mass_above(ends[1]), len(mass) - 2
     mass[0] += at_lowest
     mass[last] += above
     infinite = max(0.0, pair.p.mass_above(ends[1]) - math.exp(start + step * last) * above) + pair.p.lost
+    # The factor covers the rounding of the distribution functions.
     return Law(start, step, mass, max(0.0, pair.q.mass_below(ends[0]) - at_lowest), infinite * (1 + 1e-9))
 
 
 def collapsed_panels(pair: Pair, width: float) -> tuple[Array, Array]:
-    """(log L, Q-mass) with every panel collapsed to its mean: dominated by the exact law in convex order."""
+    """Return (log L, Q-mass) with every panel collapsed to its mean: dominated by the exact law in convex order."""
     grid = pair.grid(1e-22)
     losses = pair.log_ratio(grid)
     cells = max(1, math.ceil(float(losses[-1] - losses[0]) / width))
@@ -252,23 +266,24 @@ def collapsed_panels(pair: Pair, width: float) -> tuple[Array, Array]:
 
 
 def segment_pair(event: Segment | ConvexSegment, tail: float) -> Pair:
-    """With the subject against without it."""
+    """Return the pair of end distributions with the subject and without it."""
     with_it = first_draw_mixture(event) if isinstance(event, Segment) else convex_mixture(event, tail)
     return Pair(with_it, NOWHERE)
 
 
 def replaced_pair(event: ReplacedSegment) -> Pair:
-    """Sum w_j N(t_j) against sum w_j N(-t_j): both data sets move the end away from where the subject's zero leads."""
+    """Return sum w_j N(t_j) against sum w_j N(-t_j): each data set moves the end to its own side of the zeroed one."""
     with_it = first_draw_mixture(event)
     return Pair(with_it, with_it.mirrored)
 
 
 def replaced_law(event: ReplacedSegment, step: float, tail: float) -> Law:
-    r"""For L > 1 the mixture over j of 1 - g + g X_j, mirrored for L < 1, the rest at L = 1; g = 1 - (1 - q)^m.
+    r"""Return the law with the mixture over j of 1 - g + g X_j above one, its mirror below one, the rest at one.
 
-    X_j is the ratio of a shift by t_j = (min(1, 2 first_step) + m - j) / (m z): how far the two data sets lead apart if
-    step j is the first to draw the subject. Above one, a mixture (1 - g) M + g P_j against (1 - g) M + g Q_j costs no
-    more than (1 - g) Q_j + g P_j against Q_j (advanced joint convexity), and everything is symmetric.
+    g = 1 - (1 - q)^m, and X_j is the ratio of a shift by t_j = (min(1, 2 first_step) + m - j) / (m z): how far the two
+    data sets lead apart if step j is the first to draw the subject. Above one, a mixture (1 - g) M + g P_j against (1 -
+    g) M + g Q_j costs no more than (1 - g) Q_j + g P_j against Q_j (advanced joint convexity), and everything is
+    symmetric.
     """
     chances, left = first_draws(event)
     shifts = (min(1.0, 2 * event.first_step) + left) / (event.steps * noise_of(event))
@@ -281,6 +296,7 @@ def replaced_law(event: ReplacedSegment, step: float, tail: float) -> Law:
         size = max(len(above), len(mass))
         above = np.pad(above, (0, size - len(above))) + weight * np.pad(mass, (0, size - len(mass)))
         infinite += weight * excess
+    # Mass at the lattice point L = 1 belongs to the rest.
     above = above[1:]
     mirrored = above * np.exp(step * np.arange(1, len(above) + 1))
     rest = max(0.0, 1.0 - above.sum() - mirrored.sum() - infinite)
@@ -288,7 +304,7 @@ def replaced_law(event: ReplacedSegment, step: float, tail: float) -> Law:
 
 
 def masses_above_one(shift: float, rate: float, step: float, tail: float) -> tuple[Array, float]:
-    """Q-masses of 1 - g + g X at 1, e^step, e^(2 step), ... from X > 1, and the P-mass above all of them."""
+    """Return Q-masses of 1 - g + g X at 1, e^step, e^(2 step), ... from X > 1, and the P-mass above all of them."""
     far = shift + float(-ndtri(tail))
     cells = max(1, math.ceil(float(sampled_loss(np.array([far]), shift, rate)[0]) / step))
     ends = np.log1p(np.expm1(step * np.arange(1, cells)) / rate) / shift + shift / 2
@@ -312,15 +328,16 @@ def masses_above_one(shift: float, rate: float, step: float, tail: float) -> tup
 
 
 def sampled_loss(y: Array, shift: float, rate: float) -> Array:
-    """log(1 - g + g X) at the places."""
+    """Return log(1 - g + g X) at the points `y`."""
     exponent = shift * y - shift * shift / 2
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + exponent) if rate < 1 else exponent)
 
 
 def mixture_moments(pair: Pair) -> Array:
-    """log E_Q[L^a] for a = 0..MOST_ORDER by quadrature: every term is positive."""
+    """Return log E_Q[L^a] for a = 0..MOST_ORDER by quadrature; every term is positive."""
     largest = max(float(np.abs(pair.p.shifts).max()), float(np.abs(pair.q.shifts).max()))
     low = float(pair.q.shifts.min()) - 14.0
+    # At order a the integrand peaks about a shifts above the origin: the grid must reach the peak of the largest order.
     high = 14.0 + float(ORDERS[-1]) * float(pair.p.shifts.max() - pair.q.shifts.min())
     nodes, weights = np.polynomial.legendre.leggauss(8)
     edges = np.arange(low, high, 0.25 / max(1.0, largest / 4))
@@ -332,4 +349,5 @@ def mixture_moments(pair: Pair) -> Array:
         loss = pair.p.log_density(y) - log_q
         held = log_q - y * y / 2 - math.log(2 * math.pi) / 2 + np.log(np.tile(half * weights, len(part)))
         moments = np.logaddexp(moments, log_sum(held[None, :] + ORDERS[:, None] * loss[None, :]))
+    # The margin is far above the error of the quadrature, so the moments stay upper bounds.
     return pin_moments(moments + 1e-9)

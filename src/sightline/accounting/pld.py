@@ -32,17 +32,18 @@ from sightline.accounting.likelihood_ratio import (
 from sightline.accounting.lower_bounds import lower_law
 from sightline.events import Allocation, Event, FixedCohort, Gaussian, Poisson, WithoutReplacement
 
+# Relative discretisation error of epsilon that the grid is chosen for. Neighbouring questions may use different grids,
+# so epsilon is monotone in noise, steps and delta only up to about 2e-4.
 TOLERANCE = 5e-5
-"""Relative discretisation error of epsilon that the grid is chosen for."""
 COHORT_TOLERANCE = 1e-5
+# Cohorts of a fixed size use COHORT_TOLERANCE as long as their laws, which are fast to compute, have no more points.
 FAST_POINTS = 2**15
-"""The same with cohorts of a fixed size, whose laws are found fast as long as they have no more points."""
+# First guess of the lattice step over the spread of one release.
 COARSE = 0.025
-"""First guess: lattice step over the spread of one release."""
+# No refinement beyond about this many points of one law.
 MOST_POINTS = 2**20
-"""No refinement beyond about this many points of one law."""
+# The same with cohorts of a fixed size: if few of many are drawn, rare losses reach far.
 MOST_COHORT_POINTS = 2**18
-"""The same with cohorts of a fixed size: where few are drawn of many, rare losses reach far."""
 FIRST_POINTS = 2**14
 THIN = 4096
 
@@ -50,7 +51,7 @@ Kinds = list[tuple[Event, int]]
 
 
 def resolve_allocations(counts: Mapping[Event, int]) -> Kinds:
-    """The composition with allocations resolved into their blocks."""
+    """Return the composition with allocations resolved into their blocks."""
     kinds: Counter[Event] = Counter()
     for event, times in counts.items():
         for part, repeats in allocation_blocks(event) if isinstance(event, Allocation) else [(event, 1)]:
@@ -59,7 +60,7 @@ def resolve_allocations(counts: Mapping[Event, int]) -> Kinds:
 
 
 def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
-    """An upper bound on epsilon at delta for a canonical composition; raises NoLaw when an event has no law."""
+    """Return an upper bound on epsilon at delta for a canonical composition. Raises `NoLaw` if an event has no law."""
     strength = only_gaussian(counts)
     if strength is not None:
         return gaussian_epsilon(strength, delta)
@@ -72,14 +73,14 @@ def pld_epsilon(counts: Mapping[Event, int], delta: float) -> float:
 
 
 def fitted_epsilon(fit: "Fit", delta: float) -> float:
-    """Epsilon of both directions on a lattice."""
+    """Return epsilon of both directions on a lattice."""
     first = direction_epsilon(fit.losses_by_law(forward_losses), delta, fit.order, 0.0)
     order = order_for_delta(Sum(fit.losses_by_law(thin_backward)), delta)
     return direction_epsilon(fit.losses_by_law(backward_losses), delta, order, first)
 
 
 def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
-    """An upper bound on delta at epsilon for a canonical composition."""
+    """Return an upper bound on delta at epsilon for a canonical composition."""
     strength = only_gaussian(counts)
     if strength is not None:
         return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
@@ -93,7 +94,7 @@ def pld_delta(counts: Mapping[Event, int], epsilon: float) -> float:
 
 
 def pld_backward_delta(counts: Mapping[Event, int], epsilon: float) -> float:
-    """An upper bound on delta at epsilon of the backward direction alone: without the subject against with it."""
+    """Return an upper bound on delta at epsilon of the backward direction, without the subject against with it."""
     strength = only_gaussian(counts)
     if strength is not None:
         return min(1.0, gaussian_delta(strength, epsilon) * (1 + 1e-9))
@@ -104,10 +105,7 @@ def pld_backward_delta(counts: Mapping[Event, int], epsilon: float) -> float:
 
 
 def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Sequence[float]) -> Array:
-    """Upper bounds on delta at many epsilons at once, tight where delta is near one of the anchors.
-
-    Every transform bounds delta at all epsilons, best around the order it is tilted by: the least is taken.
-    """
+    """Return upper bounds on delta at many epsilons at once, tight where delta is near one of the anchors."""
     kinds = resolve_allocations(counts)
     tail = tail_for(kinds, min(anchors))
     curves = [np.ones(len(epsilons)), np.ones(len(epsilons))]
@@ -115,67 +113,70 @@ def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Seque
         fit = fit_lattice(kinds, tail, partial(order_for_delta, delta=delta))
         order = order_for_delta(Sum(fit.losses_by_law(thin_backward)), delta)
         for side, (losses, tilt) in enumerate(((forward_losses, fit.order), (backward_losses, order))):
+            # Every transform bounds delta at all epsilons, best around the order it is tilted by, so the least is
+            # valid.
             found = compose_losses(Sum(fit.losses_by_law(losses)), tilt).delta_curve(epsilons)
             curves[side] = np.minimum(curves[side], found)
     return np.maximum(*curves)
 
 
 def only_gaussian(counts: Mapping[Event, int]) -> float | None:
-    """The joint strength when nothing but Gaussians is composed."""
+    """Return the joint strength if only Gaussians are composed; else None."""
     if all(isinstance(event, Gaussian) for event in counts):
         return math.sqrt(math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, Gaussian)))
     return None
 
 
 def tail_for(kinds: Kinds, delta: float) -> float:
-    """Mass per release that may go to infinite loss: a power of 1e-4, so that laws are shared between counts."""
+    """Return the mass per release that may go to infinite loss."""
     wanted = 1e-6 * delta / sum(times for _, times in kinds)
+    # Powers of 1e-4 only, so that laws are shared between counts, rounds and deltas.
     return float(10.0 ** (4 * math.floor(math.log10(wanted) / 4)))
 
 
 def lower_step(step: float) -> float:
-    """The next lower power of the square root of two."""
+    """Return the next lower power of the square root of two, so that lattices are shared between questions."""
     return float(2.0 ** (math.floor(2 * math.log2(step)) / 2))
 
 
+# An event, the step of its lattice, the mass its ends may hold.
 LawKey = tuple[Event, float, float]
-"""An event, the step of its lattice, the mass its ends may hold."""
 
 
 @LawCache
 def forward_losses(event: Event, step: float, tail: float) -> Losses:
-    """log L under P for one event on a lattice."""
+    """Return log L under P for one event on a lattice."""
     return forward_losses_of(lattice_law(event, step, tail))
 
 
 @LawCache
 def backward_losses(event: Event, step: float, tail: float) -> Losses:
-    """-log L under Q for one event on a lattice."""
+    """Return -log L under Q for one event on a lattice."""
     return backward_losses_of(lattice_law(event, step, tail))
 
 
 @LawCache
 def coarse_losses(event: Event, step: float, tail: float) -> Losses:
-    """The same on twice the step: the difference shows the discretisation error."""
+    """Return the forward losses on twice the step: the difference shows the discretisation error."""
     return forward_losses_of(on_step(lattice_law(event, step, tail), 2 * step))
 
 
 @LawCache
 def thin_law(event: Event, step: float, tail: float) -> Law:
-    """The law on a lattice of at most some thousand points: good enough to choose an order."""
+    """Return the law on a lattice of a few thousand points: good enough to choose an order."""
     law = lattice_law(event, step, tail)
     return on_step(law, step * max(1, len(law.mass) // THIN))
 
 
 @LawCache
 def thin_forward(event: Event, step: float, tail: float) -> Losses:
-    """log L under P on a thin lattice."""
+    """Return log L under P on a thin lattice."""
     return forward_losses_of(thin_law(event, step, tail))
 
 
 @LawCache
 def thin_backward(event: Event, step: float, tail: float) -> Losses:
-    """-log L under Q on a thin lattice."""
+    """Return -log L under Q on a thin lattice."""
     return backward_losses_of(thin_law(event, step, tail))
 
 
@@ -187,16 +188,16 @@ class Fit:
     order: float
 
     def losses_by_law(self, losses_of: Callable[[Event, float, float], Losses]) -> list[tuple[Losses, int]]:
-        """One direction of every law, with its count."""
+        """Return one direction of every law, with its count."""
         return [(losses_of(*key), times) for key, times in self.laws]
 
     def coarsen(self, factor: int) -> "Fit":
-        """The same on a coarser lattice: rare losses that reach far may ask for more points than a transform has."""
+        """Return the same fit on a coarser lattice: rare losses may reach further than a transform has points."""
         return Fit(tuple(((event, factor * step, tail), n) for (event, step, tail), n in self.laws), self.order)
 
 
 def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
-    """The coarsest lattice on which the error of epsilon is within tolerance (or the finest that fits)."""
+    """Return the coarsest lattice on which the error of epsilon is within tolerance, or the finest that fits."""
     step = first_step(kinds, tail)
     cohorts = any(isinstance(event, WithoutReplacement | FixedCohort) for event, _ in kinds)
     most = MOST_COHORT_POINTS if cohorts else MOST_POINTS
@@ -215,19 +216,21 @@ def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> 
 
 
 def too_many(total: Sum, spread: float, step: float, most: int) -> bool:
-    """Whether a lattice of this step would have too many points."""
+    """Return whether a lattice of this step would have too many points."""
     longest = max(len(losses.mass) * losses.step for losses, _ in total.kinds)
     return longest / step > most or 16 * spread / step > 4 * most
 
 
 def discretisation_error(fit: Fit, total: Sum) -> float:
-    """Error of epsilon, estimated from the next coarser lattice: the change of the cumulants over three, per order."""
+    """Return the error of epsilon, estimated by comparing with twice the step."""
+    # Splits are mean-preserving, so errors are of second order: twice the step has four times the error, and the change
+    # is three times the error. Dividing by the order turns cumulants into epsilon.
     change = Sum(fit.losses_by_law(coarse_losses)).log_moment(fit.order) - total.log_moment(fit.order)
     return max(change, 0.0) / 3 / fit.order
 
 
 def first_step(kinds: Kinds, tail: float) -> float:
-    """A guess from the root mean square spread of one release; not too many points at first."""
+    """Return a first lattice step from the root mean square spread of one release, with a limited number of points."""
     total = sum(times * log_second_moment(event, tail) for event, times in kinds)
     spread = math.sqrt(total / sum(times for _, times in kinds))
     return lower_step(max(COARSE * spread, *(loss_reach(event, tail) / FIRST_POINTS for event, _ in kinds), 1e-14))
@@ -235,7 +238,7 @@ def first_step(kinds: Kinds, tail: float) -> float:
 
 @lru_cache(maxsize=1024)
 def log_second_moment(event: Event, tail: float) -> float:
-    """log E_Q[L^2] of one release."""
+    """Return log E_Q[L^2] of one release."""
     if isinstance(event, Gaussian):
         return 1 / event.noise_multiplier**2
     if isinstance(event, Poisson):
@@ -246,7 +249,7 @@ def log_second_moment(event: Event, tail: float) -> float:
 
 @lru_cache(maxsize=1024)
 def loss_reach(event: Event, tail: float) -> float:
-    """About how far the losses of one release reach."""
+    """Return about how far the losses of one release reach."""
     if isinstance(event, Gaussian):
         return -2 * float(ndtri(tail)) / event.noise_multiplier
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
@@ -260,12 +263,12 @@ def loss_reach(event: Event, tail: float) -> float:
 
 
 def direction_epsilon(kinds: Sequence[tuple[Losses, int]], delta: float, order: float, least: float) -> float:
-    """The larger of `least` and the epsilon of one direction; cheap when a Chernoff bound shows that it is below
-    `least`."""
+    """Return the larger of `least` and the epsilon of one direction."""
     total = Sum(kinds)
     if total.infinite >= delta:
         return math.inf
     bound = chernoff_epsilon(total, order, delta)
+    # A Chernoff bound already shows that this direction is not the larger one: no transform is needed.
     if least and bound <= least:
         return least
     for _ in range(8):
@@ -278,7 +281,7 @@ def direction_epsilon(kinds: Sequence[tuple[Losses, int]], delta: float, order: 
 
 
 def chernoff_epsilon(total: Sum, order: float, delta: float) -> float:
-    """Epsilon by moments alone, with the sharp constant (the order here is one less than Renyi's)."""
+    """Return epsilon by moments alone, with the sharp constant; the order here is one less than Renyi's."""
     rest = delta - total.infinite
     renyi = order + 1
     if renyi == 1:
@@ -287,7 +290,7 @@ def chernoff_epsilon(total: Sum, order: float, delta: float) -> float:
 
 
 def pld_interval(counts: Mapping[Event, int], delta: float) -> tuple[float, float]:
-    """A lower and an upper bound on the epsilon of the composed dominating pairs: opposite roundings on one lattice."""
+    """Return a lower and an upper bound on the epsilon of the dominating pairs: opposite roundings on one lattice."""
     upper = pld_epsilon(counts, delta)
     if only_gaussian(counts) is not None:
         return upper * (1 - 1e-9), upper

@@ -1,4 +1,4 @@
-"""Numbers as three of the papers compute them, for comparison: none of them is what Sightline guarantees."""
+"""Noise and epsilon as three papers compute them, for comparison only: they are not Sightline's guarantees."""
 
 import math
 from collections.abc import Callable
@@ -16,34 +16,34 @@ NOTICE = "as_published: the paper's own accounting, reproduced for comparison; i
 
 @dataclass(frozen=True)
 class AsPublished:
-    """A number of the paper with the notice that travels with it."""
+    """A number of a paper with the notice that travels with it."""
 
     value: float
     notice: str = NOTICE
 
 
 def classic_epsilon(moments: Array, delta: float) -> float:
-    """Proposition 2.3, over the integer orders."""
+    """Return epsilon by Proposition 2.3, over the integer orders."""
     return float(np.min((moments[2:] + math.log(1 / delta)) / (ORDERS[2:] - 1)))
 
 
 def gaussian_moments(noise: float) -> Array:
-    """(a - 1) D_a of the Gaussian mechanism."""
+    """Return (a - 1) D_a of the Gaussian mechanism."""
     return np.asarray(ORDERS * (ORDERS - 1) / (2 * noise**2))
 
 
 def poisson_moments(noise: float, rate: float, steps: int) -> Array:
-    """Theorem 3.11."""
+    """Return the moments of Theorem 3.11."""
     return steps * sampled_moments(gaussian_moments(noise), rate)
 
 
 def balanced_moments(noise: float, steps: int, uses: int, epochs: int = 1) -> Array:
-    """Theorem 3.8 with bound (3)."""
+    """Return the moments of Theorem 3.8 with bound (3)."""
     return epochs * overlap_moments(steps, uses, noise)
 
 
 def split_moments(noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Array:
-    """Theorem 3.4 with bound (3), sampled; the unsplit part under the same draw."""
+    """Return the moments of Theorem 3.4 with bound (3), sampled; the unsplit part is under the same draw."""
     inner = overlap_moments(parts, 1, noise)
     if unsplit_noise is not None:
         inner = inner + gaussian_moments(unsplit_noise)
@@ -51,7 +51,7 @@ def split_moments(noise: float, parts: int, rate: float, steps: int, unsplit_noi
 
 
 def calibrate_published(moments_at: Callable[[float], Array], *, epsilon: float, delta: float) -> AsPublished:
-    """The noise at which the paper's accounting spends exactly (epsilon, delta)."""
+    """Return the noise at which the paper's accounting spends exactly (epsilon, delta)."""
     low, high = 1e-2, 1e3
     for _ in range(60):
         middle = math.sqrt(low * high)
@@ -74,9 +74,9 @@ def clustered_noise(
     epsilon: float,
     delta: float,
 ) -> AsPublished:
-    """The noise multiplier of the authors' split for one full-batch round, later Poisson batches and choices.
+    """Return the noise multiplier of the authors' split for one full-batch round, later Poisson batches and choices.
 
-    Infinite where the choices alone use up the budget.
+    Infinite if the choices alone use up the budget.
 
     >>> numbers = {"samples": 8000, "batch_size": 32, "rounds": 200, "selections": 20}
     >>> round(clustered_noise(**numbers, selection_epsilon=0.3, epsilon=10.0, delta=1e-4).value, 3)
@@ -99,14 +99,14 @@ H2FDP_NOTICE = (
     "as_published: H2FDP's Proposition 3.1, an asymptotic form with an unnamed constant; it is not a guarantee"
 )
 
+# c2 of the proposition, which the paper does not name; 2 is the usual value in moments-accountant papers.
 CONSTANT = 2.0
-"""c2 of the proposition, which the paper does not name; 2 is what moments-accountant papers usually take."""
 
 
 def as_published_noise(
     *, rate: float, steps: int, epsilon: float, delta: float, constant: float = CONSTANT
 ) -> AsPublished:
-    r"""sigma_DP / Delta = c2 q sqrt(L log(1/delta)) / epsilon, eq. (15): L aggregations, q of a single step.
+    r"""Return sigma_DP / Delta = c2 q sqrt(L log(1/delta)) / epsilon, eq. (15): L aggregations, q of a single step.
 
     >>> round(as_published_noise(rate=0.05, steps=800, epsilon=1.0, delta=1e-5).value, 3)
     9.597

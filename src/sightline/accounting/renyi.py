@@ -1,7 +1,7 @@
-"""Renyi accounting beside the law of the ratio: exact forward moments, backward moments of the discretised law.
+"""Renyi accounting: exact forward moments of every event, and backward moments read off the discretised law.
 
-Forward: log E_Q[L^a] = (a - 1) D_a(P || Q). Backward: log E_Q[L^(1 - a)] = (a - 1) D_a(Q || P), outside a part of
-some mass that is charged to delta. Bounds in between integer orders follow because both are convex in the order.
+Forward: log E_Q[L^a] = (a - 1) D_a(P || Q). Backward: log E_Q[L^(1 - a)] = (a - 1) D_a(Q || P), outside a part of some
+mass that is charged to delta. Bounds between integer orders follow because both are convex in the order.
 """
 
 import math
@@ -48,10 +48,10 @@ from sightline.events import (
     WithoutReplacement,
 )
 
+# Mass at the ends of the laws that backward moments are read from.
 TAIL = 1e-40
-"""Mass at the ends of the laws that backward moments are read from."""
+# With less noise the moments of a cohort's law take long to compute, and amplification hardly helps.
 LEAST_COHORT_NOISE = 0.25
-"""With less noise the moments of a cohort's law would take long, and being hidden in it hardly helps."""
 LOW_ORDERS = np.concatenate([np.arange(1.01, 1.5, 0.01), np.arange(1.5, 20, 0.05)])
 REAL_ORDERS = np.unique(np.concatenate([np.arange(2, 20, 0.05), np.arange(20, 64, 0.5), np.arange(64, MOST_ORDER + 1)]))
 
@@ -66,25 +66,25 @@ class Backward:
 
 @lru_cache(maxsize=512)
 def forward_moments(event: Event) -> Array:
-    """log E_Q[L^a] of one event for a = 0..MOST_ORDER."""
+    """Return log E_Q[L^a] of one event for a = 0..MOST_ORDER, cached."""
     return forward_of(event)
 
 
 @lru_cache(maxsize=512)
 def backward_moments(event: Event) -> Backward:
-    """log E_Q[L^(1 - a)] of one event for a = 0..MOST_ORDER."""
+    """Return log E_Q[L^(1 - a)] of one event for a = 0..MOST_ORDER, cached."""
     return backward_of(event)
 
 
 @singledispatch
 def forward_of(event: Event) -> Array:
-    """Forward moments of an event; one function per kind."""
+    """Return the forward moments of an event; registered per kind."""
     raise NotImplementedError(f"{event.kind} has no moments")
 
 
 @singledispatch
 def backward_of(event: Event) -> Backward:
-    """Backward moments; for a symmetric pair they are the forward ones."""
+    """Return the backward moments of an event; equal to the forward ones for a symmetric pair."""
     return Backward(forward_moments(event))
 
 
@@ -100,14 +100,14 @@ def _(event: Clear) -> Array:
 
 @forward_of.register
 def _(event: Pure) -> Array:
-    """Randomised response is the worst epsilon-DP release: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps))."""
+    # Randomised response is the worst epsilon-DP release: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)).
     eps = event.epsilon
     return pin_moments(np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps) - np.logaddexp(0.0, eps))
 
 
 @forward_of.register
 def _(event: Exponential) -> Array:
-    """eps-DP, and eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.4)."""
+    # eps-DP, and eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.4).
     return np.minimum(forward_of(Pure(event.epsilon)), ORDERS * (ORDERS - 1) * (event.epsilon * event.epsilon / 8))
 
 
@@ -138,7 +138,7 @@ def _(event: Poisson) -> Array:
 
 @backward_of.register
 def _(event: Poisson) -> Backward:
-    """For a Gaussian the forward moments are larger (Mironov, Talwar and Zhang 2019, Theorem 5); else of the law."""
+    # For a Gaussian the forward moments are larger (Mironov, Talwar and Zhang 2019, Theorem 5); otherwise use the law.
     if isinstance(event.event, Gaussian):
         return Backward(forward_moments(event))
     return from_law(event, event.event)
@@ -146,7 +146,7 @@ def _(event: Poisson) -> Backward:
 
 @forward_of.register
 def _(event: PooledDraws) -> Array:
-    """The mean over what everybody knows; both directions are the same."""
+    # The number of noises is public, so the moments are the mean over it; both directions are the same.
     chances = [(1 - event.rate, np.zeros(len(ORDERS)))]
     chances += [(event.rate * chance, forward_moments(Gaussian(noise))) for chance, noise in pooled_chances(event)]
     terms = [math.log(chance) + moments for chance, moments in chances]
@@ -165,7 +165,7 @@ def _(event: Split) -> Backward:
 
 @forward_of.register
 def _(event: Allocation) -> Array:
-    """Per order the lesser of the block bound and of eq. (3) of the partitioning paper."""
+    # Per order the lesser of the block bound and of eq. (3) of the partitioning paper.
     by_blocks = composed_forward(dict(allocation_blocks(event)))
     if isinstance(event.event, Gaussian):
         return np.minimum(by_blocks, overlap_moments(event.steps, event.uses, event.event.noise_multiplier))
@@ -179,7 +179,7 @@ def _(event: Allocation) -> Backward:
 
 @forward_of.register
 def _(event: WithoutReplacement) -> Array:
-    """Under replace-one both directions have one bound; never worse than no amplification."""
+    # Under replace-one one bound holds for both directions; it is never worse than no amplification.
     inner = np.maximum(forward_moments(event.event), backward_moments(event.event).moments)
     centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, Gaussian) else None
     known = np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
@@ -193,7 +193,7 @@ def _(event: WithoutReplacement) -> Backward:
 
 @forward_of.register
 def _(event: Segment | ConvexSegment) -> Array:
-    """Of the mixture; where its shifts are out of reach, of known draws."""
+    # Moments of the mixture; if its shifts are out of reach, moments with known draws.
     try:
         return mixture_moments(segment_pair(event, EVERY_DRAW))
     except TooFar:
@@ -207,7 +207,7 @@ def _(event: Segment | ConvexSegment) -> Backward:
 
 @forward_of.register
 def _(event: ReplacedSegment) -> Array:
-    """Of the two mixtures, which mirror each other; never more than with known draws."""
+    # Moments of the two mixtures, which mirror each other; never more than with known draws.
     try:
         return np.minimum(mixture_moments(replaced_pair(event)), forward_moments(event.known))
     except TooFar:
@@ -216,7 +216,7 @@ def _(event: ReplacedSegment) -> Array:
 
 @forward_of.register
 def _(event: FixedCohort) -> Array:
-    """Of a Gaussian by its law, and never worse than no amplification."""
+    # For a Gaussian by its law, and never worse than no amplification.
     inner = forward_moments(event.event)
     return inner if (exact := moments_of_cohort(event)) is None else np.minimum(inner, exact[0])
 
@@ -230,7 +230,7 @@ def _(event: FixedCohort) -> Backward:
 
 @lru_cache(maxsize=64)
 def moments_of_cohort(event: WithoutReplacement | FixedCohort) -> tuple[Array, Array] | None:
-    """Forward and backward moments by the law of a cohort; none where it is not known or would take too long."""
+    """Return forward and backward moments by the law of a cohort; None if it is unknown or would take too long."""
     if not isinstance(event.event, Gaussian) or event.event.noise_multiplier < LEAST_COHORT_NOISE:
         return None
     rate, noise = event.cohort / event.population, event.event.noise_multiplier
@@ -238,7 +238,7 @@ def moments_of_cohort(event: WithoutReplacement | FixedCohort) -> tuple[Array, A
 
 
 def from_law(event: Event, inner: Event) -> Backward:
-    """Backward moments of the event's law; where there is none, of the event inside, which are larger."""
+    """Return backward moments of the event's law; without a law those of the inner event, which are larger."""
     try:
         return of_law(native_law(event, TAIL))
     except NoLaw:
@@ -246,31 +246,32 @@ def from_law(event: Event, inner: Event) -> Backward:
 
 
 def of_law(law: Law) -> Backward:
-    """log E_Q[L^(1 - a); L > 0] per order, and the mass at zero."""
+    """Return log E_Q[L^(1 - a); L > 0] per order, and the mass at zero."""
     held = law.mass > 0
     terms = np.log(law.mass[held])[None, :] + (1 - ORDERS)[:, None] * law.loss[held][None, :]
     return Backward(pin_moments(log_sum(terms)), law.zero)
 
 
 def composed_forward(counts: Mapping[Event, int]) -> Array:
-    """Moments of independent releases multiply."""
+    """Return the forward moments of a composition: moments of independent releases multiply."""
     return np.asarray(sum((times * forward_moments(event) for event, times in counts.items()), np.zeros(len(ORDERS))))
 
 
 def composed_backward(counts: Mapping[Event, int]) -> Backward:
-    """The same backward; missing masses add."""
+    """Return the backward moments of a composition; missing masses add."""
     each = [(backward_moments(event), times) for event, times in counts.items()]
     moments = sum((times * one.moments for one, times in each), np.zeros(len(ORDERS)))
     return Backward(np.asarray(moments), sum(times * one.missing for one, times in each))
 
 
 def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = math.inf) -> float:
-    """The least epsilon over orders, the worse direction; stops early (infinite) when it cannot be below `unless`."""
+    """Return the least epsilon over orders, for the worse direction; infinite if it cannot be below `unless`."""
     if all(isinstance(event, Gaussian) for event in counts):
         return gaussian_renyi_epsilon(float(composed_forward(counts)[2]), delta)
     if all(sampled_gaussian(event) for event in counts):
         between = at_orders(low_moments(counts), LOW_ORDERS, delta)
         return min(between, convert_moments(composed_forward(counts), delta))
+    # Backward moments need the discretised law, which is slow: skip them if the forward direction is already too large.
     first = convert_moments(composed_forward(counts), delta)
     if first >= unless:
         return math.inf
@@ -279,30 +280,32 @@ def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = 
 
 
 def convert_moments(moments: Array, delta: float) -> float:
-    """D_a + log(1/(a delta))/(a - 1) + log(1 - 1/a), least over orders (Canonne, Kamath and Steinke 2020, Prop. 12)."""
+    """Return the least epsilon of the moments over all orders."""
+    # Moments are convex in the order, so linear interpolation between integer orders is an upper bound.
     return at_orders(np.interp(REAL_ORDERS, ORDERS, moments), REAL_ORDERS, delta)
 
 
 def at_orders(moments: Array, a: Array, delta: float) -> float:
-    """The conversion at the given real orders, whose moments are known."""
+    """Return the least of D_a + log(1/(a delta))/(a - 1) + log(1 - 1/a) over the given real orders."""
+    # Canonne, Kamath and Steinke 2020, Proposition 12.
     epsilon = (moments - np.log(a * delta)) / (a - 1) + np.log1p(-1 / a)
     return max(0.0, float(np.min(epsilon)))
 
 
 def sampled_gaussian(event: Event) -> bool:
-    """Whether the event is a Gaussian, sampled or not: its forward moments bound the backward ones at every order."""
+    """Return whether the event is a Gaussian, Poisson-sampled or not: its forward moments bound the backward ones."""
     return isinstance(event, Gaussian) or (isinstance(event, Poisson) and isinstance(event.event, Gaussian))
 
 
 def low_moments(counts: Mapping[Event, int]) -> Array:
-    """Forward moments of sampled Gaussians at real orders near one, where integers are too far apart."""
+    """Return forward moments of sampled Gaussians at real orders near one, where integers are too far apart."""
     each = (times * low_moments_of(event) for event, times in counts.items())
     return np.asarray(sum(each, np.zeros(len(LOW_ORDERS))))
 
 
 @lru_cache(maxsize=512)
 def low_moments_of(event: Event) -> Array:
-    """log E_Q[L^a] of one (sampled) Gaussian at LOW_ORDERS."""
+    """Return log E_Q[L^a] of one (sampled) Gaussian at LOW_ORDERS."""
     rate, inner = (event.rate, event.event) if isinstance(event, Poisson) else (1.0, event)
     if not isinstance(inner, Gaussian):
         raise NoLaw(f"{event.kind} is not a sampled Gaussian")
@@ -310,20 +313,21 @@ def low_moments_of(event: Event) -> Array:
 
 
 def gaussian_renyi_epsilon(precision: float, delta: float) -> float:
-    """The same for Gaussians alone, whose moments are known at every real order."""
+    """Return the least epsilon for Gaussians alone, whose moments are known at every real order."""
     best = math.sqrt(2 * math.log(1 / delta) / precision)
-    above = best * np.geomspace(0.1, 2.0, 4001)  # the order less one, which may be far below one
+    # `above` is the order minus one, which may be far below one.
+    above = best * np.geomspace(0.1, 2.0, 4001)
     epsilon = (1 + above) * precision / 2 - (np.log1p(above) + math.log(delta)) / above + np.log(above / (1 + above))
     return max(0.0, float(np.min(epsilon)))
 
 
 def renyi_delta(counts: Mapping[Event, int], epsilon: float) -> float:
-    """The least delta at epsilon over orders, the worse direction."""
+    """Return the least delta at epsilon over orders, for the worse direction."""
     return float(renyi_delta_curve(counts, np.array([epsilon]))[0])
 
 
 def renyi_delta_curve(counts: Mapping[Event, int], epsilons: Array) -> Array:
-    """The same at many epsilons."""
+    """Return the least deltas over orders at many epsilons, for the worse direction."""
     back = composed_backward(counts)
     worse = np.maximum(
         least_delta(composed_forward(counts), epsilons), least_delta(back.moments, epsilons) + back.missing
@@ -332,7 +336,7 @@ def renyi_delta_curve(counts: Mapping[Event, int], epsilons: Array) -> Array:
 
 
 def least_delta(moments: Array, epsilons: Array) -> Array:
-    """The conversion solved for delta."""
+    """Return the conversion solved for delta."""
     a = REAL_ORDERS
     at_zero = np.interp(a, ORDERS, moments) + (a - 1) * np.log1p(-1 / a) - np.log(a)
     exponent = at_zero[None, :] - (a - 1)[None, :] * epsilons[:, None]
@@ -340,7 +344,7 @@ def least_delta(moments: Array, epsilons: Array) -> Array:
 
 
 def renyi_divergence(event: Event, order: int) -> float:
-    """The larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
+    """Return the larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
 
     >>> renyi_divergence(Gaussian(2.0), 4)
     0.5

@@ -1,7 +1,7 @@
-"""The schemes by name: what a training run does to a subject, as one frozen value with its cost.
+"""The named schemes: what a training run does to a subject, as one frozen value with its privacy cost.
 
-Each scheme is declared once, here: a function of its numbers, registered with what the commands and the calculator's
-page say of it. `sightline account`, `sightline calibrate` and the page are made from `SCHEMES`.
+Each scheme is declared once, here: a function of its numbers, registered with the texts of the commands and of the
+calculator's page. `sightline account`, `sightline calibrate` and the page are generated from `SCHEMES`.
 """
 
 import inspect
@@ -39,13 +39,13 @@ from sightline.events import (
     scale_noise,
 )
 
+# The deltas at which a notebook shows the cost of a scheme.
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
-"""At which a notebook shows what a scheme costs."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A named composition whose Gaussian noise is `noise_multiplier` (other noises keep their ratio to it)."""
+    """A named composition whose Gaussian noise is `noise_multiplier`; other noises keep their ratio to it."""
 
     name: str
     noise_multiplier: float
@@ -53,42 +53,42 @@ class Scheme:
 
     @property
     def composition(self) -> Mapping[Event, int]:
-        """The multiset of events."""
+        """Return the multiset of events."""
         return MappingProxyType(dict(self.events))
 
     def epsilon(self, *, delta: float, accountant: Accountant = Accountant.PLD) -> float:
-        """Upper bound on epsilon at delta."""
+        """Return an upper bound on epsilon at delta."""
         return epsilon_of(self.composition, delta, accountant=accountant)
 
     def delta(self, *, epsilon: float, accountant: Accountant = Accountant.PLD) -> float:
-        """Upper bound on delta at epsilon."""
+        """Return an upper bound on delta at epsilon."""
         return delta_of(self.composition, epsilon, accountant=accountant)
 
     def interval(self, *, delta: float) -> tuple[float, float]:
-        """Lower and upper bound from opposite roundings: what the grid leaves open."""
+        """Return a lower and an upper bound on epsilon from opposite roundings of the grid."""
         return interval(self.composition, delta)
 
     def list_facts(self, *, delta: float) -> dict[str, Any]:
-        """What the bound rests on besides proofs: nothing."""
+        """Return what the bound rests on besides proofs; empty for a plain scheme."""
         return {}
 
     def list_pictures(self) -> "tuple[Picture, ...]":
-        """What the page draws of the scheme besides its cost: nothing."""
+        """Return what the page draws of the scheme besides its cost; empty for a plain scheme."""
         return ()
 
     def calibrate_over(
         self, at: "Callable[[float], Scheme]", *, epsilon: float, delta: float, accountant: Accountant
     ) -> "Scheme":
-        """`at` of the least noise with which it costs at most (epsilon, delta)."""
+        """Return `at` of the least noise with which it costs at most (epsilon, delta)."""
         return at(calibrate(lambda noise: at(noise).composition, epsilon=epsilon, delta=delta, accountant=accountant))
 
     def with_noise(self, noise_multiplier: float) -> "Scheme":
-        """The same scheme with another noise; an unsplit part's noise is scaled along."""
+        """Return the same scheme with another noise; the noise of an unsplit part is scaled by the same factor."""
         factor = noise_multiplier / self.noise_multiplier
         return Scheme(self.name, noise_multiplier, tuple((scale_noise(event, factor), n) for event, n in self.events))
 
     def calibrated(self, *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> "Scheme":
-        """The scheme with the least noise that costs at most (epsilon, delta).
+        """Return the scheme with the least noise that costs at most (epsilon, delta).
 
         >>> round(gaussian(noise=1, steps=4).calibrated(epsilon=8.0, delta=1e-5).noise_multiplier, 2)
         1.2
@@ -105,7 +105,7 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Picture:
-    """Lines over the same numbers, for a page to draw."""
+    """Several lines over the same x values, for a page to draw."""
 
     name: str
     title: str
@@ -117,48 +117,50 @@ class Picture:
 
 @dataclass(frozen=True)
 class CertifiedSchedule(Scheme):
-    """`balanced` whose epsilon is certified by sampling: with a small chance, counted in delta, it is wrong.
+    """A `balanced` scheme whose epsilon is certified by sampling; the chance that it is wrong is part of delta.
 
-    It holds for the schedule by itself. `composition` is the block bound's, as for anything that composes further.
+    The certificate holds for the schedule by itself. `composition` is the block bound's, for anything that composes
+    further.
     """
 
     seed: int = 0
     beta: float = BETA
 
     def certificate(self, *, delta: float) -> Certificate:
-        """Epsilon at delta and what it rests on."""
+        """Return epsilon at delta with the evidence it rests on."""
         ((event, epochs),) = self.events
         steps, uses = (event.steps, event.uses) if isinstance(event, Allocation) else (1, 1)
         numbers = (self.noise_multiplier, steps, uses, epochs)
         return cached_certificate(*numbers, delta, self.seed, self.beta)
 
     def epsilon(self, *, delta: float, accountant: Accountant = Accountant.PLD) -> float:
-        """Upper bound on epsilon at delta; raises for moments, which are not certified."""
+        """Return an upper bound on epsilon at delta. Raises for the RDP accountant, whose moments are not certified."""
         if Accountant(accountant) is Accountant.RDP:
             law = "a certificate samples the law of the ratio, not its moments"
             refuse("accountant", accountant, law, "leave out --accountant rdp or --certified")
         return self.certificate(delta=delta).epsilon
 
     def interval(self, *, delta: float) -> tuple[float, float]:
-        """Nothing is known of the lower end: that of the blocks lies above the truth."""
+        """Return zero and the certified epsilon; the lower end of the block bound may lie above the truth."""
         return 0.0, self.epsilon(delta=delta)
 
     def list_facts(self, *, delta: float) -> dict[str, Any]:
-        """Whether draws were needed, the chance that they deceive, their seed and number."""
+        """Return whether draws were needed, the chance that they are wrong, their seed and their number."""
         found = self.certificate(delta=delta)
         return {"certified": found.certified, "beta": found.beta, "seed": found.seed, "draws": found.draws}
 
     def with_noise(self, noise_multiplier: float) -> "CertifiedSchedule":
-        """The same schedule with another noise."""
+        """Return the same schedule with another noise."""
         return replace(self, noise_multiplier=noise_multiplier, events=super().with_noise(noise_multiplier).events)
 
     def calibrate_over(
         self, at: Callable[[float], Scheme], *, epsilon: float, delta: float, accountant: Accountant
     ) -> Scheme:
-        """The scheme of the least noise that was found in some turns: the blocks' noise for more and more epsilon.
+        """Return the scheme with the least certified noise of several attempts.
 
-        Every turn is certified with its share of beta, so that the best of them may be taken.
+        Every attempt takes the block bound's noise for a larger epsilon and certifies it.
         """
+        # Each attempt has its share of beta, so the best may be taken although it was chosen by its result.
         found, allowed, careful = [], epsilon, replace(self, beta=self.beta / TURNS)
         for _ in range(TURNS):
             plain = super().calibrate_over(at, epsilon=allowed, delta=delta, accountant=accountant)
@@ -169,35 +171,35 @@ class CertifiedSchedule(Scheme):
         return min(found, key=lambda one: one.noise_multiplier)
 
 
+# Attempts to certify less noise. More attempts would divide beta further.
 TURNS = 4
-"""How often a certified schedule is tried with less noise."""
 
 
 @lru_cache(maxsize=256)
 def cached_certificate(
     noise: float, steps: int, uses: int, epochs: int, delta: float, seed: int, beta: float
 ) -> Certificate:
-    """A certificate takes seconds, and the same seed gives the same."""
+    """Return the certificate of these numbers, cached: it takes seconds and the same seed gives the same result."""
     return certify_balanced(noise=noise, steps=steps, uses=uses, epochs=epochs, delta=delta, seed=seed, beta=beta)
 
 
 def check_count(name: str, value: int) -> int:
-    """A whole number of at least one, and not too large to count to."""
+    """Return the value as an int. Raises unless it is a whole number from 1 to MOST_COUNTED."""
     if not (1 <= value <= MOST_COUNTED and int(value) == value):
         invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")
     return int(value)
 
 
+# The numbers of a scheme by the names of its parameters.
 Numbers = Mapping[str, Any]
-"""The numbers of a scheme by the names of its parameters."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A number of a scheme: a keyword of its function, an option of the commands, a field of the page.
 
-    On the page it goes from `low` to `high` and starts at `start`, and a word is chosen; a number without a range or a
-    switch is left out there, and must not be required.
+    On the page it ranges from `low` to `high` and starts at `start`. A parameter without a range, choices or a switch
+    is left out there and must not be required.
     """
 
     name: str
@@ -208,81 +210,81 @@ class Parameter:
     start: float | None = None
     whole: bool = False
     derive: Callable[[Numbers], float] | None = None
-    """What it is, from the other numbers, where nobody says it."""
+    """Compute the value from the other numbers if it is not given."""
     budget_share: float | None = None
-    """Where the noise is searched for a budget: so much of the budget, where nobody says it."""
+    """Default value during calibration, as a share of the target epsilon."""
     counts: str = ""
-    """Whom it counts, if delta is promised to each of them: a large delta is noted."""
+    """The units it counts, if delta is promised to each of them: a large delta is noted."""
     choices: tuple[str, ...] = ()
-    """The words it may be, if it is a word."""
+    """The allowed words, if the value is a word."""
     flag: bool = False
-    """Whether it is a switch, off unless it is said."""
+    """Whether it is a switch, off by default."""
 
     def starting_at(self, start: float) -> "Parameter":
-        """The same parameter with another start."""
+        """Return the same parameter with another start."""
         return replace(self, start=start)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """For whom the epsilon of a scheme holds. Commands and page state it in every answer."""
+    """The conditions under which the epsilon of a scheme holds; commands and page state them in every answer."""
 
     observer: str
-    """Against whom."""
+    """The observers it protects against."""
     adjacency: str
-    """Which change of the data it hides: a value of `Adjacency`."""
+    """The change of the data it hides: a value of `Adjacency`."""
     noise_relative_to: str
-    """What a noise multiplier of 1 is as large as."""
+    """The quantity that a noise multiplier of 1 equals."""
 
     def facts(self) -> dict[str, str]:
-        """The three, by their names."""
+        """Return the three fields by name."""
         return vars(self).copy()
 
 
 @dataclass(frozen=True)
 class SchemeFamily:
-    """A registered scheme: its function, its numbers, and what is said of it."""
+    """A registered scheme: its function, its parameters and its texts."""
 
     name: str
     make: Callable[..., Scheme]
     parameters: tuple[Parameter, ...]
-    """The keywords of `make` in their order, which is also that of the options; `noise` is what calibration finds."""
+    """The keywords of `make` in order, which is also the order of the options; calibration solves for `noise`."""
     title: str
     help: str
     example: Numbers
     """Numbers that make sense together, in the order in which an example shows them."""
     claim: Claim | Callable[[Numbers], Claim]
-    """For whom its epsilon holds, or a function of the numbers that says so."""
+    """The conditions of its epsilon, or a function of the numbers that returns them."""
     hint: str = ""
     calibrate_help: str = ""
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None
     """Rate and steps of the Poisson sampling that uses each subject as often on average."""
     published: Callable[..., AsPublished] | None = None
-    """The noise that a paper takes for the same numbers, epsilon and delta: shown beside the calibrated one."""
+    """The noise that a paper uses for the same numbers, epsilon and delta, shown beside the calibrated noise."""
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What the function takes where nobody says a number."""
+        """Return the default values of the function's keywords."""
         keywords = inspect.signature(self.make).parameters.values()
         return {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
 
     @property
     def chosen_parameters(self) -> tuple[Parameter, ...]:
-        """The words with a default: what the page lets choose."""
+        """Return the parameters with choices and a default: the page offers them as menus."""
         return tuple(one for one in self.parameters if one.choices and one.name in self.defaults)
 
     @property
     def ranged_parameters(self) -> tuple[Parameter, ...]:
-        """The numbers with a range: what the page asks for."""
+        """Return the parameters with a range: the page asks for them."""
         return tuple(one for one in self.parameters if one.start is not None)
 
     def is_required(self, parameter: Parameter, *, budget: bool = False) -> bool:
-        """Whether the number has to be said; `budget` where the noise is searched for one."""
+        """Return whether the number must be given; `budget` is true during calibration."""
         given = parameter.name in self.defaults or parameter.derive is not None
         return not given and not (budget and parameter.budget_share is not None)
 
     def complete_numbers(self, numbers: Numbers, *, epsilon: float | None = None) -> dict[str, Any]:
-        """The numbers, and those that nobody said (None, or absent) filled in; the noise may be absent."""
+        """Return the numbers with defaults filled in for those absent or None; the noise may stay absent."""
         said = {name: value for name, value in numbers.items() if value is not None}
         complete = {**self.defaults, **said}
         for one in self.parameters:
@@ -295,7 +297,7 @@ class SchemeFamily:
     def calibrated(
         self, numbers: Numbers, *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD
     ) -> Scheme:
-        """The scheme with the least noise that costs at most (epsilon, delta), all other numbers as they are.
+        """Return the scheme with the least noise that costs at most (epsilon, delta), with all other numbers fixed.
 
         >>> numbers = {"parts": 2, "rate": 0.1, "steps": 10, "unsplit_noise": 2.0}
         >>> SCHEMES["split"].calibrated(numbers, epsilon=3.0, delta=1e-5).events[0][0].event.events[0]
@@ -309,25 +311,25 @@ class SchemeFamily:
         return at(1.0).calibrate_over(at, epsilon=epsilon, delta=delta, accountant=accountant)
 
     def state_claim(self, numbers: Numbers) -> dict[str, str]:
-        """Observer, adjacency and what noise is relative to, for numbers that are complete but for the noise."""
+        """Return observer, adjacency and what noise is relative to, for numbers complete except for the noise."""
         return (self.claim if isinstance(self.claim, Claim) else self.claim(numbers)).facts()
 
     def note_delta(self, numbers: Numbers, delta: float) -> str | None:
-        """What is to be said of a delta that is large for those whom the numbers count, if anything."""
+        """Return a note if delta is large for the number of units; else None."""
         notes = [large_delta_note(delta, numbers[one.name], one.counts) for one in self.parameters if one.counts]
         return next((note for note in notes if note), None)
 
 
 SCHEMES: dict[str, SchemeFamily] = {}
-"""Every registered scheme by its name, in the order of the page."""
+"""Every registered scheme by name, in the order of the page."""
 
+# Names that the commands use for other things.
 TAKEN_SCHEMES = ("h2fdp", "ledger")
-"""What the commands take besides schemes."""
+# Names that the commands and the page use for every scheme.
 TAKEN_PARAMETERS = (
     "accountant against as_json delta epsilon help interval json note noise_multiplier noise_relative_to observer part "
     "scheme solve target token"
 ).split()
-"""What the commands and the page ask or answer of every scheme."""
 
 Make = TypeVar("Make", bound=Callable[..., Scheme])
 
@@ -344,10 +346,10 @@ def register_scheme(
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None,
     published: Callable[..., AsPublished] | None = None,
 ) -> Callable[[Make], Make]:
-    """Register a function of `noise` and other numbers as a scheme of the library, the commands and the page.
+    """Return a decorator that registers a function of `noise` and other numbers as a scheme.
 
-    Its name there is the function's, with hyphens. `help` is the line of the commands, `calibrate_help` that of
-    `calibrate` if it differs; `title` and `hint` (or `help`) are the page's. `claim` says for whom the epsilon holds.
+    Its name in the commands is the function's, with hyphens. `help` is the line of the commands, `calibrate_help` that
+    of `calibrate` if it differs; `title` and `hint` (or `help`) are the page's. `claim` states when the epsilon holds.
     """
 
     def register(make: Make) -> Make:
@@ -373,7 +375,7 @@ def register_scheme(
 
 
 def check_family(family: SchemeFamily) -> None:
-    """Refuse a scheme that the commands and the page could not offer as it is declared."""
+    """Raise for a scheme that the commands and the page could not offer as it is declared."""
     if family.name in SCHEMES or family.name in TAKEN_SCHEMES:
         invalid("scheme", family.name, "this name is taken", "give the function another name")
     names = [one.name for one in family.parameters]
@@ -388,6 +390,7 @@ def check_family(family: SchemeFamily) -> None:
             invalid("parameter", one.name, law)
         if one.start is not None and not (0 < (one.low or 0) <= one.start <= (one.high or 0)):
             invalid("parameter", one.name, "0 < low <= start <= high")
+    # Calibration searches over `noise` and compares schemes by `noise_multiplier`, so the two must be the same number.
     if family.make(**family.complete_numbers(family.example)).noise_multiplier != family.example[NOISE.name]:
         invalid("scheme", family.name, "its noise multiplier is `noise`")
     adjacency = family.state_claim(family.complete_numbers(family.example))["adjacency"]
@@ -438,7 +441,7 @@ ENDS = "anyone who sees the released ends and neither draws nor steps"
 
 
 def claim_split(numbers: Numbers) -> Claim:
-    """What a split model claims; whether tensors that are not split are counted."""
+    """Return the claim of a split model, which states whether unsplit tensors are counted."""
     own = numbers.get("unsplit_noise")
     rest = "no tensor is left unsplit (a run charges those that are: give --unsplit-noise)"
     if own is not None:
@@ -449,7 +452,8 @@ def claim_split(numbers: Numbers) -> Claim:
 
 
 def claim_fixed(numbers: Numbers) -> Claim:
-    """What a cohort of a fixed size claims: a client that was not drawn knows that it was not."""
+    """Return the claim of a cohort of a fixed size."""
+    # The observer is another client: one that was not drawn knows it, so the population is n - 1.
     replaced = numbers["adjacency"] == Adjacency.REPLACE
     doubled = f"{CLIP_NORM}; in a run with adjacency replace, z is relative to two clip norms: half of this number"
     observer = "any one other client, who knows whether it was drawn, and anyone outside; not a server that draws them"
@@ -457,7 +461,7 @@ def claim_fixed(numbers: Numbers) -> Claim:
 
 
 def claim_pooled(numbers: Numbers) -> Claim:
-    """Whom noises of clients that add up protect from."""
+    """Return the claim of client noises that add up: it excludes the gathering server, which sees every message."""
     draws = "neither messages nor draws" if numbers["everyone"] else "no single message"
     other = f"any one other client, who knows its own noise and sees {draws}, and anyone outside"
     server = "not the server that gathers: against it use sightline account gaussian"
@@ -465,7 +469,7 @@ def claim_pooled(numbers: Numbers) -> Claim:
 
 
 def claim_segment(numbers: Numbers) -> Claim:
-    """What segments of steps in a ball claim."""
+    """Return the claim of segments of steps in a ball."""
     return Claim(ENDS, numbers["adjacency"], "2 eta m G, the most that all m steps of a segment move its end")
 
 
@@ -481,7 +485,7 @@ DRAW_OF_CONVEX = "D, the most that one draw of the subject moves the end of a se
     claim=HIDDEN,
 )
 def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
-    """Each step uses each subject with probability `rate`, independently."""
+    """Return the scheme in which each step uses each subject with probability `rate`, independently."""
     return Scheme("poisson", noise, ((Poisson(rate, Gaussian(noise)), check_count("steps", steps)),))
 
 
@@ -497,10 +501,11 @@ def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
 def balanced(
     *, noise: float, steps: int, uses: int, epochs: int = 1, certified: bool = False, seed: int | None = None
 ) -> Scheme:
-    """Each subject is used in exactly `uses` of `steps` steps, uniformly at random, anew in each of `epochs` epochs.
+    """Return the scheme that uses each subject in exactly `uses` of `steps` steps, in each of `epochs` epochs.
 
-    `certified` samples the true ratio (seconds): less epsilon, with a chance of being wrong that is counted in delta.
-    `seed` (0 unless given) is that of its draws, and refused without it.
+    The subset is uniformly random and drawn again in every epoch. `certified` samples the true ratio (seconds): less
+    epsilon, with a chance of being wrong that is counted in delta. `seed` (default 0) seeds those draws; raises if it
+    is given without `certified`.
 
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06
@@ -522,11 +527,11 @@ def balanced(
     matched_poisson=lambda n: (n["rate"], n["steps"]),
 )
 def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
-    """Each subject trains one of `parts` disjoint parts of the model; with `unsplit_noise`, and a common part beside
-    it.
+    """Return the scheme in which each subject trains one of `parts` disjoint parts of the model.
 
-    One Poisson draw decides on both parts, so their product is sampled, not each by itself.
+    With `unsplit_noise` there is also a common part that every participant trains.
     """
+    # One Poisson draw decides on both parts, so their product is sampled, not each part by itself.
     inner: Event = Split(parts, Gaussian(noise))
     if unsplit_noise is not None:
         inner = Product((Gaussian(unsplit_noise), inner))
@@ -544,7 +549,7 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     matched_poisson=lambda n: (n["rate"], n["steps"]),
 )
 def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | None = None) -> Scheme:
-    """Dropout with probability one half, one mask per subject and release: splitting into two parts."""
+    """Return dropout with probability one half, one mask per subject and release: a split into two parts."""
     scheme = split(noise=noise, parts=2, rate=rate, steps=steps, unsplit_noise=unsplit_noise)
     return Scheme("dropout", scheme.noise_multiplier, scheme.events)
 
@@ -559,7 +564,7 @@ def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | Non
     matched_poisson=lambda n: (n["chance"] / n["steps"], n["steps"]),
 )
 def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
-    """Random check-ins: each subject opts in with probability `chance`, then takes part once, at a random step."""
+    """Return random check-ins: each subject opts in with probability `chance` and takes part once, at a random step."""
     event = Poisson(chance, Allocation(check_count("steps", steps), 1, Gaussian(noise)))
     return Scheme("check_ins", noise, ((event, 1),))
 
@@ -572,7 +577,7 @@ def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     claim=OPEN,
 )
 def gaussian(*, noise: float, steps: int) -> Scheme:
-    """Every step uses every subject: local releases, full participation."""
+    """Return the scheme in which every step uses every subject: local releases, full participation."""
     return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
 
 
@@ -585,11 +590,10 @@ def gaussian(*, noise: float, steps: int) -> Scheme:
     claim=claim_fixed,
 )
 def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str = "add_remove") -> Scheme:
-    """Each step uses exactly `cohort` of `clients` clients, hidden; `noise` is relative to the clip norm.
+    """Return the scheme in which each step uses a hidden cohort of exactly `cohort` of `clients` clients.
 
-    Under `replace` a client moves the sum by two clip norms, so the noise is half as large against what it can do.
-    Another client that was not drawn knows that the cohort came from the others: as in a run, the cohort is counted as
-    one of `clients` - 1, and hides nobody where it has as many.
+    `noise` is relative to the clip norm. Under `replace` a client moves the sum by two clip norms, so the noise is half
+    as large relative to the sensitivity. Raises for a cohort larger than the population.
 
     >>> round(fixed(noise=1.0, cohort=10, clients=100, steps=100).epsilon(delta=1e-5), 3)
     18.171
@@ -598,6 +602,8 @@ def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str
         invalid("cohort", cohort, f"a cohort has 1 to clients={clients} members")
     replaced = Adjacency(adjacency) is Adjacency.REPLACE
     kind, inner = (WithoutReplacement, Gaussian(noise / 2)) if replaced else (FixedCohort, Gaussian(noise))
+    # A client that was not drawn knows that the cohort came from the others. As in a run, the population is clients -
+    # 1, and a cohort of all of them hides nothing.
     hidden = cohort < clients - 1
     event: Event = kind(cohort, clients - 1, inner) if hidden else inner
     return Scheme("fixed", noise, ((event, check_count("steps", steps)),))
@@ -612,7 +618,10 @@ def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str
     claim=claim_pooled,
 )
 def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: bool = False) -> Scheme:
-    """Noises of clients that add up, against another client: of those who are drawn (openly), or of everyone (hidden).
+    """Return the scheme of client noises that add up, against another client.
+
+    The noises are those of the drawn clients, with open draws, or of all clients with hidden draws (`everyone`). Raises
+    for fewer than two clients.
 
     >>> round(pooled(noise=1.0, clients=100, rate=0.1, steps=1).epsilon(delta=1e-5), 3)
     1.183
@@ -621,9 +630,11 @@ def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: boo
     """
     if check_count("clients", clients) < 2:
         invalid("clients", clients, "the observer is one of them, and the subject another", "give at least 2")
+    # The observing client knows its own noise, so it does not count.
     if everyone:
         event: Event = Poisson(rate, Pooled(clients - 1, Gaussian(noise)))
     else:
+        # Without the observer and the subject there are clients - 2 others whose noises may count.
         event = PooledDraws(rate, clients - 2, Gaussian(noise))
     return Scheme("pooled", noise, ((event, check_count("steps", steps)),))
 
@@ -641,7 +652,7 @@ def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: boo
 def clustered(
     *, noise: float, samples: int, batch_size: int, rounds: int, selections: int, selection_epsilon: float
 ) -> Scheme:
-    """An example of a clustered client: one full-batch step, then epochs of Poisson batches, and private choices.
+    """Return the releases about an example of a clustered client: a full-batch step, Poisson batches, private choices.
 
     >>> scheme = clustered(noise=2.0, samples=1000, batch_size=50, rounds=10, selections=1, selection_epsilon=0.1)
     >>> [times for _, times in scheme.events]
@@ -676,7 +687,7 @@ def segment(
     first_step: float = 1.0,
     adjacency: str = "add_remove",
 ) -> Scheme:
-    """`segments` segments of `steps` hidden steps; `noise` is std / (2 eta m G), `first_step` is d1 / 2G.
+    """Return `segments` segments of `steps` hidden steps; `noise` is std / (2 eta m G), `first_step` is d1 / 2G.
 
     >>> scheme = segment(noise=1.0, steps=5, rate=0.05, segments=50)
     >>> round(scheme.epsilon(delta=1e-5), 2)
@@ -699,7 +710,7 @@ def segment(
     claim=Claim(ENDS, "add_remove", DRAW_OF_CONVEX),
 )
 def convex(*, noise: float, steps: int, rate: float, segments: int) -> Scheme:
-    """`segments` segments of `steps` steps, each with a draw of its own at `rate`; `noise` is std / D.
+    """Return `segments` convex segments of `steps` steps, each with its own draw at `rate`; `noise` is std / D.
 
     >>> round(convex(noise=2.0, steps=10, rate=0.1, segments=1).epsilon(delta=1e-5), 2)
     4.99
@@ -718,9 +729,10 @@ def convex(*, noise: float, steps: int, rate: float, segments: int) -> Scheme:
     claim=Claim(ENDS, "add_remove", DRAW_OF_CONVEX),
 )
 def convex_once(*, noise: float, chance: float, segments: int) -> Scheme:
-    """`segments` convex segments with one draw of each subject: with `chance` it is used in one step of the segment.
+    """Return `segments` convex segments with one draw per subject: with `chance` it is used in one step of the segment.
 
     >>> round(convex_once(noise=1.0, chance=0.2, segments=1).epsilon(delta=1e-5), 3)
     2.447
     """
+    # One draw per segment costs less than a binomial number of draws: the draw decides once whether the end moves by D.
     return Scheme("convex_once", noise, ((Poisson(chance, Gaussian(noise)), check_count("segments", segments)),))

@@ -1,10 +1,10 @@
-r"""Correlated noise over the rounds of a channel: strategies, their sensitivity, what they cost and what they gain.
+r"""Strategies of correlated noise over the rounds of a channel: their sensitivity, their cost and their gain.
 
 Round t publishes its clipped sum plus n_t, where n = C^-1 z and the rows of z are independent Gaussian with standard
-deviation sigma (in clip norms). C is lower-triangular Toeplitz; its first column c is the *strategy*. Seeing all
-sums x + C^-1 z is seeing C x + z, so the whole stream is one Gaussian release of noise multiplier Z = sigma / sens,
-also when later sums depend on earlier results (Denisov et al. 2022). A subject takes part at most `uses` times, at
-least `separation` rounds apart.
+deviation sigma (in clip norms). C is lower-triangular Toeplitz; its first column c is the *strategy*. Seeing all sums x
++ C^-1 z is seeing C x + z, so the whole stream is one Gaussian release of noise multiplier Z = sigma / sens, also if
+later sums depend on earlier results (Denisov et al. 2022). A subject takes part at most `uses` times, at least
+`separation` rounds apart.
 """
 
 import math
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.events import Gaussian, Poisson
 
+# Banded square root, optimised bands, buffered linear Toeplitz.
 STRATEGIES = ("bsr", "band", "blt")
-"""Banded square root, banded and optimised, buffered linear Toeplitz."""
+# Rounds of a stream; its coefficients are held in memory.
 MOST_STEPS = 1_000_000
-"""Rounds of a stream: its coefficients are held in memory."""
+# Digits that optimised coefficients keep. The loss is of second order, and different processors agree on the result.
 DECIMALS = 6
-"""Digits that found coefficients keep: what is lost is of second order, and processors agree on the rest."""
+# Twice the relative error of one rounded operation.
 UNIT = 2.0**-52
-"""Twice the relative error of one rounded operation."""
 
 Array = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class Strategy:
     `coefficients` ends where only zeros follow (`bands` of them), or has all `steps` entries (`blt`, whose noise is
     made from the buffers of `weights` and `decays`: c_i = sum_j w_j th_j^(i-1)).
 
-    Guarantees: it does not exist unless c is monotone, so that `compute_sensitivity` is a bound.
+    Guarantees: c is monotone, so that `compute_sensitivity` is a bound; anything else is refused.
 
     >>> Strategy("band", steps=8, coefficients=(1.0, 0.0, 0.0, 0.9), bands=4)
     Traceback (most recent call last):
@@ -68,19 +68,19 @@ counted; give coefficients that never rise
 
 
 def check_strategy(name: str) -> None:
-    """Refuse a strategy that is not known."""
+    """Raise for an unknown strategy."""
     if name not in STRATEGIES:
         invalid("strategy", name, "no such strategy", did_you_mean(name, list(STRATEGIES)))
 
 
 def check_steps(steps: int) -> None:
-    """Refuse a number of rounds that is no number of rounds."""
+    """Raise unless the number of rounds is a whole number from 1 to MOST_STEPS."""
     if not (1 <= steps <= MOST_STEPS and int(steps) == steps):
         invalid("steps", steps, f"a whole number from 1 to {MOST_STEPS}")
 
 
 def check_monotone(coefficients: Sequence[float]) -> None:
-    """Refuse coefficients that are negative or rise: the bound on the sensitivity would not hold."""
+    """Raise for coefficients that are negative or rise: the bound on the sensitivity would not hold."""
     before = math.inf
     for place, value in enumerate(coefficients):
         if not (math.isfinite(value) and value >= 0):
@@ -96,7 +96,7 @@ def check_monotone(coefficients: Sequence[float]) -> None:
 
 
 def check_participation(*, separation: int, uses: int) -> None:
-    """Refuse a participation that is none, and the one in which correlated noise gains nothing."""
+    """Raise for an invalid participation, and for one in which correlated noise gains nothing."""
     for name, value in (("separation", separation), ("uses", uses)):
         if not (value >= 1 and int(value) == value):
             invalid(name, value, "a whole number of at least 1")
@@ -118,11 +118,11 @@ def make_strategy(
     bands: int | None = None,
     workload: Sequence[float] | None = None,
 ) -> Strategy:
-    """The strategy of this name for a participation.
+    """Return the strategy of this name for a participation.
 
-    `bsr`: the square root of the prefix sums, cut to `bands` (default: `separation`). `band`: as many coefficients,
-    with the least mean squared error of the workload at equal privacy. `blt`: two buffers, likewise. `workload` is the
-    first column of the Toeplitz matrix whose results matter; all ones, the prefix sums, unless it is given.
+    `bsr`: the square root of the prefix sums, cut to `bands` (default: `separation`). `band`: the same number of
+    coefficients, with the least mean squared error of the workload at equal privacy. `blt`: two buffers, likewise.
+    `workload` is the first column of the Toeplitz matrix whose results matter; the prefix sums (all ones) by default.
 
     Guarantees: the same numbers give the same strategy.
 
@@ -137,7 +137,7 @@ def make_strategy(
 def _make_strategy(
     name: str, steps: int, separation: int, uses: int, bands: int | None, workload: tuple[float, ...] | None
 ) -> Strategy:
-    """What `make_strategy` says; a search takes up to seconds, and the same numbers give the same strategy."""
+    # Cached because a search takes up to seconds, and the same numbers give the same strategy.
     check_strategy(name)
     check_steps(steps)
     check_participation(separation=separation, uses=uses)
@@ -155,7 +155,7 @@ def _make_strategy(
 
 
 def check_bands(bands: int, steps: int) -> int:
-    """Refuse bands that are none, or that leave the noise independent."""
+    """Return the bands. Raises for an invalid number, and for one band, which is independent noise."""
     if not (1 <= bands <= steps and int(bands) == bands):
         invalid("bands", bands, f"a whole number from 2 to the number of steps, {steps}")
     if bands == 1:
@@ -164,7 +164,7 @@ def check_bands(bands: int, steps: int) -> int:
 
 
 def read_workload(workload: Sequence[float] | None, steps: int) -> Array:
-    """The first column of the workload; prefix sums where none is given."""
+    """Return the first column of the workload; prefix sums by default."""
     if workload is None:
         return np.ones(steps)
     column = np.array(workload, dtype=np.float64)
@@ -176,7 +176,7 @@ def read_workload(workload: Sequence[float] | None, steps: int) -> Array:
 
 
 def square_root(bands: int) -> tuple[float, ...]:
-    """The first coefficients of 1 / sqrt(1 - x): c_i = c_(i-1) (2i - 1) / (2i)."""
+    """Return the first coefficients of 1 / sqrt(1 - x): c_i = c_(i-1) (2i - 1) / (2i)."""
     found = [1.0]
     for i in range(1, bands):
         found.append(found[-1] * (2 * i - 1) / (2 * i))
@@ -184,7 +184,7 @@ def square_root(bands: int) -> tuple[float, ...]:
 
 
 def expand_buffers(weights: Sequence[float], decays: Sequence[float], steps: int) -> tuple[float, ...]:
-    """All coefficients of a buffered strategy: c_0 = 1, c_i = sum_j w_j th_j^(i-1)."""
+    """Return all coefficients of a buffered strategy: c_0 = 1, c_i = sum_j w_j th_j^(i-1)."""
     if len(weights) != len(decays) or not weights:
         invalid("weights", len(weights), f"each buffer has a weight and a decay, and there are {len(decays)} decays")
     terms, found = list(weights), [1.0]
@@ -195,7 +195,7 @@ def expand_buffers(weights: Sequence[float], decays: Sequence[float], steps: int
 
 
 def make_buffers(weights: Sequence[float], decays: Sequence[float], *, steps: int) -> Strategy:
-    """The buffered strategy of these weights (not negative, together at most 1) and decays (from 0 to 1).
+    """Return the buffered strategy of these weights (not negative, sum at most 1) and decays (from 0 to 1).
 
     >>> make_buffers((0.25, 0.25), (0.5, 0.0), steps=4).coefficients
     (1.0, 0.5, 0.125, 0.0625)
@@ -209,20 +209,20 @@ def make_buffers(weights: Sequence[float], decays: Sequence[float], *, steps: in
 
 
 def count_uses(steps: int, separation: int, uses: int) -> int:
-    """How often a subject takes part at most: `uses`, or as often as the separation lets it."""
+    """Return how often a subject takes part at most: `uses`, or as often as the separation allows."""
     return min(int(uses), -(-steps // separation))
 
 
 def compute_sensitivity(strategy: Strategy, *, separation: int, uses: int) -> float:
-    r"""How far a subject moves C x, in clip norms: |sum_(j < k) C[:, j b]|, rounded up.
+    r"""Return how far a subject moves C x, in clip norms: |sum_(j < k) C[:, j b]|, rounded up.
 
     It is the largest over all participations with `separation` b and at most `uses` k: for i <= j the inner product of
     columns is <C_i, C_j> = sum_(u < T - j) c_u c_(u + j - i), not negative, and for c that never rises it is the larger
-    the smaller j and j - i are. The a-th of any participation is at least a b, so every product is at most that of
-    the columns a b. Updates of norm 1 in other directions only lower it.
+    the smaller j and j - i are. The a-th use of any participation is at least at round a b, so every product is at most
+    that of the columns a b. Updates of norm 1 in other directions only lower it.
 
     Guarantees: not less than the exact value for the coefficients as they are. The columns are added in at most k
-    rounded additions of numbers that are not negative, their squares without loss: the margin is larger than all of it.
+    rounded additions of numbers that are not negative, their squares without loss; the margin exceeds all rounding.
 
     >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
     >>> round(compute_sensitivity(bsr, separation=16, uses=4), 6)
@@ -235,7 +235,7 @@ def compute_sensitivity(strategy: Strategy, *, separation: int, uses: int) -> fl
 
 
 def sum_columns(coefficients: Array, steps: int, separation: int, columns: int) -> Array:
-    """sum_(j < columns) C[:, j b]."""
+    """Return sum_(j < columns) C[:, j b]."""
     total = np.zeros(steps)
     for start in range(0, columns * separation, separation):
         reached = total[start : start + len(coefficients)]
@@ -244,7 +244,8 @@ def sum_columns(coefficients: Array, steps: int, separation: int, columns: int) 
 
 
 def fold_columns(coefficients: Array, separation: int, columns: int) -> Array:
-    """The same for all coefficients at once, and quickly: by differences, so that it is no bound."""
+    """Return an approximation of `sum_columns` for full columns, quickly."""
+    # Differences of cumulative sums cancel, so the result is not a bound: use it in searches only.
     rows = np.zeros((-(-len(coefficients) // separation), separation))
     rows.ravel()[: len(coefficients)] = coefficients
     total = np.cumsum(rows, axis=0)
@@ -253,14 +254,14 @@ def fold_columns(coefficients: Array, separation: int, columns: int) -> Array:
 
 
 def round_up(value: float, operations: int) -> float:
-    """Not less than what so many rounded operations on numbers that are not negative stand for."""
+    """Return a value not less than the exact result of `operations` rounded operations on non-negative numbers."""
     return math.nextafter(value * (1 + (operations + 2) * UNIT), math.inf)
 
 
 def redo_multiplier(strategy: Strategy, *, separation: int, uses: int) -> float:
-    """r = sum_(j < k) c_(j b), rounded up: how far a subject moves one row of C x.
+    """Return r = sum_(j < k) c_(j b), rounded up: how far a subject moves one row of C x.
 
-    A round that was seen and is made again with new noise costs `Gaussian(sigma / r)` more.
+    A round that was seen and is repeated with fresh noise costs `Gaussian(sigma / r)` more.
 
     >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
     >>> round(redo_multiplier(bsr, separation=10, uses=10), 6)
@@ -273,13 +274,13 @@ def redo_multiplier(strategy: Strategy, *, separation: int, uses: int) -> float:
 
 
 def column_norm(strategy: Strategy) -> float:
-    """|c|, rounded up: how far one use moves C x."""
+    """Return |c|, rounded up: how far one use moves C x."""
     squares = np.array(strategy.coefficients) ** 2
     return round_up(math.sqrt(math.fsum(squares)), 4)
 
 
 def charge_stream(strategy: Strategy, *, noise: float, separation: int, uses: int) -> Gaussian:
-    """The one event of a whole stream whose rows of z have standard deviation `noise` (in clip norms).
+    """Return the single event of a whole stream whose rows of z have standard deviation `noise` (in clip norms).
 
     >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
     >>> round(charge_stream(bsr, noise=2.5, separation=10, uses=10).noise_multiplier, 6)
@@ -290,11 +291,11 @@ def charge_stream(strategy: Strategy, *, noise: float, separation: int, uses: in
 
 
 def charge_turns(strategy: Strategy, *, noise: float, groups: int, rate: float) -> tuple[Poisson, int]:
-    """What public turns with hidden draws cost a subject: the event of one round of its group, and how many there are.
+    """Return the cost of public turns with hidden draws: the event of one round of a group, and the number of rounds.
 
     Round t draws each member of group t mod `groups` with probability `rate`, hidden. With at most as many bands as
     groups, uses of one subject reach disjoint rows of C x: each is a sampled release of noise `noise` / |c|
-    (Choquette-Choo et al. 2023). A group has at most ceil(T / groups) rounds; all are charged, whoever was drawn.
+    (Choquette-Choo et al. 2023). A group has at most ceil(T / groups) rounds; all are charged, drawn or not.
 
     >>> bsr = make_strategy("bsr", steps=100, separation=10, uses=10)
     >>> event, times = charge_turns(bsr, noise=2.0, groups=10, rate=0.5)
@@ -315,18 +316,18 @@ def charge_turns(strategy: Strategy, *, noise: float, groups: int, rate: float) 
 
 
 def check_noise(noise: float) -> None:
-    """Refuse a noise that is none."""
+    """Raise unless the noise is positive and finite."""
     if not (noise > 0 and math.isfinite(noise)):
         invalid("noise", noise, "the noise is positive and finite")
 
 
 def round_down(value: float) -> float:
-    """The next smaller number: not more than what one rounded operation stands for."""
+    """Return the next smaller number: not more than the exact result of one rounded operation."""
     return math.nextafter(value, 0.0)
 
 
 def compute_errors(strategy: Strategy, workload: Sequence[float] | None = None) -> tuple[float, float]:
-    """Mean and largest squared error of the workload's results over the rounds, for rows of z with variance 1.
+    """Return the mean and the largest squared error of the workload over the rounds, for rows of z with variance 1.
 
     Row t of the results has the variance sum_(i <= t) beta_i^2, where beta is the first column of A C^-1.
 
@@ -339,34 +340,35 @@ def compute_errors(strategy: Strategy, workload: Sequence[float] | None = None) 
 
 
 def error_rows(strategy: Strategy, workload: Sequence[float] | None = None) -> Array:
-    """The squared error of the workload after every round, for rows of z with variance 1."""
+    """Return the squared error of the workload after every round, for rows of z with variance 1."""
     column = read_workload(workload, strategy.steps)
     return np.cumsum(divide_by_strategy(strategy, column) ** 2)
 
 
 def invert_strategy(strategy: Strategy) -> Array:
-    """The first column of C^-1: how much of a row of z the noise of each later round holds."""
+    """Return the first column of C^-1: how much of a row of z the noise of each later round holds."""
     first = np.zeros(strategy.steps)
     first[0] = 1.0
     return divide_by_strategy(strategy, first)
 
 
 def divide_by_strategy(strategy: Strategy, column: Array) -> Array:
-    """C^-1 column: division of power series, by the buffers' fraction where there are buffers."""
+    """Return C^-1 column by division of power series, with the buffers' fraction if there are buffers."""
     if strategy.weights:
         return divide_series(column, *buffer_fraction(strategy.weights, strategy.decays))
     return divide_series(column, np.array(strategy.coefficients), np.ones(1))
 
 
 def divide_series(column: Array, top: Array, bottom: Array) -> Array:
-    """The power series column / (top / bottom), as far as the column goes."""
-    from scipy.signal import lfilter  # slow to load, and most of accounting does without
+    """Return the power series column / (top / bottom), up to the length of the column."""
+    # Slow to load, and most of accounting does not need it.
+    from scipy.signal import lfilter
 
     return np.asarray(lfilter(bottom, top, column))
 
 
 def buffer_fraction(weights: Sequence[float], decays: Sequence[float]) -> tuple[Array, Array]:
-    """C(x) = 1 + x sum_j w_j / (1 - th_j x) as numerator and denominator, lowest power first."""
+    """Return C(x) = 1 + x sum_j w_j / (1 - th_j x) as numerator and denominator, lowest power first."""
     bottom, top = np.ones(1), np.zeros(1)
     for weight, decay in zip(weights, decays, strict=True):
         factor = np.array([1.0, -decay])
@@ -378,9 +380,9 @@ def buffer_fraction(weights: Sequence[float], decays: Sequence[float]) -> tuple[
 def measure_gain(
     strategy: Strategy, *, separation: int, uses: int, workload: Sequence[float] | None = None, hidden: bool = False
 ) -> float:
-    """Root mean squared error of independent noise at equal privacy, over that of the strategy.
+    """Return the root mean squared error of independent noise at equal privacy, over that of the strategy.
 
-    `hidden`: every turn is charged by itself, and a use moves as much as one column.
+    With `hidden` every turn is charged by itself, and a use moves as much as one column.
 
     >>> bsr = make_strategy("bsr", steps=64, separation=16, uses=4)
     >>> round(measure_gain(bsr, separation=16, uses=4), 3)
@@ -395,34 +397,36 @@ def measure_gain(
 
 
 def find_bands(bands: int, steps: int, separation: int, uses: int, column: Array) -> tuple[float, ...]:
-    """The banded coefficients with the least mean squared error at equal privacy: products of sigmoids, by L-BFGS."""
+    """Return the banded coefficients with the least mean squared error at equal privacy, by L-BFGS."""
     columns = count_uses(steps, separation, uses)
 
     def cost(free: Array) -> tuple[float, Array]:
-        """log(sens^2 mean error), and its gradient."""
+        """Return log(sens^2 mean error) and its gradient."""
         kept = free_fractions(free)
         coefficients = np.append(1.0, np.cumprod(kept))
         value, slope = weigh_coefficients(coefficients, steps, separation, columns, column)
         tail = np.cumsum((slope * coefficients)[:0:-1])[::-1]
         return value, (1 - kept) * tail
 
+    # Ratios of successive coefficients are sigmoids, so every candidate is monotone; the start is the square root.
     start = np.log(2 * np.arange(1, bands) - 1.0)
     found = np.cumprod(free_fractions(minimize_smoothly(cost, start)[1]))
     return tuple(float(c) for c in np.round(np.append(1.0, found), DECIMALS))
 
 
 def free_fractions(free: Array) -> Array:
-    """Numbers between 0 and 1 of any numbers."""
+    """Return sigmoids of the numbers: values between 0 and 1."""
     return np.asarray(1 / (1 + np.exp(-np.clip(free, -30.0, 30.0))))
 
 
 def weigh_coefficients(
     coefficients: Array, steps: int, separation: int, columns: int, workload: Array
 ) -> tuple[float, Array]:
-    """log(sens^2 mean error) of a banded strategy, and its derivatives by the coefficients."""
+    """Return log(sens^2 mean error) of a banded strategy, and its derivatives by the coefficients."""
     moved = sum_columns(coefficients, steps, separation, columns)
     squared = float(moved @ moved)
-    left = np.arange(steps, 0, -1) / steps  # how many of the rows a coefficient of beta is in
+    # The share of rows that each coefficient of beta is in.
+    left = np.arange(steps, 0, -1) / steps
     beta = divide_series(workload, coefficients, np.ones(1))
     again = divide_series(beta, coefficients, np.ones(1))
     error = float(left @ beta**2)
@@ -434,14 +438,14 @@ def weigh_coefficients(
     return math.log(squared) + math.log(error), by_moved / squared + by_error / error
 
 
+# Weights and decays from which the search for buffers starts.
 BUFFER_STARTS = ((0.3, 0.15, 0.97, 0.6), (0.2, 0.2, 0.995, 0.8), (0.25, 0.25, 0.9, 0.4), (0.1, 0.3, 0.999, 0.7))
-"""Weights and decays that the search for buffers begins with."""
+# Buffers whose decays differ by less are merged.
 SAME_DECAY = 1e-3
-"""Buffers whose decays differ by less are one."""
 
 
 def find_buffers(steps: int, separation: int, uses: int, column: Array) -> Strategy:
-    """The two buffers with the least mean squared error at equal privacy, from several starts."""
+    """Return the two buffers with the least mean squared error at equal privacy, from several starts."""
     left = np.arange(steps, 0, -1) / steps
     columns = count_uses(steps, separation, uses)
 
@@ -454,24 +458,27 @@ def find_buffers(steps: int, separation: int, uses: int, column: Array) -> Strat
         return math.log(moved @ moved) + math.log(left @ beta**2)
 
     tried = [minimize_smoothly(cost, bind_buffers(start)) for start in BUFFER_STARTS]
+    # Costs are compared after rounding, so that every processor picks the same start.
     weights, decays = free_buffers(min(tried, key=lambda one: round(one[0], 9))[1])
     pairs = sorted(zip(decays, weights, strict=True), reverse=True)
-    if pairs[0][0] - pairs[1][0] < SAME_DECAY:  # which of the two has how much weight is then chance
+    # How the weight is divided between equal decays is arbitrary, so the two become one buffer.
+    if pairs[0][0] - pairs[1][0] < SAME_DECAY:
         total = pairs[0][1] + pairs[1][1]
         pairs = [(sum(decay * weight for decay, weight in pairs) / total, total)]
-    kept = [math.floor(weight * 10**DECIMALS) / 10**DECIMALS for _, weight in pairs]  # together still at most 1
+    # Rounded down, so that the sum stays at most 1.
+    kept = [math.floor(weight * 10**DECIMALS) / 10**DECIMALS for _, weight in pairs]
     return make_buffers(kept, [round(decay, DECIMALS) for decay, _ in pairs], steps=steps)
 
 
 def bind_buffers(numbers: Sequence[float]) -> Array:
-    """The free numbers of two weights and two decays."""
+    """Return the free numbers of two weights and two decays; the inverse of `free_buffers`."""
     first, second, *decays = numbers
     rest = 1 - first - second
     return np.array([math.log(first / rest), math.log(second / rest), *(math.log(th / (1 - th)) for th in decays)])
 
 
 def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two weights (positive, together below 1) and two decays (between 0 and 1) of any four numbers."""
+    """Return two weights (positive, sum below 1) and two decays (between 0 and 1) from any four numbers."""
     first, second = np.exp(np.clip(free[:2], -30.0, 30.0))
     kept = free_fractions(free[2:])
     whole = 1 + first + second
@@ -479,10 +486,14 @@ def free_buffers(free: Array) -> tuple[tuple[float, float], tuple[float, float]]
 
 
 def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], start: Array) -> tuple[float, Array]:
-    """The least cost that L-BFGS finds from a start, and where; costs without a gradient are differentiated."""
+    """Return the least cost that L-BFGS finds from a start, and its location.
+
+    A cost without a gradient is differentiated numerically.
+    """
     given = isinstance(cost(start), tuple)
     options = {"maxiter": 500, "maxfun": 100_000, "ftol": 1e-11, "gtol": 1e-7, "maxcor": 30}
-    from scipy.optimize import minimize  # slow to load, and most schemes have closed forms
+    # Slow to load, and most schemes have closed forms.
+    from scipy.optimize import minimize
 
     found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)

@@ -1,4 +1,4 @@
-"""The trade-off curve of a composition: how often the best test between two neighbours is right."""
+"""The trade-off curve of a composition: the error rates of the best test between two neighbouring data sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.pld import only_gaussian
 from sightline.events import Event
 
+# The curve of a claim uses deltas above this: an audit cannot count rates below it.
 LEAST_DELTA = 1e-8
-"""The curve of a claim is taken from the deltas above this: rates below it are not counted by anybody."""
 POINTS = 200
+# Larger epsilons are not distinguished: their exponentials overflow.
 STEEPEST = 600.0
-"""Epsilons beyond this are not told apart: their exponentials end."""
 
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """Lines above the best test's rate of hits: hits <= offset + slope x false alarms, for every one of them."""
+    """Lines that bound the hit rate of the best test: hits <= offset + slope x false alarms, for each line."""
 
     offset: Array
     slope: Array
 
     @classmethod
     def from_deltas(cls, epsilons: Array, deltas: Array) -> "TradeOff":
-        """The lines P(S) <= e^epsilon Q(S) + delta, for "yes" and, the other way round, for "no".
+        """Return the lines P(S) <= e^epsilon Q(S) + delta for the answer "yes" and, with P and Q exchanged, for "no".
 
         >>> curve = TradeOff.from_deltas(np.array([np.log(3)]), np.array([0.0]))
         >>> round(curve.most_hits(0.25), 4), round(curve.least_alarms(0.75), 4)
@@ -39,16 +39,19 @@ class TradeOff:
         return cls(np.concatenate([deltas, 1 - kept / ratio]), np.concatenate([ratio, 1 / ratio]))
 
     def most_hits(self, alarms: float) -> float:
-        """At most how often "yes" is right, when it is wrong at rate `alarms`."""
+        """Return the largest rate at which "yes" can be right if it is wrong at rate `alarms`."""
         return min(1.0, float((self.offset + self.slope * alarms).min()))
 
     def least_alarms(self, hits: float) -> float:
-        """At least how often "yes" is wrong, when it is right at rate `hits`."""
+        """Return the least rate at which "yes" is wrong if it is right at rate `hits`."""
         return max(0.0, float(((hits - self.offset) / self.slope).max()))
 
 
 def claimed_curve(events: Mapping[Event, int]) -> TradeOff | None:
-    """The trade-off curve of a composition, never above the true one; None where nothing is known of it."""
+    """Return the trade-off curve that a composition proves; None if nothing finite is known about it.
+
+    Guarantees: no test can have more hits than the lines allow.
+    """
     counts = canonical_form(events)
     strength = only_gaussian(counts)
     if strength is not None:

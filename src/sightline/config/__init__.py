@@ -1,4 +1,4 @@
-"""TOML files to frozen, validated experiments."""
+"""Experiment files: TOML to frozen, validated experiments."""
 
 from sightline.config.experiment import (
     FACTORY,

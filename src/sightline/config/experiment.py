@@ -1,4 +1,4 @@
-"""The experiment file as frozen values. Names are stable: scripts and papers refer to them."""
+"""The sections of an experiment file as frozen values; key names are stable, scripts and papers refer to them."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -41,17 +41,17 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class Features(Section):
-    """A fixed, public transform of every example by itself; it looks at no other, so it costs no privacy."""
+    """A fixed, public transform of every example by itself; it uses no other example, so it costs no privacy."""
 
     transform: Literal["scattering"] = "scattering"
     groups: Count | None = None
-    """Channels are normalised in so many groups, inside the example; left out, they are not."""
+    """Number of groups in which channels are normalised, within the example; None: not normalised."""
     whiten: bool = False
-    """Channels are mixed after that, so that those of made-up pictures would hardly correlate."""
+    """Mix channels after normalisation so that those of synthetic images would hardly correlate."""
     mirror: bool = False
-    """Features are the mean of those of the image and of its mirror image; their left half is kept."""
+    """Average the features of the image and of its mirror image, and keep the left half."""
     opponent: bool = False
-    """Brightness and two differences of colour take the place of red, green and blue."""
+    """Replace red, green and blue by brightness and two colour differences."""
 
     @model_validator(mode="after")
     def _whitened_are_normalised(self) -> Self:
@@ -61,7 +61,7 @@ class Features(Section):
 
 
 class Data(Section):
-    """Where the examples come from and how they are dealt to clients."""
+    """Where the examples come from and how they are distributed to clients."""
 
     source: str = "digits"
     clients: Count = 20
@@ -73,7 +73,7 @@ class Data(Section):
     beta: NonNegative = 1.0
     iid: bool = False
     features: Count | Features = 60
-    """Of "synthetic": the length of an example; of images: "scattering", or a table of what is wanted of it."""
+    """For "synthetic", the length of an example; for images, "scattering" or a table with its options."""
     classes: Annotated[int, Field(ge=2, le=10**6)] = 10
     size_mean: float = 4.0
     size_sigma: NonNegative = 2.0
@@ -86,13 +86,14 @@ class Data(Section):
 
     @property
     def length(self) -> int:
-        """The length of a synthetic example."""
+        """Return the length of a synthetic example."""
         return 0 if isinstance(self.features, Features) else self.features
 
     @field_validator("features", mode="before")
     @classmethod
     def _a_word_will_do(cls, given: Any) -> Any:
-        """`"scattering"` is the table with nothing else in it; numbers are left to their own checks."""
+        # `"scattering"` means the table with nothing else in it. The checks are repeated here because a union of int
+        # and table would otherwise report both alternatives as mistakes.
         table = {"transform": given} if isinstance(given, str) else given
         if isinstance(given, Features):
             return given
@@ -142,7 +143,7 @@ class Model(OpenSection):
     init: str | None = None
     task: Literal["classification", "binary", "multilabel", "regression", "language"] | None = None
     loss: str | None = None
-    """A per-example loss of the user's own, `package.module:function`."""
+    """The user's own per-example loss, `package.module:function`."""
 
     @field_validator("loss")
     @classmethod
@@ -153,12 +154,12 @@ class Model(OpenSection):
 
     @property
     def target(self) -> str:
-        """What is predicted: the task as given, classes by default, and "own" for a loss without a task."""
+        """Return what is predicted: the given task, classes by default, and "own" for a loss without a task."""
         return self.task or ("classification" if self.loss is None else "own")
 
 
 class Topology(OpenSection):
-    """Who talks to whom."""
+    """The topology by its kind; the other keys are its own settings."""
 
     kind: Name = "star"
 
@@ -180,6 +181,7 @@ class Augment(Section):
 
     @model_validator(mode="after")
     def _counts_as_one(self) -> "Augment":
+        # The sensitivity is one clip norm only because the average of the views is clipped once.
         if self.of == "dataset":
             law = f"{self.views} copies of one example would be clipped apart and move a sum {self.views} times as far"
             refuse("local.augment.of", "dataset", law, 'use of = "batch": the views are averaged, then clipped')
@@ -200,28 +202,30 @@ class Local(Section):
     weight_decay: NonNegative = 0.0
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] | None = None
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
-    """Of Adam: how much of the old means of gradients and of their squares is kept at a step."""
+    """For Adam: the shares of the old means of gradients and of squared gradients kept at each step."""
     adam_eps: Positive | None = None
-    """Of Adam: what is added to the root of the mean square."""
+    """For Adam: added to the root of the mean square."""
     schedule: Literal["constant", "cosine", "linear", "step"] | None = None
     """How the learning rate falls over the rounds."""
     warmup: Count | None = None
     """Rounds over which the learning rate rises to its value."""
     decay_every: Count | None = None
     decay: Probability | None = None
-    """Of the schedule "step": after so many rounds the learning rate is multiplied by this."""
+    """For the schedule "step": the factor on the learning rate after every `decay_every` rounds."""
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     augment: Augment | None = None
     compiled: bool = False
-    """Linear models by compiled C code: a few times faster, equal up to float32 rounding."""
+    """Train linear models with compiled C code: a few times faster, equal up to float32 rounding."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Of products and convolutions in local training; bf16 rounds to 8 bits, and is faster on some processors."""
+    """Precision of products and convolutions in local training; bf16 rounds to 8 bits and can be faster."""
     paths: Literal["measured", "rule"] | None = None
-    """Which exact paths local training takes: the fastest on this machine, as where it is left out; or a rule's."""
+    """How exact training paths are chosen: "measured" (the default) takes the fastest on this machine, "rule" a fixed
+    rule.
+    """
 
     @property
     def adaptive(self) -> bool:
-        """Whether steps are scaled by moments of gradients: Adam's."""
+        """Return whether steps are scaled by moments of gradients, as Adam's are."""
         return self.optimizer in ("adam", "adamw")
 
     @model_validator(mode="before")
@@ -247,19 +251,19 @@ SCHEMES = ("full", "poisson", "fixed", "balanced", "check_ins", "turns", "shuffl
 
 
 class Sampler(Section):
-    """Who takes part: every client of a round, or every example of a step."""
+    """Who takes part: which clients in a round, or which examples in a step."""
 
     scheme: Name = "full"
     rate: Probability | None = None
     uses: Count | None = None
     epochs: Count | None = None
-    """Of a schedule: how many are drawn one after the other, each over an equal share of the rounds."""
+    """For schedules: the number of epochs drawn one after the other, each over an equal share of the rounds."""
     options: dict[str, Any] | None = None
-    """Of a sampler of your own: its settings."""
+    """Settings of the user's own sampler."""
 
     @property
     def scheduled(self) -> bool:
-        """Whether who takes part when is drawn ahead for many steps, not step by step."""
+        """Return whether participation is drawn ahead for many steps, not step by step."""
         return self.scheme in ("balanced", "check_ins")
 
     @model_validator(mode="after")
@@ -268,10 +272,12 @@ class Sampler(Section):
         return self
 
     def _check_keys(self, section: str, *, rated: tuple[str, ...]) -> None:
-        if self.scheme not in SCHEMES:  # somebody else's: it knows itself what it needs
+        # A plugin sampler checks its own settings.
+        if self.scheme not in SCHEMES:
             return
         _check_needs(section, self, "options", False)
-        if self.scheme != "turns":  # where a rate is one of hidden draws inside a group
+        # With turns a rate is optional: it is that of hidden draws inside a group.
+        if self.scheme != "turns":
             _check_needs(section, self, "rate", self.scheme in rated)
         _check_needs(section, self, "uses", self.scheme == "balanced")
         if not self.scheduled:
@@ -282,7 +288,7 @@ class ClientSampler(Sampler):
     """Which clients take part in a round."""
 
     groups: Count | None = None
-    """Of turns: how many public groups there are, one of which is asked in a round."""
+    """For turns: the number of public groups, one of which is asked in each round."""
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "ClientSampler":
@@ -320,14 +326,14 @@ def _check_needs(section: str, sampler: Sampler, key: str, needed: bool) -> None
 
 
 class Sampling(Section):
-    """Both samplers; `samples` follows from the unit when it is not given."""
+    """Both samplers; `samples` follows from the unit if it is not given."""
 
     clients: ClientSampler = ClientSampler()
     samples: SampleSampler | None = None
 
 
 Sensitivity = Literal["clipped", "convex", "clipped_model", "strongly_convex", "per_sample_mean", "as_published"]
-"""What bounds the effect of one example; see `check_perturbation` for which mechanism knows which."""
+"""What bounds the effect of one example; `check_perturbation` says which mechanism supports which."""
 
 
 class Privacy(Section):
@@ -341,6 +347,7 @@ class Privacy(Section):
     epsilon: Positive | None = None
     noise_std: Positive | None = None
     noise_rate: Positive | None = None
+    # No default for output perturbation: a wrong bound voids the guarantee, so the user must choose one.
     sensitivity: Sensitivity | None = None
     gradient_tolerance: Annotated[float, Field(ge=1e-12, le=1.0)] = 1e-9
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -350,24 +357,26 @@ class Privacy(Section):
     noise_source: Literal["seed", "os"] = "seed"
     arithmetic: Literal["float", "integer"] = "float"
     everyone_sends_noise: bool | None = None
-    """Of noise at the client: whether who is not drawn sends its noise all the same."""
+    """For noise at the client: whether clients that are not drawn send their noise too."""
     noise: Literal["independent", "correlated"] | None = None
-    """Whether the noises of rounds are independent, as they are where it is left out, or cancel in part."""
+    """Whether the noises of rounds are independent (the default) or partly cancel."""
     correlated: Correlated | None = None
-    """Of correlated noise: how the noises of rounds belong together."""
+    """For correlated noise: how the noises of rounds are related."""
     stop_at_epsilon: Positive | None = None
-    """Stop before the round that would exceed it: covered for lists that no data decide on (decisions 0081, 0192)."""
+    """Stop before the round that would exceed it; valid for lists of releases that no data decide on."""
     continue_ledger: bool | None = None
-    """Whether `epsilon` and `stop_at_epsilon` are for this run and all runs that `model.init` comes from, together."""
+    """Whether `epsilon` and `stop_at_epsilon` cover this run together with all runs that `model.init` comes from."""
     accountant: Literal["pld", "rdp"] = "pld"
     options: dict[str, Any] | None = None
-    """Of a mechanism of your own: its settings."""
+    """Settings of the user's own mechanism."""
 
     @model_validator(mode="after")
     def _one_amount_of_noise(self) -> "Privacy":
         check_noise(self)
         check_perturbation(self)
         check_plain("privacy.options", self.options or {})
+        # Per-example gradients are summed inside float32 matrix products; an exact integer norm per example would undo
+        # that.
         if self.arithmetic == "integer" and (self.unit, self.mechanism) != ("client", "gaussian"):
             law = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
             invalid("privacy.arithmetic", "integer", law, 'use arithmetic = "float"')
@@ -377,22 +386,22 @@ class Privacy(Section):
 
     @property
     def place(self) -> str:
-        """Where the noise is added: as given, else at the server for clients and at the client for samples."""
+        """Return where the noise is added: as given, else at the server for clients and at the client for samples."""
         return self.where or ("client" if self.unit == "sample" else "server")
 
 
 class Resources(OpenSection):
-    """Energy and delay."""
+    """Energy and delay: a model by its name, and its settings."""
 
     model: Name
 
 
+# Algorithms in which every device adds its own noise.
 NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
-"""Algorithms by which every device adds its own noise."""
 
 
 def _find_word(given: dict[str, Any], section: str, key: str) -> Any:
-    """A key of a section that may not be there, or be anything."""
+    """Return a key of a section that may be missing or malformed."""
     found = given.get(section)
     return found.get(key) if isinstance(found, dict) else None
 
@@ -405,7 +414,7 @@ class Experiment(Section):
     rounds: Annotated[int, Field(ge=1, le=10**7)]
     evaluate_every: Count = 1
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where clients are trained; left out, the CPU; "auto": CUDA or MPS where torch finds it."""
+    """Where clients are trained; the CPU by default; "auto": CUDA or MPS if torch finds it."""
     data: Data = Data()
     model: Model = Model()
     topology: Topology = Topology()
@@ -418,7 +427,7 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _noise_where_it_belongs(cls, given: Any) -> Any:
-        """On a tree clients' noise is added where trust ends, unless the file or the algorithm says otherwise."""
+        # On a tree clients' noise is added where trust ends, unless the file or the algorithm says otherwise.
         if not isinstance(given, dict) or not isinstance(given.get("privacy"), dict):
             return given
         privacy, kind = given["privacy"], _find_word(given, "topology", "kind")
@@ -457,6 +466,7 @@ class Experiment(Section):
             law = f'unit = "{self.privacy.unit}" says nothing about single examples'
             invalid("sampling.samples.scheme", self.samples_scheme, law, 'use shuffle or full, or unit = "sample"')
         clients = self.sampling.clients
+        # The laws of Poisson cohorts and schedules are for zero-out, where one world lacks the subject.
         if self.privacy.adjacency == "replace" and (clients.scheme == "poisson" or clients.scheduled):
             law = f"{clients.scheme.capitalize()} cohorts are accounted as add/remove"
             refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or scheme = "fixed"')
@@ -472,6 +482,8 @@ class Experiment(Section):
         return self
 
     def _check_sample_unit(self) -> None:
+        # Each example is used exactly once in a shuffled epoch, so its draws are not independent and Poisson's law
+        # fails.
         if self.samples_scheme == "shuffle":
             law = "a shuffled epoch does not have Poisson's guarantee"
             refuse("sampling.samples.scheme", "shuffle", law, 'use scheme = "poisson" with unit = "sample"')
@@ -486,6 +498,7 @@ class Experiment(Section):
         if self.privacy.place == "server" and self.local.weight_decay > 0:
             law = "the server only noises and applies gradient sums"
             refuse("local.weight_decay", self.local.weight_decay, law, 'use weight_decay = 0, or where = "client"')
+        # The number of private steps is part of the event, so it must be known before the run.
         if self.local.stragglers > 0:
             law = "the number of private steps must not depend on luck the ledger cannot see"
             refuse("local.stragglers", self.local.stragglers, law, 'use stragglers = 0 with unit = "sample"')
@@ -495,13 +508,13 @@ class Experiment(Section):
 
     @property
     def training_device(self) -> str:
-        """Where clients are trained: as given, else on the CPU, and there what runs there only."""
+        """Return where clients are trained: as given, else the CPU, which is also used for what only runs there."""
         only_here = self.local.compiled or self.algorithm.split is not None or self.local.precision != "float32"
         return "cpu" if only_here else self.device or "cpu"
 
     @property
     def samples_scheme(self) -> str:
-        """How examples are drawn: as given, else Poisson for sample-level privacy and shuffled epochs otherwise."""
+        """Return how examples are drawn: as given, else Poisson for sample-level privacy and shuffled epochs."""
         if self.sampling.samples is not None:
             return self.sampling.samples.scheme
         private_steps = self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian"

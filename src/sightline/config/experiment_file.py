@@ -1,4 +1,4 @@
-"""Files and `--set` words in, an `Experiment` out and back; the head of files that reproduce something."""
+"""Reading and writing experiment files: TOML and `--set` words to an `Experiment` and back."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from sightline.errors import InvalidInput, did_you_mean, invalid, one_line
 
 
 def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a TOML file, or of its tables as a dictionary, with words such as `privacy.epsilon=8` on top.
+    """Return the experiment of a TOML file or a dictionary, with overrides such as `privacy.epsilon=8`.
 
     >>> read({"name": "mine", "rounds": 3, "privacy": {"epsilon": 8.0}}, ["rounds=4"]).rounds
     4
@@ -34,7 +34,7 @@ def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) 
 
 
 def _read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Return the tables of a TOML file. Raises with one line if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -48,17 +48,18 @@ def _read_tables(path: Path) -> dict[str, Any]:
 
 
 def parse(plain: dict[str, Any]) -> Experiment:
-    """The experiment of a plain dictionary; the first mistake becomes one line, a mistyped key before a missing one."""
+    """Return the experiment of a plain dictionary. Raises `InvalidInput` with one line for the first mistake."""
     try:
         return Experiment.model_validate(plain)
     except ValidationError as error:
+        # A mistyped key also reports a missing one; the mistyped key is the one to show first.
         mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] == "missing")
         more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
         raise InvalidInput(_explain_mistake(mistakes[0]) + more) from None
 
 
 def to_toml(experiment: Experiment) -> str:
-    """The resolved file: every key with the value it had, so that it can be run again as it is."""
+    """Return the resolved file: every key with its value, so that it can be run again unchanged."""
     return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
@@ -77,6 +78,7 @@ def _apply_override(plain: dict[str, Any], word: str) -> None:
         table.pop(rival, None)
 
 
+# Setting one of these keys on the command line replaces the rival keys that the file gave.
 _RIVALS = {
     "privacy.epsilon": ("noise_multiplier", "noise_std", "noise_rate"),
     "privacy.noise_multiplier": ("epsilon",),
@@ -85,7 +87,6 @@ _RIVALS = {
     "local.steps": ("epochs",),
     "local.epochs": ("steps",),
 }
-"""Setting one of these on the command line replaces the others that the file gave."""
 
 
 def _parse_value(text: str) -> Any:
@@ -138,7 +139,7 @@ class Reproduction:
 
     @classmethod
     def read(cls, file: Path) -> "Reproduction":
-        """The head of an experiment file."""
+        """Return the reproduction described by the first lines of an experiment file. Raises if they are missing."""
         lines = file.read_text(encoding="utf-8").splitlines()[: len(HEAD)]
         words = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
         if len(words) < len(HEAD) or words == lines:
@@ -147,12 +148,12 @@ class Reproduction:
 
     @property
     def system(self) -> str:
-        """The folder that it stands in."""
+        """Return the name of its folder."""
         return self.file.parent.name
 
 
 def read_reproductions(folder: Path) -> list[Reproduction]:
-    """All such files in a folder, by system and name."""
+    """Return all such files in a folder, by system and name. Raises if there are none."""
     found = [Reproduction.read(file) for file in sorted(folder.glob("*/*.toml"))]
     if not found:
         invalid(

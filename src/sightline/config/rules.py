@@ -1,4 +1,4 @@
-"""What one setting of an experiment file needs of the others; each rule is a one-line error with the reason."""
+"""Rules between settings of an experiment file; each violation is a one-line error with the reason."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ STEP_KEYS = ("decay_every", "decay")
 
 
 def check_optimizer(local: "Local") -> None:
-    """One optimiser with its own keys, one schedule with its own."""
+    """Raise unless the optimiser and the schedule have exactly their own keys."""
     if local.optimizer == "momentum" and not local.momentum:
         invalid("local.momentum", local.momentum, 'optimizer = "momentum" has some', "e.g. momentum = 0.9")
     if local.optimizer == "sgd" and local.momentum:
@@ -36,7 +36,7 @@ def check_optimizer(local: "Local") -> None:
 
 
 def check_local(experiment: "Experiment") -> None:
-    """Refuse optimisers and schedules where the bound, or the algorithm, is about plain steps."""
+    """Raise for optimisers and schedules where the bound, or the algorithm, is about plain steps."""
     local, privacy = experiment.local, experiment.privacy
     if local.warmup is not None and local.warmup >= experiment.rounds:
         law = f"the learning rate would never reach its value in rounds={experiment.rounds}"
@@ -55,7 +55,7 @@ def check_local(experiment: "Experiment") -> None:
 
 
 def check_device(experiment: "Experiment") -> None:
-    """Refuse another device than the CPU for what runs there only."""
+    """Raise for another device than the CPU if the work only runs there."""
     if experiment.device not in ("cuda", "mps") or experiment.training_device != "cpu":
         return
     what = "local.compiled is code" if experiment.local.compiled else "the parts of algorithm.split are trained"
@@ -65,7 +65,7 @@ def check_device(experiment: "Experiment") -> None:
 
 
 def check_precision(experiment: "Experiment") -> None:
-    """Refuse bfloat16 where a bound is about exact gradients, or where its code computes in float32."""
+    """Raise for bfloat16 where a bound is about exact gradients, or where the code computes in float32."""
     local, privacy, way_out = experiment.local, experiment.privacy, 'use precision = "float32"'
     if local.precision == "float32":
         return
@@ -82,7 +82,7 @@ def check_precision(experiment: "Experiment") -> None:
 
 
 def _check_local_mechanism(experiment: "Experiment") -> None:
-    """Output and objective perturbation bound what plain training ends at, or do not train by steps at all."""
+    """Raise for training that output or objective perturbation has no bound for."""
     local, privacy = experiment.local, experiment.privacy
     if privacy.mechanism == "gaussian":
         return
@@ -103,6 +103,7 @@ def _check_local_mechanism(experiment: "Experiment") -> None:
 TURNS = 'use sampling.clients = {scheme = "turns", groups = 10}'
 INDEPENDENT = 'use privacy.noise = "independent"'
 
+# Why correlated noise has no bound with a scheme other than turns.
 NO_TURNS = {
     "full": "whoever takes part in every round gains nothing from correlated noise",
     "poisson": "hidden draws out of everybody keep no distance between the rounds of a client",
@@ -110,26 +111,25 @@ NO_TURNS = {
     "check_ins": "random check-ins keep no distance between the rounds of a client",
     "fixed": "a cohort of a fixed size keeps no distance between the rounds of a client",
 }
-"""Why correlated noise has no bound with a scheme other than turns."""
 
 
 class Correlated(Section):
-    """How the noises of rounds belong together: n = C^-1 z, and what the strategy C is made for."""
+    """How the noises of rounds are related: n = C^-1 z, and the participation that the strategy C is made for."""
 
     strategy: Literal["bsr", "band", "blt"] = "bsr"
-    """The banded square root; bands that are optimised; two buffers that are optimised."""
+    """The banded square root; optimised bands; two optimised buffers."""
     bands: Count | None = None
-    """Coefficients of a banded strategy; by default as many as rounds lie between two uses of a client."""
+    """Coefficients of a banded strategy; default: the rounds between two uses of a client."""
     separation: Count | None = None
-    """b: between two uses of a client lie at least so many rounds; by default the number of groups."""
+    """b: the least number of rounds between two uses of a client; default: the number of groups."""
     uses: Count | None = None
-    """k: a client is used at most so often in a stream; by default as often as its group has a turn."""
+    """k: the most uses of a client in a stream; default: the turns of its group."""
     restart: Count | None = None
-    """After so many rounds a new stream begins, with noise of its own; by default one stream is the whole run."""
+    """Rounds after which a new stream with fresh noise begins; default: one stream for the whole run."""
 
 
 def check_turns(experiment: "Experiment") -> None:
-    """Groups that take turns are public; hidden draws inside them are independent draws."""
+    """Raise for turns that cannot be: too many groups, or hidden draws under replace-one."""
     clients = experiment.sampling.clients
     if clients.scheme != "turns" or clients.groups is None:
         return
@@ -142,7 +142,7 @@ def check_turns(experiment: "Experiment") -> None:
 
 
 def check_correlated(experiment: "Experiment") -> None:
-    """Refuse correlated noise wherever one Gaussian for a whole stream is not proven."""
+    """Raise for correlated noise wherever one Gaussian for a whole stream is not proven."""
     privacy = experiment.privacy
     if privacy.noise != "correlated":
         if privacy.correlated is not None:
@@ -159,7 +159,7 @@ def check_correlated(experiment: "Experiment") -> None:
 
 
 def _check_mechanism(experiment: "Experiment") -> None:
-    """Clipped updates of clients, noised by whoever gathers them and is trusted with it."""
+    """Raise unless clipped updates of clients are noised by the trusted party that gathers them."""
     privacy, name, value = experiment.privacy, "privacy.noise", "correlated"
     if privacy.unit == "none":
         invalid(name, value, 'unit = "none" adds no noise', 'use unit = "client"')
@@ -185,7 +185,7 @@ def _check_mechanism(experiment: "Experiment") -> None:
 
 
 def _check_bands(settings: Correlated) -> None:
-    """Bands that a strategy can have."""
+    """Raise for bands that the strategy cannot have."""
     if settings.strategy == "blt" and settings.bands is not None:
         law = "blt has buffers in the place of bands"
         invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
@@ -195,7 +195,7 @@ def _check_bands(settings: Correlated) -> None:
 
 
 def _check_batches(experiment: "Experiment") -> None:
-    """Single examples, noised by their own client: fixed batches in a fixed order, a stream for every round."""
+    """Raise unless examples come in fixed batches in a fixed order, noised by their own client."""
     privacy, settings = experiment.privacy, experiment.privacy.correlated or Correlated()
     if privacy.place != "client" or privacy.sensitivity is not None:
         law = "single examples have streams where their own client noises clipped steps"
@@ -203,6 +203,7 @@ def _check_batches(experiment: "Experiment") -> None:
     if experiment.sampling.samples is not None:
         law = "batches are fixed and in a fixed order: draws and schedules keep no distance between steps of an example"
         refuse("sampling.samples", "given", law, f"remove it, or {INDEPENDENT}")
+    # A round of a client is one stream; its separation and uses follow from the batches of an epoch.
     for key in ("separation", "uses", "restart"):
         if getattr(settings, key) is not None:
             law = "follows from the batches of an epoch, and every round of a client is a stream"
@@ -210,13 +211,15 @@ def _check_batches(experiment: "Experiment") -> None:
 
 
 def _check_participation(experiment: "Experiment") -> None:
-    """Public groups in turns: the one participation whose distance between uses is known beforehand."""
+    """Raise unless public groups take turns."""
     clients, settings = experiment.sampling.clients, experiment.privacy.correlated or Correlated()
+    # An unknown name is reported by the registry that looks it up, with a suggestion.
     if clients.scheme not in (*NO_TURNS, "turns") and ":" not in clients.scheme:
-        return  # no such sampler: whoever looks it up says so, and what is near it
+        return
     if clients.scheme != "turns":
         law = NO_TURNS.get(clients.scheme, "of other schemes nobody knows the distance between rounds of a client")
         refuse("privacy.noise", "correlated", law, f"{TURNS}, or {INDEPENDENT}")
+    # Turns of public groups are the one participation whose distance between uses is known beforehand.
     groups = clients.groups or 1
     if groups == 1:
         law = "one group takes part in every round, and gains nothing from correlated noise"
@@ -232,11 +235,12 @@ def _check_participation(experiment: "Experiment") -> None:
 
 
 def _check_strategy(experiment: "Experiment") -> None:
-    """Rounds that a stream can have; hidden draws need as many groups as bands."""
+    """Raise for streams that are too short, and for hidden draws with more bands than groups."""
     clients, settings = experiment.sampling.clients, experiment.privacy.correlated or Correlated()
     length = min(settings.restart or experiment.rounds, experiment.rounds)
     if length < 2:
         refuse("privacy.correlated.restart", length, "noises of one round have nothing to cancel", "give 2 or more")
+    # Hidden draws amplify only if the uses of one subject reach disjoint rows of C x: at most one band per group.
     if clients.rate is None:
         return
     if settings.strategy == "blt":
@@ -251,26 +255,26 @@ def _check_strategy(experiment: "Experiment") -> None:
             invalid(f"privacy.correlated.{key}", getattr(settings, key), law, "leave it out")
 
 
+# The keys that state each mechanism's amount of noise.
 NOISES = {
     "gaussian": ("noise_multiplier", "epsilon"),
     "output": ("noise_multiplier", "epsilon", "noise_std"),
     "objective": ("noise_multiplier", "epsilon", "noise_rate"),
 }
-"""By which keys each mechanism can be told how much noise to add."""
 PERTURBATIONS = ("output", "objective")
 
 
+# The values of `privacy.sensitivity` that each mechanism supports; None means its own bound.
 BOUNDS: dict[str, tuple[str | None, ...]] = {
     "gaussian": (None, "clipped", "convex"),
     "output": (None, "clipped_model", "strongly_convex", "convex", "per_sample_mean", "as_published"),
     "objective": (None,),
 }
-"""Which values of `privacy.sensitivity` each mechanism knows; without one, it has its own."""
 OUTPUT_HAS = {"gaussian": ', or mechanism = "output" for the others', "objective": ', or use mechanism = "output"'}
 
 
 def check_noise(privacy: "Privacy") -> None:
-    """Exactly one amount of noise for a private run, none for an open one, and only the keys that the mechanism has."""
+    """Raise unless a private run has exactly one amount of noise, in a key of its mechanism, and an open run none."""
     known = NOISES.get(privacy.mechanism, NOISES["gaussian"])
     every = sorted({key for keys in NOISES.values() for key in keys})
     given = [key for key in every if getattr(privacy, key) is not None]
@@ -289,7 +293,7 @@ def check_noise(privacy: "Privacy") -> None:
 
 
 def check_perturbation(privacy: "Privacy") -> None:
-    """Output and objective perturbation protect single examples, at the client."""
+    """Raise for invalid bounds; output and objective perturbation protect single examples, at the client."""
     output = privacy.mechanism == "output"
     if privacy.options is not None and privacy.mechanism in NOISES:
         law = f'mechanism = "{privacy.mechanism}" has no options'
@@ -323,7 +327,7 @@ def check_perturbation(privacy: "Privacy") -> None:
 
 
 def _check_examples(privacy: "Privacy") -> None:
-    """The bounds that Gaussian noise has for single examples."""
+    """Raise for bounds on single examples that Gaussian noise does not have here."""
     if privacy.sensitivity is None or privacy.mechanism != "gaussian":
         return
     if privacy.unit != "sample":
@@ -335,10 +339,12 @@ def _check_examples(privacy: "Privacy") -> None:
 
 
 def check_convex(experiment: "Experiment") -> None:
-    """What makes the effect of one example on a path of steps the sum of its own: convex, smooth and not clipped."""
+    """Raise unless the effect of one example on a path of steps is the sum of its own: convex, smooth, not clipped."""
     local = experiment.local
     if experiment.privacy.sensitivity != "convex":
         return
+    # Convex steps are not clipped: a clipped gradient field is not a gradient field, and steps along it can drive two
+    # paths apart. So the model itself must bound its gradients.
     if experiment.model.name != "linear":
         law = "only softmax regression is proven convex and smooth"
         refuse("model.name", experiment.model.name, law, 'use model.name = "linear", or sensitivity = "clipped"')
@@ -363,7 +369,7 @@ def check_convex(experiment: "Experiment") -> None:
 
 
 def check_solution(experiment: "Experiment") -> None:
-    """What the local training must be for the sensitivity to hold."""
+    """Raise unless the local training is one for which the sensitivity holds."""
     privacy, local = experiment.privacy, experiment.local
     if experiment.samples_scheme not in ("shuffle", "full"):
         law = f"{privacy.mechanism} perturbation noises the result, not the steps"
@@ -388,7 +394,7 @@ def _check_exact(experiment: "Experiment") -> None:
 
 
 def check_everyone(experiment: "Experiment") -> None:
-    """Noise of everybody, drawn or not, hides the draws of a star whose clients add it."""
+    """Raise unless clients of a star add Gaussian noise: only then does everyone's noise hide the draws."""
     privacy, name = experiment.privacy, "privacy.everyone_sends_noise"
     if not privacy.everyone_sends_noise:
         return
@@ -397,12 +403,13 @@ def check_everyone(experiment: "Experiment") -> None:
         invalid(name, True, law, "leave it out")
     if experiment.topology.kind != "star":
         invalid(name, True, f"everybody's noise is in the one mean of a star, this is a {experiment.topology.kind}")
+    # Integer noise is exact post-processing of one Gaussian; for a sum of several rounded noises that is not true.
     if privacy.arithmetic == "integer":
         invalid(name, True, "a sum of rounded noises is not a rounded Gaussian", 'use arithmetic = "float"')
 
 
 class Split(Section):
-    """Into how many parts, what stays whole, and how the two are clipped."""
+    """How many parts, what stays unsplit, and how the two are clipped."""
 
     by: Literal["blocks", "dropout"] = "blocks"
     parts: Count = 2
@@ -428,7 +435,7 @@ class Split(Section):
 
 
 def check_split(experiment: "Experiment") -> None:
-    """Refuse what has no amplification, or no law of its own yet."""
+    """Raise for settings in which splitting has no amplification or no law."""
     privacy = experiment.privacy
     if experiment.algorithm.split is None:
         return

@@ -1,4 +1,4 @@
-"""The base of every section of an experiment file: strict, frozen, finite numbers only, no unknown key."""
+"""The base of every section of an experiment file: strict, frozen, finite numbers only, no unknown keys."""
 
 import math
 import re
@@ -9,13 +9,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from sightline.errors import invalid
 
+# Nesting limit of lists and tables.
 DEEPEST = 16
-"""So many lists and tables may stand inside one another."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0)]
+# Squares of much smaller gradients underflow to zero in float32: they would pass any clip norm.
 ClipNorm = Annotated[float, Field(ge=1e-12)]
-"""Squares of much smaller gradients are zero in float32: they would pass any clip norm."""
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -25,7 +25,7 @@ LONGEST_NAME = 200
 
 
 def _check_name(name: str) -> str:
-    """The form of a name; whether it is known, only the package can say that has such things."""
+    """Return the name. Raises for a malformed one; whether it is known is checked by the package that looks it up."""
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise ValueError('is a name, or an object of your own as "package.module:OBJECT"')
     return name
@@ -33,17 +33,17 @@ def _check_name(name: str) -> str:
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*(?::[A-Za-z_][\w.]*)?")
 Name = Annotated[str, AfterValidator(_check_name)]
-"""What is built in, what an installed package offers, or "package.module:OBJECT": looked up when it is built."""
+"""A built-in name, one that an installed package offers, or "package.module:OBJECT"; looked up when it is built."""
 
 
 class Section(BaseModel):
-    """A table of the experiment file whose keys are all known here."""
+    """A table of the experiment file whose keys are all declared here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class OpenSection(Section):
-    """A table whose further keys belong to the thing it names; the package that builds it checks them."""
+    """A table whose further keys belong to the object it names; the package that builds it checks them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -55,12 +55,13 @@ class OpenSection(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keys that are not declared here."""
+        """Return the keys that are not declared here."""
         return dict(self.model_extra or {})
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse numbers that are not finite, and nests that nobody means: the resolved file could not be written."""
+    """Raise for values that the resolved TOML file could not hold."""
+    # A loop, not recursion: a hostile file could nest deeper than Python's stack.
     waiting = [(value, 0)]
     while waiting:
         part, depth = waiting.pop()

@@ -1,4 +1,4 @@
-"""Releases, the ledger that keeps them, and the flow of information through it."""
+"""The ledger: releases, how they are stored, and the flow of information through them."""
 
 from sightline.ledger.export import SCHEMA, Pages, Row, export_ledger, read_export
 from sightline.ledger.flow import Composition, View

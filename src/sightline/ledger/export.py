@@ -1,4 +1,4 @@
-"""A ledger outside its run: as one JSON file that can be accounted again, and a page at a time for timelines."""
+"""A ledger outside its run: as one JSON file that can be accounted again, and page by page for timelines."""
 
 import json
 import sqlite3
@@ -16,7 +16,7 @@ SCHEMA = "sightline-ledger/1"
 
 
 def export_ledger(ledger: Ledger) -> dict[str, Any]:
-    """The plain form: `{"schema", "participants", "releases": [...]}`, one object per release, ids are positions."""
+    """Return the plain form `{"schema", "participants", "releases": [...]}`; ids of releases are positions."""
     return {
         "schema": SCHEMA,
         "participants": write_parties(ledger.participants),
@@ -25,9 +25,9 @@ def export_ledger(ledger: Ledger) -> dict[str, Any]:
 
 
 def read_export(path: Path | str) -> Ledger:
-    """The ledger of an exported file; anything malformed is refused.
+    """Return the ledger of an exported file. Raises for anything malformed.
 
-    A file without participants, as they were once written, knows the names in its releases.
+    A file without participants (an older form) knows the names in its releases.
     """
     try:
         plain = json.loads(read_text(path))
@@ -49,7 +49,7 @@ COLUMNS = "SELECT id, time, body, hash FROM release"
 
 @dataclass(frozen=True)
 class Row:
-    """One release as it is stored; `whole` is whether its hash follows from the row before."""
+    """One release as it is stored; `whole` tells whether its hash follows from the row before."""
 
     id: int
     time: int
@@ -59,23 +59,23 @@ class Row:
 
 
 class Pages:
-    """The table `release` of a run's database, read in parts. The cost of a page does not grow with its number."""
+    """The table `release` of a run's database, read in parts; the cost of a page does not grow with its number."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def rows(self, start: int, count: int) -> list[Row]:
-        """`count` releases from number `start` on, each checked against the hash of the one before."""
+        """Return `count` releases from number `start` on, each checked against the hash of the one before."""
         found = self._connection.execute(f"{COLUMNS} WHERE id >= ? ORDER BY id LIMIT ?", (start, count)).fetchall()
         return [self._checked_row(*row) for row in found]
 
     def matching_rows(self, text: str, start: int, count: int) -> list[Row]:
-        """Releases from number `start` on in whose stored form the text occurs."""
+        """Return releases from number `start` on whose stored form contains the text."""
         query = f"{COLUMNS} WHERE id >= ? AND instr(lower(body), lower(?)) ORDER BY id LIMIT ?"
         return [self._checked_row(*row) for row in self._connection.execute(query, (start, text, count)).fetchall()]
 
     def matching_before(self, text: str, end: int, count: int) -> int:
-        """The number at which a page of `count` matches starts that ends right before number `end`."""
+        """Return the start of the page of `count` matches that ends right before number `end`."""
         query = (
             "SELECT min(id) FROM (SELECT id FROM release WHERE id < ? AND instr(lower(body), lower(?)) "
             "ORDER BY id DESC LIMIT ?)"
@@ -84,31 +84,31 @@ class Pages:
         return 0 if found is None else int(found)
 
     def count_matches(self, text: str) -> int:
-        """In how many releases the text occurs."""
+        """Return the number of releases that contain the text."""
         query = "SELECT count(*) FROM release WHERE instr(lower(body), lower(?))"
         return int(self._connection.execute(query, (text,)).fetchone()[0])
 
     def first_of(self, time: int) -> int:
-        """The number of the first release of a round or a later one; past the last where there is none."""
+        """Return the number of the first release of a round or a later one; past the last if there is none."""
         found = self._connection.execute("SELECT min(id) FROM release WHERE time >= ?", (time,)).fetchone()[0]
         return self.count_releases() if found is None else int(found)
 
     def count_releases(self) -> int:
-        """How many releases there are: they are numbered from zero."""
+        """Return the number of releases; they are numbered from zero."""
         found = self._connection.execute("SELECT max(id) FROM release").fetchone()[0]
         return 0 if found is None else int(found) + 1
 
     def count_since(self, time: int) -> int:
-        """How many releases were made after a round."""
+        """Return the number of releases made after a round."""
         return int(self._connection.execute("SELECT count(*) FROM release WHERE time > ?", (time,)).fetchone()[0])
 
     def by_time(self, width: int) -> dict[int, int]:
-        """Releases in spans of `width` rounds, by the number of the span."""
+        """Return the number of releases per span of `width` rounds."""
         query = "SELECT time / ?, count(*) FROM release GROUP BY 1 ORDER BY 1"
         return dict(self._connection.execute(query, (width,)).fetchall())
 
     def last_time(self) -> int:
-        """The round of the last release."""
+        """Return the round of the last release."""
         found = self._connection.execute("SELECT time FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return 0 if found is None else int(found[0])
 

@@ -1,4 +1,4 @@
-"""The flow of information: which releases reached an observer, as sets of one bit per release."""
+"""The flow of information: which releases reached an observer, and what they charge to each subject."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,14 +9,14 @@ from sightline.events import Event, against_coalition, against_outsider, with_kn
 from sightline.ledger.release import NOBODY, Parties, Release
 from sightline.topology import PUBLIC
 
+# An observer that takes part in nothing.
 OUTSIDER = frozenset({PUBLIC})
-"""Who takes part in nothing."""
+# Numbers per integer of a bit set.
 PAGE = 1024
-"""So many numbers share one integer."""
 
 
 class BitSet:
-    """A set of numbers that only grows.
+    """A set of numbers that only grows, with one bit per number.
 
     >>> marks = BitSet()
     >>> marks.add(5000)
@@ -31,7 +31,7 @@ class BitSet:
         return bool(self._pages.get(number // PAGE, 0) >> number % PAGE & 1)
 
     def add(self, number: int) -> None:
-        """Put a number in."""
+        """Add a number."""
         self._pages[number // PAGE] = self._pages.get(number // PAGE, 0) | 1 << number % PAGE
 
 
@@ -39,14 +39,14 @@ Composition = Counter[Event]
 
 
 class Seen(Protocol):
-    """Releases as a view reads them."""
+    """The releases as a view reads them."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, id: int) -> Release: ...
 
     def since(self, start: int) -> Iterable[Release]:
-        """The releases from number `start` on."""
+        """Return the releases from number `start` on."""
 
 
 class ChainedReleases:
@@ -63,7 +63,7 @@ class ChainedReleases:
         return self._first[id] if id < start else self._then[id - start]
 
     def since(self, start: int) -> Iterable[Release]:
-        """The releases from number `start` on."""
+        """Return the releases from number `start` on."""
         return chain(self._first.since(start), self._then[max(0, start - len(self._first)) :])
 
 
@@ -78,10 +78,11 @@ class View:
         self._read = 0
         self._charges: Counter[tuple[Parties, Event]] = Counter()
         self._joint: set[tuple[str, Parties, Event]] = set()
-        self._before: View | None = None  # the view that this one previews
+        # The view that this one previews.
+        self._before: View | None = None
 
     def update(self) -> "View":
-        """Take in the releases that were added since the last call."""
+        """Process the releases added since the last call."""
         if self._read == len(self._releases):
             return self
         for release in self._releases.since(self._read):
@@ -91,7 +92,7 @@ class View:
         return self
 
     def preview_with(self, added: Sequence[Release]) -> "View":
-        """The view as it would be if `added` were appended next; this one does not change."""
+        """Return the view as it would be if `added` were appended next; this view does not change."""
         future = View(ChainedReleases(self._releases, added), self.observers, self._check_subject)
         future._read = self._read
         future._charges = self._charges.copy()
@@ -100,6 +101,8 @@ class View:
 
     def _reaches_observer(self, release: Release) -> None:
         waiting = [release]
+        # A release that reaches the observer brings everything it was computed from. Each release is charged once, and
+        # one bit remembers it, so a view stays small however long the run.
         while waiting:
             found = waiting.pop()
             if not self._has_seen(found.id):
@@ -114,6 +117,8 @@ class View:
         return key in self._joint or (self._before is not None and key in self._before._joint)
 
     def _charge_subjects(self, release: Release) -> None:
+        # An observer that knows the random draws is charged the event without amplification. A coalition may know
+        # noises and draws of its members, an outsider knows none.
         known = bool(self.observers & release.coins_known_to)
         event = with_known_coins(release.event) if known else release.event
         if len(self.observers) > 1:
@@ -121,6 +126,7 @@ class View:
         elif self.observers == OUTSIDER:
             event = against_outsider(event)
         key = (release.joint, release.subjects, event)
+        # Releases of one joint name (an epoch of a schedule) are charged together, with the first of them.
         if not release.subjects or (release.joint and self._knows_draws(key)):
             return
         if release.joint:
@@ -128,7 +134,7 @@ class View:
         self._charges[release.subjects, event] += 1
 
     def composition(self, subject: str) -> Composition:
-        """The events that `subject` has to answer for in this view, with their counts; who is nobody is refused."""
+        """Return the multiset of events charged to `subject` in this view. Raises for an unknown subject."""
         total: Composition = Counter()
         for (subjects, event), times in self._charges.items():
             if subject in subjects:
@@ -138,7 +144,7 @@ class View:
         return total
 
     def by_subject(self, exempt: Parties = NOBODY) -> dict[str, Composition]:
-        """The composition of every subject outside `exempt` of whom anything was seen."""
+        """Return the composition of every subject outside `exempt` about whom anything was seen."""
         found: defaultdict[str, Composition] = defaultdict(Counter)
         for (charged, event), times in self._charges.items():
             for name in charged - exempt:
@@ -146,7 +152,7 @@ class View:
         return dict(found)
 
     def compositions_of(self, subjects: Parties) -> dict[str, Composition]:
-        """`composition` of each of the subjects, in one walk over what was charged."""
+        """Return the composition of each subject, in one pass over the charges. Raises for an unknown subject."""
         found: dict[str, Composition] = {name: Counter() for name in subjects}
         for (charged, event), times in self._charges.items():
             for name in subjects & charged:
@@ -157,7 +163,7 @@ class View:
         return found
 
     def compositions(self, exempt: Parties = NOBODY) -> dict[frozenset[tuple[Event, int]], str]:
-        """Every different composition that some subject outside `exempt` has in this view, with one such subject."""
+        """Return every distinct composition of subjects outside `exempt`, with one such subject each."""
         charged: dict[Parties, list[tuple[Event, int]]] = defaultdict(list)
         for (subjects, event), times in self._charges.items():
             charged[subjects].append((event, times))
@@ -173,7 +179,7 @@ class View:
 
 
 def _subject_atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tuple[Parties, ...], str]]:
-    """Subjects outside `exempt` that are in exactly the same sets are one atom: (the sets, one member)."""
+    """Return (sets, one member) for each class of subjects outside `exempt` that are in exactly the same sets."""
     groups = list(groups)
     if len(groups) == 1 and not exempt:
         return [((groups[0],), min(groups[0]))]

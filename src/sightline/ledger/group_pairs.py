@@ -1,4 +1,4 @@
-"""All pairs of participants: of a ledger by classes, and of planned overlapping groups; the path of a release."""
+"""Privacy between all pairs of participants: by classes of a ledger, or of planned overlapping groups."""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -23,10 +23,10 @@ from sightline.topology import Schedule
 
 @dataclass(frozen=True, eq=False)
 class LedgerPairs:
-    """What every class of participants can learn of every other, as the ledger has it.
+    """What every class of participants can learn about every other, according to the ledger.
 
-    `compositions[n][i]` is what a subject of class n has to answer for against an observer of class i that is not
-    itself; None where a class of one would observe itself.
+    `compositions[n][i]` is charged to a subject of class n against another participant of class i; None if a class of
+    one would observe itself.
     """
 
     classes: tuple[tuple[str, ...], ...]
@@ -34,17 +34,17 @@ class LedgerPairs:
 
     @cached_property
     def class_of(self) -> dict[str, int]:
-        """Name -> class."""
+        """Return the class number of every name."""
         return {name: number for number, names in enumerate(self.classes) for name in names}
 
     def of(self, subject: str, observer: str) -> Composition | None:
-        """The composition of one pair of names; None for a name against itself."""
+        """Return the composition of one pair of names; None for a name against itself."""
         if subject == observer:
             return None
         return self.compositions[self.class_of[subject]][self.class_of[observer]]
 
     def epsilon(self, delta: float, *, accountant: Accountant = Accountant.PLD) -> NDArray[np.float64]:
-        """(classes, classes): epsilon of every pair, NaN where there is none; equal compositions are accounted once."""
+        """Return epsilon of every pair, shape (classes, classes); NaN where there is no pair."""
         return np.array(
             [
                 [math.nan if one is None else accounting.epsilon(one, delta, accountant=accountant) for one in row]
@@ -53,12 +53,12 @@ class LedgerPairs:
         )
 
     def releases(self) -> NDArray[np.int64]:
-        """(classes, classes): how many releases count."""
+        """Return the number of charged releases of every pair, shape (classes, classes)."""
         return np.array([[0 if one is None else one.total() for one in row] for row in self.compositions])
 
 
 def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
-    """Every pair of the named participants, at the cost of one flow per class of observers."""
+    """Return every pair of the named participants, at the cost of one flow per class of observers."""
     classes = group_alike(ledger, names)
     rows: list[list[Composition | None]] = [[] for _ in classes]
     for observers in classes:
@@ -70,7 +70,9 @@ def ledger_pairs(ledger: Ledger, names: Iterable[str]) -> LedgerPairs:
 
 
 def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that are subjects, audience or knowers of the sampling of the same releases, in the order given."""
+    """Return the names grouped into classes that no release distinguishes, in the order given."""
+    # Names in the same subjects, audiences and `coins_known_to` of all releases have equal views and equal charges, so
+    # one of them stands for the class.
     sets: set[Parties] = set()
     for release in ledger:
         sets |= {release.subjects, release.audience, release.coins_known_to}
@@ -86,18 +88,18 @@ def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Route:
-    """Releases of one publisher that count between a subject and an observer, and how the last of them travelled."""
+    """Releases of one publisher charged between a subject and an observer, and the path of the last of them."""
 
     source: str
     releases: int
     last: int
     """The round of the last one that gets through."""
     path: tuple[str, ...]
-    """Publishers on the way, the first is the source, the last one's value is seen by the observer."""
+    """Publishers on the way: the first is the source, the value of the last is seen by the observer."""
 
 
 def next_hops(ledger: Ledger, observer: str | Iterable[str]) -> dict[int, int | None]:
-    """Release -> the next release on its shortest way to the observer, or coalition; None where it is seen itself."""
+    """Return for each release the next one on its shortest way to the observer or coalition; None if seen directly."""
     observers = parties(observer)
     hops: dict[int, int | None] = {release.id: None for release in ledger if observers & release.audience}
     waiting = deque(sorted(hops))
@@ -111,7 +113,7 @@ def next_hops(ledger: Ledger, observer: str | Iterable[str]) -> dict[int, int | 
 
 
 def trace_routes(ledger: Ledger, subject: str, hops: dict[int, int | None]) -> list[Route]:
-    """What of a subject reaches the observer of `hops`, by publisher."""
+    """Return the routes from a subject to the observer of `hops`, by publisher."""
     counted: Counter[str] = Counter()
     latest: dict[str, int] = {}
     for id in hops:
@@ -126,7 +128,7 @@ def trace_routes(ledger: Ledger, subject: str, hops: dict[int, int | None]) -> l
 
 
 def trace_publishers(ledger: Ledger, id: int, hops: dict[int, int | None]) -> tuple[str, ...]:
-    """The publishers on the way of a release, repetitions left out."""
+    """Return the publishers on the way of a release, without repetitions."""
     path: list[str] = []
     here: int | None = id
     while here is not None:
@@ -139,8 +141,8 @@ def trace_publishers(ledger: Ledger, id: int, hops: dict[int, int | None]) -> tu
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+# Subject classes handled at once; bounds the memory of the count arrays.
 ROWS = 512
-"""Subject classes that are treated at once."""
 
 
 class Rhythm(StrEnum):
@@ -159,16 +161,16 @@ class Threat(StrEnum):
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """A run of DP-OGL or DP-OGL+ before it happens: models of the epochs 1 .. `epochs` are seen.
+    """A planned run of DP-OGL or DP-OGL+ in which models of the epochs 1 .. `epochs` are seen.
 
-    Guarantees: the pairs' releases are those that the ledger of such a run has after `epochs - 1` rounds.
+    Guarantees: the releases of every pair are those that the ledger of such a run has after `epochs - 1` rounds.
     """
 
     schedule: Schedule
     period: int
     epochs: int
     events: tuple[Event, ...]
-    """What one release of each group is."""
+    """The event of one release of each group."""
     rhythm: Rhythm = Rhythm.EPOCH
 
     def __post_init__(self) -> None:
@@ -181,32 +183,33 @@ class GroupPlan:
 
     @property
     def intervals(self) -> int:
-        """Intervals that have begun."""
+        """Return the number of intervals that have begun."""
         return -(-(self.epochs - 1) // self.period)
 
     @cached_property
     def made(self) -> Ints:
-        """made[k]: releases of a group in the intervals 1 .. k."""
+        """Return made[k]: releases of a group in the intervals 1 .. k."""
         epochs = np.minimum(np.arange(self.intervals + 1) * self.period, self.epochs - 1)
         return epochs // self.period if self.rhythm is Rhythm.INTERVAL else epochs
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """First and last interval of every era that begins in time."""
+        """Return the first and last interval of every era that begins in time."""
         begins = [era.since for era in self.schedule.eras] + [self.intervals + 1]
         return [(low, min(high - 1, self.intervals)) for low, high in pairwise(begins) if low <= self.intervals]
 
 
 def last_intervals(plan: GroupPlan) -> Ints:
-    """(eras x groups, groups): the last interval of a group that reaches who sees another group through an era.
+    """Return the last interval of each group that reaches an observer of another group in an era.
 
-    Backwards in time: what reaches a group in interval k comes from every group that shares a worker with it at the
-    beginning of that interval, and from itself.
+    Shape (eras x groups, groups).
     """
     count = plan.schedule.count
     member = plan.schedule.membership.astype(np.float32)
     reach = np.zeros((len(plan.spans) * count, count), dtype=bool)
     last = np.zeros(reach.shape, dtype=np.int64)
+    # Backwards in time: what reaches a group in interval k comes from itself and from every group that shares a worker
+    # with it at the beginning of that interval.
     for era in range(len(plan.spans) - 1, -1, -1):
         low, high = plan.spans[era]
         near = (member[era].T @ member[era] > 0) | np.eye(count, dtype=bool)
@@ -223,7 +226,7 @@ def last_intervals(plan: GroupPlan) -> Ints:
 
 
 class Pairs:
-    """Releases that count between classes of workers: for each pair of classes and each event, how many."""
+    """Charged releases between classes of workers: a count for each pair of classes and each event."""
 
     def __init__(self, plan: GroupPlan) -> None:
         self.plan = plan
@@ -236,7 +239,7 @@ class Pairs:
         return len(self.kinds)
 
     def _seen_by(self, last: Ints) -> NDArray[np.float32]:
-        """(eras, groups, observers): releases of a group in an era that reach a class of observers."""
+        """Return the number of releases of a group in an era that reach a class, shape (eras, groups, observers)."""
         eras, count = len(self.plan.spans), self.plan.schedule.count
         latest = np.zeros((len(self), count), dtype=np.int64)
         for point in range(eras * count):
@@ -249,7 +252,7 @@ class Pairs:
         return found
 
     def release_counts(self, rows: slice) -> Ints:
-        """(events, subjects, observers): how many releases of each event, for some classes of subjects."""
+        """Return releases of each event for some classes of subjects, shape (events, subjects, observers)."""
         eras = len(self.plan.spans)
         member = self.kinds[rows, :eras].astype(np.float32)
         found = np.zeros((len(self.events), len(member), len(self)))
@@ -260,16 +263,17 @@ class Pairs:
         return found.round().astype(np.int64)
 
     def subject_chunks(self) -> Iterator[slice]:
-        """All subject classes, some at a time."""
+        """Yield slices over all subject classes."""
         for low in range(0, len(self), ROWS):
             yield slice(low, min(low + ROWS, len(self)))
 
     def allowed_pairs(self, threat: Threat, rows: slice) -> Bools:
-        """(subjects, observers): the pairs that a threat model speaks of; nobody observes itself."""
+        """Return the pairs that a threat model covers, shape (subjects, observers)."""
         found = np.ones((len(range(*rows.indices(len(self)))), len(self)), dtype=bool)
         if threat is Threat.OUT_OF_GROUP:
             found = ~self._together[rows]
         for place, kind in enumerate(range(*rows.indices(len(self)))):
+            # A worker does not observe itself: within a class there is a pair only if it has two members.
             found[place, kind] &= self.sizes[kind] > 1
         return found
 
@@ -279,7 +283,7 @@ class Pairs:
 
 
 def planned_pairs(plan: GroupPlan) -> Pairs:
-    """The pairs of a planned run.
+    """Return the pairs of a planned run.
 
     >>> from sightline.events import Gaussian
     >>> from sightline.topology import constant_schedule
@@ -292,25 +296,25 @@ def planned_pairs(plan: GroupPlan) -> Pairs:
 
 Floats = NDArray[np.float64]
 
+# Keys up to this are looked up in a table, larger ones by sorting.
 TABLE = 20_000_000
-"""Keys up to this are looked up in a table, larger ones by sorting."""
 
 
 @dataclass(frozen=True)
 class Costing:
-    """How counts become epsilon."""
+    """The parameters that turn counts into epsilon."""
 
     delta: float
     accountant: Accountant = Accountant.PLD
 
     def of(self, pairs: Pairs, counts: Ints) -> float:
-        """Epsilon of one vector of counts."""
+        """Return epsilon of one vector of counts."""
         held = {event: int(times) for event, times in zip(pairs.events, counts, strict=True) if times}
         return accounting.epsilon(held, self.delta, accountant=self.accountant)
 
 
 def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floats, Ints]:
-    """(classes, classes): epsilon with NaN where the threat model says nothing, and the number of releases."""
+    """Return epsilon and the number of releases, shape (classes, classes); NaN outside the threat model."""
     epsilon = np.full((len(pairs), len(pairs)), np.nan)
     releases = np.zeros(epsilon.shape, dtype=np.int64)
     known: dict[int, float] = {}
@@ -323,13 +327,14 @@ def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floa
 
 
 def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
-    """Per class of subjects the epsilon of its worst observer; NaN where there is none."""
+    """Return the epsilon of the worst observer per class of subjects; NaN if there is none."""
     known: dict[int, float] = {}
     worst = np.full(len(pairs), np.nan)
     for rows in pairs.subject_chunks():
         counts, allowed = pairs.release_counts(rows), pairs.allowed_pairs(threat, rows)
         anybody = allowed.any(1)
-        if len(pairs.events) == 1:  # epsilon grows with the count: only the largest of each row is needed
+        # Epsilon grows with the count: only the largest of each row is needed.
+        if len(pairs.events) == 1:
             counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
             found = _evaluate_counts(pairs, counts, costing, known)[:, 0]
         else:
@@ -339,8 +344,10 @@ def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
 
 
 def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[int, float]) -> Floats:
-    """Epsilon of every vector of counts; equal vectors share a key and are accounted once."""
+    """Return epsilon of every vector of counts; equal vectors share a key and are accounted once."""
     base = int(pairs.plan.made[-1]) * pairs.plan.schedule.count + 1
+    # Counts become digits of one int64 key; an overflow would merge different compositions and could understate
+    # epsilon.
     if base ** len(pairs.events) > 2**62:
         law = "so many different events over so many epochs cannot be told apart in one number"
         invalid("events", len(pairs.events), law, "use fewer different rates and noise factors")
@@ -351,7 +358,7 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
 
 
 def counts_of_key(key: int, base: int, places: int) -> Ints:
-    """The counts behind a key.
+    """Return the counts behind a key.
 
     >>> counts_of_key(5 * 10 + 7, 10, 2).tolist()
     [5, 7]
@@ -360,7 +367,7 @@ def counts_of_key(key: int, base: int, places: int) -> Ints:
 
 
 def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:
-    """`value` of every key, called once per different key."""
+    """Return `value` of every key, calling it once per distinct key."""
     largest = int(keys.max(initial=0))
     if largest < TABLE:
         present = np.zeros(largest + 1, dtype=bool)

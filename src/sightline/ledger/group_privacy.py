@@ -1,4 +1,4 @@
-"""Epsilon of every pair of workers in planned overlapping groups, by the flow and by the bottleneck bound."""
+"""Epsilon of all pairs of workers in planned overlapping groups, by the flow count and by the bottleneck bound."""
 
 import math
 from collections import Counter
@@ -31,13 +31,13 @@ from sightline.ledger.group_pairs import (
 from sightline.ledger.release import Release
 from sightline.topology import STRUCTURES, Schedule, constant_schedule, group_name, read_schedule
 
+# The distance between groups that are not connected.
 FAR = 10**6
-"""The distance between groups that are not connected."""
+# Number of cuts to try around the observer and around the subject.
 RADII = 4
-"""How many cuts around the observer and around the subject are tried."""
 
+# With more groups that the observer does not see, cuts are not improved one by one: it would take too long.
 FREE = 16
-"""With more groups than these that the observer does not see, cuts are not improved one by one."""
 
 LEAVE_OUT = "use the flow count: leave out --bottleneck"
 
@@ -60,10 +60,10 @@ class Bottleneck:
             refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", law, "leave out --bottleneck")
 
     def check_run(self, releases: Sequence[Release]) -> None:
-        """Refuse the releases of a run, or of its plan, to which the bound does not apply.
+        """Raise for releases of a run, or of its plan, to which the bound does not apply.
 
         Guarantees: unit `client`; every group releases the planned event at most once an epoch, with noise of its own;
-        what a release was computed from is the group's own earlier models and, when an interval begins, those of groups
+        a release is computed from the group's own earlier models and, when an interval begins, from those of groups
         that share a worker with it. What workers keep in `Round.train(memory=...)` is among the inputs of a release.
         """
         plan = self.pairs.plan
@@ -88,12 +88,12 @@ class Bottleneck:
 
     @property
     def member(self) -> NDArray[np.bool_]:
-        """(classes, groups)."""
+        """Return the membership of classes in groups, shape (classes, groups)."""
         return self.pairs.kinds[:, 0]
 
     @cached_property
     def distance(self) -> NDArray[np.int64]:
-        """(groups, groups): exchanges that it takes from one group to another."""
+        """Return the number of exchanges from one group to another, shape (groups, groups)."""
         member = self.member.astype(np.float32)
         near = ((member.T @ member) > 0) | np.eye(member.shape[1], dtype=bool)
         found = np.where(np.eye(len(near), dtype=bool), 0, FAR)
@@ -107,7 +107,8 @@ class Bottleneck:
             reach = wider
 
     def epsilon(self, subject: int, observer: int, costing: Costing) -> float:
-        """The least bound over the cuts that are tried, for a subject and an observer of two classes."""
+        """Return the least bound over the cuts tried, for a subject and an observer of two classes."""
+        # Every cut gives a valid bound, so trying a few and taking the least is safe.
         cuts = self.candidate_cuts(subject, observer)
         cuts.append(
             self.improve_cut(subject, observer, min(cuts, key=lambda cut: self.cut_strength(subject, observer, cut)))
@@ -116,7 +117,7 @@ class Bottleneck:
         return min(self.cut_epsilon(one, costing) for one in tried)
 
     def cut_strength(self, subject: int, observer: int, seen: frozenset[int]) -> float:
-        """Expected squared shift over noise variance, summed: what small orders charge for a cut."""
+        """Return the expected squared shift over noise variance, summed: the cost of a cut at small Renyi orders."""
         direct, bridged = self.cut_ingredients(subject, observer, seen)
         total = 0.0
         for event, times in direct:
@@ -128,7 +129,7 @@ class Bottleneck:
         return total
 
     def improve_cut(self, subject: int, observer: int, seen: frozenset[int]) -> frozenset[int]:
-        """A cut with single groups added or removed as long as that makes it weaker; few groups only."""
+        """Return the cut with single groups added or removed while that makes it weaker; only for few groups."""
         free = np.flatnonzero(~self.member[observer]).tolist()
         if len(free) > FREE:
             return seen
@@ -146,7 +147,7 @@ class Bottleneck:
         return {}
 
     def cut_epsilon(self, ingredients: Ingredients, costing: Costing) -> float:
-        """Epsilon of a cut's ingredients; equal ones are accounted once."""
+        """Return epsilon of a cut's ingredients; equal ones are accounted once."""
         key = (ingredients, costing)
         if key not in self._costs:
             direct, bridged = dict(ingredients[0]), dict(ingredients[1])
@@ -154,7 +155,7 @@ class Bottleneck:
         return self._costs[key]
 
     def candidate_cuts(self, subject: int, observer: int) -> list[frozenset[int]]:
-        """Sets of seen groups: balls around the observer's groups, and all but balls around the subject's."""
+        """Return sets of seen groups: balls around the observer's groups, and all but balls around the subject's."""
         from_subject, to_observer = self._distances_from(subject), self._distances_from(observer)
         own = frozenset(np.flatnonzero(self.member[observer]).tolist())
         found = []
@@ -164,12 +165,12 @@ class Bottleneck:
         return list(dict.fromkeys(found))
 
     def _distances_from(self, kind: int) -> NDArray[np.int64]:
-        """Distance of every group from the nearest one of a class."""
+        """Return the distance of every group from the nearest group of a class."""
         mine = self.distance[self.member[kind]]
         return mine.min(0) if len(mine) else np.full(self.member.shape[1], FAR)
 
     def cut_ingredients(self, subject: int, observer: int, seen: frozenset[int]) -> Ingredients:
-        """What the seen groups reveal of a subject: its own releases, and releases felt through bridging workers."""
+        """Return what the seen groups reveal about a subject: its own releases, and those felt through bridges."""
         direct: Counter[Event] = Counter()
         bridged: Counter[Bridged] = Counter()
         arrival, to_observer = self._distances_from(subject), self._distances_from(observer)
@@ -187,7 +188,7 @@ class Bottleneck:
     def _start_thresholds(
         self, group: int, subject: int, hidden: NDArray[np.bool_], arrival: NDArray[np.int64]
     ) -> dict[int, int]:
-        """Interval -> how many more members start, from it on, from a hidden model that the subject has reached."""
+        """Return by interval how many more members start, from it on, from a hidden model that the subject reached."""
         found: Counter[int] = Counter()
         for kind in np.flatnonzero(self.member[:, group]):
             others = self.member[kind] & hidden
@@ -207,6 +208,8 @@ class Bottleneck:
             bridges = sum(workers for interval, workers in more.items() if interval <= first)
             intervals = after - first
             epochs = int(made[after - 1] - made[first - 1])
+            # Bridging workers bring the subject in only at the start of an interval: one bridged release per interval,
+            # the other epochs are direct.
             if bridges:
                 bridged[Bridged(noise, rate, bridges, own)] += intervals
             if own and (left := epochs - (intervals if bridges else 0)):
@@ -214,7 +217,7 @@ class Bottleneck:
 
 
 def _groups_behind(release: Release, releases: Sequence[Release], groups: dict[str, int]) -> set[int]:
-    """The groups whose releases a release was computed from, directly or through values that were only shown."""
+    """Return the groups whose releases a release was computed from, directly or through values that were only shown."""
     found, waiting, seen = set[int](), list(release.inputs), set[int]()
     while waiting:
         earlier = releases[waiting.pop()]
@@ -229,10 +232,11 @@ def _groups_behind(release: Release, releases: Sequence[Release], groups: dict[s
 
 
 def gaussian_of(event: Event) -> tuple[float, float]:
-    """Noise multiplier and rate of a release of DP-OGL."""
+    """Return noise multiplier and rate of a release of DP-OGL. Raises for any other event."""
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return event.event.noise_multiplier, event.rate
-    if isinstance(event, FixedCohort):  # bridging workers are not hidden in it
+    # A fixed cohort does not hide bridging workers, so no amplification is claimed for them.
+    if isinstance(event, FixedCohort):
         return gaussian_of(event.event)
     if isinstance(event, Gaussian):
         return event.noise_multiplier, 1.0
@@ -240,27 +244,28 @@ def gaussian_of(event: Event) -> tuple[float, float]:
 
 
 def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], costing: Costing) -> Floats:
-    """The matrix of the flow count with every entry lowered to the bottleneck bound where that is less."""
+    """Return the matrix of the flow count with every entry lowered to the bottleneck bound where that is less."""
     bounds = Bottleneck(pairs)
     found = epsilon.copy()
     for subject, observer in np.argwhere(~np.isnan(epsilon) & (releases > 0)):
-        if (bounds.member[subject] & ~bounds.member[observer]).any():  # else every release is seen as it is
+        # Otherwise the observer sees every release itself, and the flow count is already tight.
+        if (bounds.member[subject] & ~bounds.member[observer]).any():
             bound = bounds.epsilon(int(subject), int(observer), costing)
             found[subject, observer] = min(found[subject, observer], bound)
     return found
 
 
+# Up to this many workers a matrix is written pair by pair, above by class.
 FULL = 4096
-"""Up to so many workers a matrix is written pair by pair, above by class."""
+# Limit on workers, groups, period and epochs of a question.
 MOST = 10**7
-"""Workers, groups and epochs of a question."""
+# With more distinct memberships a matrix is not written or drawn.
 MOST_CLASSES = 4096
-"""More different memberships than these are not written or drawn as a matrix."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Settings as the command line names them."""
+    """The settings, with the names of the command line."""
 
     structure: str
     epochs: int
@@ -277,7 +282,7 @@ class Question:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Who is in which group."""
+        """Return the memberships. Raises for missing or contradictory settings."""
         if self.structure in STRUCTURES:
             if self.workers is None:
                 invalid("--workers", "missing", f"{self.structure} needs to know how many workers there are")
@@ -294,7 +299,7 @@ class Question:
         return found
 
     def planned_run(self) -> GroupPlan:
-        """The run that the question is about."""
+        """Return the run that the question is about."""
         schedule = self.schedule
         rates = schedule.rates or (self.rate,) * schedule.count
         factors = schedule.noise_factors or (1.0,) * schedule.count
@@ -303,12 +308,12 @@ class Question:
 
     @property
     def costing(self) -> Costing:
-        """How counts become epsilon."""
+        """Return the parameters that turn counts into epsilon."""
         return Costing(self.delta, Accountant(self.accountant))
 
 
 def sampled_event(rate: float, noise: float) -> Event:
-    """One release of a group."""
+    """Return the event of one release of a group."""
     return Gaussian(noise) if rate == 1 else Poisson(rate, Gaussian(noise))
 
 
@@ -317,29 +322,29 @@ AGAINST = {"everyone": "every other worker", "out-of-group": "workers outside on
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Epsilon of all pairs, by class; matrices are made when they are asked for."""
+    """Epsilon of all pairs, by class; matrices are computed on first use."""
 
     question: Question
     pairs: Pairs
 
     @property
     def claim(self) -> Claim:
-        """For whom the epsilons hold."""
+        """Return the conditions under which the epsilons hold."""
         return Claim(AGAINST[self.question.threat], "add_remove", CLIP_NORM)
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return self.pairs.plan.schedule.workers
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return self.pairs.plan.schedule.count
 
     @cached_property
     def flow(self) -> tuple[Floats, Ints]:
-        """(classes, classes): epsilon and releases by the flow count."""
+        """Return epsilon and releases by the flow count, shape (classes, classes). Raises for too many classes."""
         if len(self.pairs) > MOST_CLASSES:
             law = f"a matrix of {len(self.pairs)} different memberships is too large"
             refuse("--structure", self.question.structure, law, "leave out --out, --plot and --bottleneck")
@@ -347,7 +352,7 @@ class Answer:
 
     @cached_property
     def matrix(self) -> Floats:
-        """(classes, classes): epsilon, NaN where the threat model says nothing."""
+        """Return epsilon, shape (classes, classes); NaN where the threat model does not apply."""
         epsilon, releases = self.flow
         return (
             tighten_matrix(self.pairs, epsilon, releases, self.question.costing)
@@ -357,7 +362,7 @@ class Answer:
 
     @cached_property
     def worst(self) -> Floats:
-        """Per worker the epsilon of its worst observer; NaN where there is none."""
+        """Return the epsilon of the worst observer per worker; NaN if there is none."""
         if not self.question.bottleneck:
             by_class = worst_by_class(self.pairs, Threat(self.question.threat), self.question.costing)
         else:
@@ -367,19 +372,19 @@ class Answer:
 
     @property
     def mean(self) -> float:
-        """Mean over the workers that have an observer."""
+        """Return the mean over the workers that have an observer."""
         found = self.worst[~np.isnan(self.worst)]
         return float(found.mean()) if len(found) else math.nan
 
     @property
     def largest(self) -> float:
-        """The worst pair of all."""
+        """Return the epsilon of the worst pair."""
         found = self.worst[~np.isnan(self.worst)]
         return float(found.max()) if len(found) else math.nan
 
     @property
     def releases_max(self) -> int:
-        """The largest number of releases that counts between two workers."""
+        """Return the largest number of releases charged between two workers."""
         threat = Threat(self.question.threat)
         return max(
             int(
@@ -392,19 +397,19 @@ class Answer:
 
     @property
     def tightened(self) -> int:
-        """Pairs of workers for which the bottleneck bound is below the flow count."""
+        """Return the number of pairs of workers for which the bottleneck bound is below the flow count."""
         less = self.matrix < self.flow[0] * (1 - 1e-9)
         sizes = self.pairs.sizes
         ordered = sizes[:, None] * sizes[None, :] - np.diag(sizes)
         return int((ordered * less).sum())
 
     def at(self, epochs: int) -> "Answer":
-        """The same question for another number of epochs."""
+        """Return the answer for another number of epochs."""
         return answer_question(replace(self.question, epochs=epochs))
 
 
 def answer_question(question: Question) -> Answer:
-    """The answer to a question; everything wrong with it is said here."""
+    """Return the answer to a question. Raises for invalid settings."""
     if not (question.noise > 0 and math.isfinite(question.noise)):
         invalid("--noise", question.noise, "a noise multiplier is positive and finite")
     for name, value in (("workers", question.workers), ("groups", question.count), ("period", question.period),
@@ -422,14 +427,14 @@ def answer_question(question: Question) -> Answer:
 
 
 def spread_over(matrix: Any, class_of: Ints) -> Any:
-    """A matrix by class as one by worker."""
+    """Return a matrix by class as one by worker."""
     return matrix[np.ix_(class_of, class_of)]
 
 
 def save_npz(answer: Answer, path: Path) -> None:
     """Write `epsilon` and `releases` (row = subject, column = observer); by class above `FULL` workers.
 
-    By class: `epsilon_by_class`, `releases_by_class`, and `class_of` says each worker's class.
+    By class: `epsilon_by_class`, `releases_by_class`, and `class_of` holds each worker's class.
     """
     if path.suffix != ".npz":
         invalid("--out", path, "the matrix is written as .npz", "give a name that ends in .npz")

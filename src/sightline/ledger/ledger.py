@@ -1,4 +1,4 @@
-"""The ledger: every release in order, what reached whom through them, and the epsilon of any line of sight."""
+"""The ledger: every release in order, what reached whom, and the epsilon of any line of sight."""
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -25,12 +25,12 @@ from sightline.ledger.release import (
 from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
 
+# Most kinds of releases to show; the table says how many were left out.
 ROWS = 20
-"""At most so many kinds of releases are shown; how many were left out is said."""
 
 
 def overview_table(releases: Collection[Release]) -> str:
-    """An HTML table: what was released, by whom, of whom, to whom, by which event, how often and when."""
+    """Return an HTML table: what was released, by whom, about whom, to whom, by which event, how often and when."""
     kinds: dict[tuple[str, str, Parties, Parties, Event], list[int]] = {}
     for release in releases:
         kind = (release.what, release.source, release.subjects, release.audience, release.event)
@@ -58,12 +58,12 @@ def _time_span(times: list[int]) -> str:
     return str(times[0]) if min(times) == max(times) else f"{min(times)} to {max(times)}"
 
 
+# A stored ledger keeps at least this many of its last releases in memory, and at most twice as many.
 RECENT = 2048
-"""At least so many of the last releases of a stored ledger are in memory, and at most twice as many."""
 
 
 class Releases(Sequence[Release]):
-    """All in memory: for plans, and for runs that are read to their end."""
+    """Releases held in memory: for plans, and for runs that are read as a whole."""
 
     def __init__(self) -> None:
         self._held: list[Release] = []
@@ -78,24 +78,24 @@ class Releases(Sequence[Release]):
         return self.since(0)
 
     def since(self, start: int) -> Iterator[Release]:
-        """The releases from number `start` on."""
+        """Return the releases from number `start` on."""
         return iter(self._held[start:])
 
     def add(self, releases: Sequence[Release]) -> None:
-        """Put releases at the end."""
+        """Append releases."""
         self._held.extend(releases)
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more in memory than there need be."""
+        """Return whether more releases are in memory than needed."""
         return False
 
     def let_go(self) -> None:
-        """Forget what can be had again."""
+        """Drop what can be read again; does nothing without a store."""
 
 
 class StoredReleases(Releases):
-    """The last ones in memory, the others read back from the store when they are asked for, each against its hash."""
+    """Releases of a store: the last ones in memory, the others read back on demand and checked against their hashes."""
 
     def __init__(self, store: SqliteStore) -> None:
         super().__init__()
@@ -115,30 +115,30 @@ class StoredReleases(Releases):
         return self._held[number - self._gone] if number >= self._gone else self._fetched(number)
 
     def since(self, start: int) -> Iterator[Release]:
-        """The releases from number `start` on; those that are not in memory one by one from the store."""
+        """Return the releases from number `start` on, reading those not in memory one by one."""
         if start < self._gone:
             yield from self._store.stream_releases(start, self._store.hash_of(start - 1), stop=self._gone)
         yield from self._held[max(0, start - self._gone) :]
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more in memory than there need be."""
+        """Return whether more releases are in memory than needed."""
         return len(self._held) >= 2 * RECENT
 
     def let_go(self) -> None:
-        """Keep the last ones only; the store has all."""
+        """Keep only the last releases in memory; the store has all."""
         self._gone += len(self._held[:-RECENT])
         del self._held[:-RECENT]
 
 
 Part = TypeVar("Part", bound=Hashable)
 
+# Parts of releases (names, sets, events) that are shared between releases; the table is cleared beyond this.
 PARTS = 4096
-"""So many parts of releases are known again when they come back; then it starts anew."""
 
 
 class Store(Protocol):
-    """Where releases are kept so that they survive a crash."""
+    """Durable storage for releases."""
 
     def append(self, releases: Sequence[Release]) -> None:
         """Make the releases durable in one transaction, or raise and keep none."""
@@ -147,12 +147,12 @@ class Store(Protocol):
 class Ledger:
     """Every release of a run, in order.
 
-    `participants` are those who have a name, whether or not a release speaks of them: who never took part is a subject
-    of epsilon 0. Without them only the subjects, audiences and knowers of the sampling in releases are known.
+    `participants` are all known names, whether or not a release speaks of them: a participant that never took part is a
+    subject with epsilon 0. Without them only the names in subjects, audiences and `coins_known_to` are known.
 
     Guarantees: `append` returns only after the store has made the releases durable; a release that would mix units or
     adjacencies is refused, and so is one whose draw was used before; nothing is ever changed or removed; a question
-    about a name that nobody has is refused.
+    about an unknown name raises.
     """
 
     def __init__(
@@ -172,22 +172,22 @@ class Ledger:
         self._store = store
         self._rooms: dict[tuple[float, float, Accountant], Headroom] = {}
         self._parts: dict[Hashable, Hashable] = {}
+        # The last round in which something was drawn, and its draws.
         self._draws: tuple[int, frozenset[Draw]] = (-1, frozenset())
-        """The last round that something was drawn in, and its draws."""
         for release in releases:
             self._take_in((self._number_release(release, len(self)),))
 
     @classmethod
     def open_stored(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
-        """The ledger of a store, its hash chain checked. In memory are only the last releases, and counts of all.
+        """Return the ledger of a store after checking its hash chain, for active runs of any length.
 
-        For runs at work, however long. It reads from the store as long as it lives.
+        Only the last releases and all counts are in memory; it reads from the store as long as it lives.
         """
         return cls._read_store(store, StoredReleases(store), participants)
 
     @classmethod
     def whole(cls, store: SqliteStore, *, participants: Iterable[str] = NOBODY) -> "Ledger":
-        """The ledger of a store, its hash chain checked, all in memory: it can be read when the store is closed."""
+        """Return the ledger of a store after checking its hash chain, all in memory: the store may be closed."""
         return cls._read_store(store, Releases(), participants)
 
     @classmethod
@@ -209,7 +209,9 @@ class Ledger:
         return release
 
     def append(self, releases: Sequence[Release]) -> tuple[Release, ...]:
-        """Record releases, durably, before their values are used; returns them with their ids."""
+        """Record releases durably, before their values are used, and return them with their ids."""
+        # One call claims everything that belongs together (all groups of an epoch): one budget check, one transaction,
+        # then the values. Otherwise a budget could stop a run between two groups whose first value is already charged.
         numbered = tuple(self._number_release(release, len(self) + place) for place, release in enumerate(releases))
         draws = self._check_draws(releases)
         self._take_in(numbered, self._store)
@@ -217,7 +219,7 @@ class Ledger:
         return numbered
 
     def _check_draws(self, releases: Sequence[Release]) -> tuple[int, frozenset[Draw]]:
-        """The draws of the last round with these; one that was used before, or belongs to another round, is refused."""
+        """Return the draws of the last round including these. Raises for one already used or of another round."""
         last, used = self._draws
         for release in releases:
             draw = release.draw
@@ -230,7 +232,8 @@ class Ledger:
         return last, used
 
     def _take_in(self, numbered: Sequence[Release], store: Store | None = None) -> None:
-        """Hold releases that fit, after the store has them."""
+        """Check the releases, let the store write them, then hold them."""
+        # Order matters: a refused release must leave no trace, and a failed write must leave memory as it was.
         joint = self._check_joint_order(numbered)
         if store is not None:
             store.append(numbered)
@@ -238,12 +241,14 @@ class Ledger:
         self._kind = self._kind or next(((first.unit, first.adjacency) for first in numbered), None)
         self._releases.add(numbered)
         if self._releases.crowded:
+            # Views read the releases before they are dropped, so that nothing has to be read back for them.
             for view in self._views.values():
                 view.update()
             self._releases.let_go()
 
     def _number_release(self, release: Release, id: int) -> Release:
-        """The release with its place; what it has in common with earlier ones is kept once, so that long runs fit."""
+        """Return the release with its id."""
+        # Equal parts are kept once: at 10^5 rounds separate copies took more than 1 GB.
         return replace(
             release,
             source=self._share_part(release.source),
@@ -261,7 +266,7 @@ class Ledger:
         return self._parts.setdefault(part, part)  # type: ignore[return-value]
 
     def _check_joint_order(self, releases: Sequence[Release]) -> dict[str, Release]:
-        """The last release of every joint name among them, when all may be in this ledger."""
+        """Return the last release of every joint name. Raises if a release may not be in this ledger."""
         joint: dict[str, Release] = {}
         for release in releases:
             check_kind(self._kind or (releases[0].unit, releases[0].adjacency), release)
@@ -271,20 +276,18 @@ class Ledger:
         return joint
 
     def knows_joint(self, joint: str) -> bool:
-        """Whether a release of that joint name is in it."""
+        """Return whether a release of that joint name is in the ledger."""
         return joint in self._joint
 
     @property
     def participants(self) -> Parties:
-        """Everybody who may be asked about: those that were given, and every name in a release but sources."""
+        """Return every name that may be asked about: the registered ones, and all names in releases except sources."""
         named = self._names()
         return self._registered if named <= self._registered else self._registered | named
 
     def _names(self) -> set[str]:
-        """Subjects, audiences and those who know the sampling; releases that were added since the last call are read.
-
-        Not sources: `clients` may be one, and is nobody.
-        """
+        """Return the names in subjects, audiences and `coins_known_to`, reading only new releases."""
+        # Sources are left out: `clients` may be a source, and is not a participant.
         sets: set[Parties] = set()
         for release in self._releases.since(self._named_upto):
             sets |= {release.subjects, release.audience, release.coins_known_to}
@@ -293,11 +296,11 @@ class Ledger:
         return self._named
 
     def register(self, participants: Iterable[str]) -> None:
-        """Take in participants of whom it was not told at first."""
+        """Add participants that were not given at first."""
         self._registered |= frozenset(participants)
 
     def has_participant(self, name: str) -> bool:
-        """Whether somebody has that name."""
+        """Return whether the name belongs to a participant."""
         return name in self._registered or name in self._names()
 
     def _check_subject(self, subject: str) -> None:
@@ -307,7 +310,10 @@ class Ledger:
             refuse_unknown("subject", subject, self.participants)
 
     def _observers(self, observer: str | Iterable[str], planned: Sequence[Release] = ()) -> Parties:
-        """Who observes: a name, a coalition given as a set, or one written as `client-0..3, public`; all are known."""
+        """Return the observers: a name, a coalition as a set, or written as `client-0..3, public`.
+
+        Raises for unknown names.
+        """
         found: set[str] = set()
         for name in parties(observer):
             found |= {name} if self.has_participant(name) else read_parties(str(name))
@@ -319,7 +325,7 @@ class Ledger:
         return frozenset(found)
 
     def view(self, observer: str | Iterable[str]) -> View:
-        """What reaches an observer, or a coalition: a set, or as in `client-0..3, public`."""
+        """Return the view of an observer or a coalition (a set, or written as `client-0..3, public`)."""
         return self._view(self._observers(observer))
 
     def _view(self, observers: Parties) -> View:
@@ -328,11 +334,11 @@ class Ledger:
         return self._views[observers].update()
 
     def passing_view(self, observer: str | Iterable[str]) -> View:
-        """The view of an observer that is not kept: for asking many observers one after the other."""
+        """Return a view that is not kept, for asking about many observers one after the other."""
         return View(self._releases, self._observers(observer), self._check_subject).update()
 
     def composition(self, subject: str, observer: str | Iterable[str]) -> Composition:
-        """The events by which `observer` can learn of `subject`."""
+        """Return the multiset of events by which `observer` can learn about `subject`."""
         return self.view(observer).composition(subject)
 
     def epsilon(
@@ -343,9 +349,9 @@ class Ledger:
         *,
         accountant: Accountant = Accountant.PLD,
     ) -> float:
-        """Upper bound on what `observer` can learn of `subject`, at `delta`; infinite where something went in clear.
+        """Return an upper bound on what `observer` can learn about `subject` at `delta`; infinite without noise.
 
-        A coalition is a set of names, or written as in `client-7, public`. A name that nobody has is refused.
+        A coalition is a set of names, or written as `client-7, public`. Raises for an unknown name.
         """
         return accounting.epsilon(self.composition(subject, observer), delta, accountant=accountant)
 
@@ -358,22 +364,22 @@ class Ledger:
         planned: Sequence[Release] = (),
         exempt: Parties = NOBODY,
     ) -> float:
-        """The largest epsilon over all subjects outside `exempt` against `observer`; 0 when nothing reaches it.
+        """Return the largest epsilon over all subjects outside `exempt` against `observer`; 0 if nothing reaches it.
 
-        With `planned`, what it would be if those releases were appended next.
+        With `planned`, the epsilon as if those releases were appended next.
         """
         found = self.view_with(planned, observer).compositions(exempt)
         return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
 
     def view_with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
-        """The view of an observer, as it would be if `planned` were appended next."""
+        """Return the view of an observer as if `planned` were appended next."""
         view = self._view(self._observers(observer, planned))
         if not planned:
             return view
         return view.preview_with([release.with_id(len(self) + place) for place, release in enumerate(planned)])
 
     def fits_budget(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
-        """Whether every subject is within the budget along every line of sight, if `planned` were appended next."""
+        """Return whether every line of sight is within the budget, as if `planned` were appended next."""
         return all(
             room.fits(dict(items))
             for line in lines
@@ -381,7 +387,7 @@ class Ledger:
         )
 
     def budget_room(self, limit: float, delta: float, *, accountant: Accountant = Accountant.PLD) -> Headroom:
-        """What is known to be within a budget; what was worked out for earlier releases is kept."""
+        """Return the cached headroom of a budget; results for earlier releases are kept."""
         key = (limit, delta, accountant)
         return self._rooms.setdefault(key, Headroom(limit, delta, accountant=accountant))
 
@@ -393,7 +399,7 @@ class Ledger:
         accountant: Accountant = Accountant.PLD,
         planned: Sequence[Release] = (),
     ) -> float:
-        """The largest epsilon over several lines of sight, each an observer with the subjects it does not count for."""
+        """Return the largest epsilon over several lines of sight, each an observer with its exempt subjects."""
         return max(
             (
                 self.worst_epsilon(line.observer, delta, accountant=accountant, planned=planned, exempt=line.exempt)
@@ -403,7 +409,8 @@ class Ledger:
         )
 
     def frontier(self, ids: Iterable[int]) -> frozenset[int]:
-        """The ids without those that others of them were computed from: they say the same in fewer numbers."""
+        """Return the ids without those that others of them were computed from."""
+        # Inputs of inputs add no information; dropping them keeps the sets that values carry small.
         ids = frozenset(ids)
         lowest = min(ids, default=0)
         covered: set[int] = set()
@@ -420,7 +427,7 @@ class Ledger:
         return overview_table(self._releases)
 
     def scale_noise(self, factor: float) -> "Ledger":
-        """The same releases with every Gaussian noise multiplied: what calibration searches over."""
+        """Return the same releases with every Gaussian noise multiplied; calibration searches over the factor."""
         if not (factor > 0 and math.isfinite(factor)):
             raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
         louder = (replace(release, event=scale_noise(release.event, factor)) for release in self)
@@ -428,7 +435,9 @@ class Ledger:
 
 
 def check_kind(kind: tuple[Unit, Adjacency], release: Release) -> None:
-    """A ledger has one unit and one adjacency."""
+    """Raise if a release has another unit or adjacency than the ledger."""
+    # Composition adds the losses of one change of the data. Losses of a sample and of a client, or of a zero-out and a
+    # replacement, are different changes, and their sum bounds nothing.
     if (release.unit, release.adjacency) != kind:
         raise Refused(
             f"release={release.unit}/{release.adjacency}: this ledger is {kind[0]}/{kind[1]}; "
@@ -437,10 +446,10 @@ def check_kind(kind: tuple[Unit, Adjacency], release: Release) -> None:
 
 
 def check_joint(before: Release | None, release: Release) -> None:
-    """Releases of one joint name are charged once, so they must be what one event covers.
+    """Raise unless a release fits the earlier ones of its joint name.
 
-    The same event about the same subjects, hidden from the same parties, and no two of one round: a second release that
-    the event does not know of would be free.
+    Releases of one joint name are charged once, so they must be what one event covers: the same event about the same
+    subjects, hidden from the same parties, and no two in one round.
     """
     if before is None:
         return
@@ -450,5 +459,6 @@ def check_joint(before: Release | None, release: Release) -> None:
         release.coins_known_to,
     ):
         raise Refused(f"joint={release.joint}: its releases have one event, the same subjects and the same sampling")
+    # A second release in the same round would be free, because its charge was already made.
     if before.time >= release.time:
         raise Refused(f"joint={release.joint}: round {release.time} would be released twice under one charge")

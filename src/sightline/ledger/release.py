@@ -15,15 +15,15 @@ from sightline.events import Adjacency, Event, Product, Unit, from_json, to_json
 Parties = frozenset[str]
 NOBODY: Parties = frozenset()
 
+# A set with more participants is a mistake, or an attempt to exhaust memory.
 MOST = 10**7
-"""A set of more participants than these is a mistake, or made to fill the memory."""
 _RANGE = re.compile(r"(.+)-(\d+)\.\.(\d+)")
 _NUMBERED = re.compile(r"(.*?)[-_ ]?(\d+)", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
 def write_parties(parties: Parties) -> str:
-    """The short form of a set: sorted, runs of numbers as ranges.
+    """Return the short text form of a set: sorted, with runs of numbers as ranges.
 
     >>> write_parties(frozenset({"client-0", "client-1", "client-2", "client-7", "server"}))
     'client-0..2, client-7, server'
@@ -43,7 +43,8 @@ def write_parties(parties: Parties) -> str:
 
 @lru_cache(maxsize=4096)
 def read_parties(text: str) -> Parties:
-    """The set that `written` wrote; no name is made before all are counted."""
+    """Return the set that `write_parties` wrote. Raises for ranges that are too long or run downwards."""
+    # Count all members before any name is made, so that a hostile file cannot fill the memory.
     names: set[str] = set()
     ranges: list[tuple[str, range]] = []
     count = 0
@@ -61,7 +62,7 @@ def read_parties(text: str) -> Parties:
 
 
 def parties(*names: str | Iterable[str]) -> Parties:
-    """A set from names and collections of names."""
+    """Return a set from names and collections of names."""
     found: set[str] = set()
     for name in names:
         found.update([name] if isinstance(name, str) else name)
@@ -69,7 +70,9 @@ def parties(*names: str | Iterable[str]) -> Parties:
 
 
 def refuse_unknown(role: str, name: str, known: Parties) -> NoReturn:
-    """Raise for a name that nobody has: an epsilon of 0 for it would say that all is well.
+    """Raise for an unknown participant.
+
+    An epsilon of 0 for a mistyped name would look like a guarantee.
 
     >>> refuse_unknown("observer", "publik", frozenset({"client-0", "client-1", "public"}))
     Traceback (most recent call last):
@@ -80,7 +83,7 @@ def refuse_unknown(role: str, name: str, known: Parties) -> NoReturn:
 
 
 def suggest_name(name: str, known: Parties) -> str:
-    """The way out for a mistyped participant: the nearest one of its number, or all of them in short.
+    """Return a suggestion for a mistyped participant: the nearest name with its number, or all names in short.
 
     >>> suggest_name("cleint7", frozenset({"client-0", "client-7", "server"}))
     'did you mean "client-7"?'
@@ -120,21 +123,21 @@ def _natural_key(word: str) -> tuple[str, int]:
 
 
 POST_PROCESSING = Product(())
-"""The event of a value that is computed from earlier releases and nothing else: it costs nothing."""
+"""The event of a value computed only from earlier releases: it costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The name of a random stream that hides who is in a release: used for one release, and never again."""
+    """The name of a random stream that hides who is in a release; used for one release only."""
 
     purpose: str
     round: int
     participant: int
     use: int
     part: int = 0
-    """Which of several channels, where members of different ones draw in one training call."""
+    """The channel, where members of several channels draw in one training call."""
     again: int = 0
-    """Of streams that were begun anew: the number of the release they began at."""
+    """For restarted streams, the number of the release at which they restarted."""
 
     def __str__(self) -> str:
         who = "" if self.participant < 0 else f" of client-{self.participant}"
@@ -144,10 +147,10 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One line of the ledger. `event` is what the value reveals of `subjects` *given* the values in `inputs`.
+    """One row of the ledger. `event` is what the value reveals about `subjects` *given* the values in `inputs`.
 
-    `subjects` are those who could be in it (all eligible ones when hidden sampling chose among them), never the
-    realised cohort of a claimed sampling. Releases of one `joint` name are charged once, by their common event.
+    `subjects` are all who could be in it (all eligible ones if hidden sampling chose among them), never the realised
+    cohort of a claimed sampling. Releases with the same `joint` name are charged once, by their common event.
     """
 
     time: int
@@ -157,21 +160,24 @@ class Release:
     adjacency: Adjacency
     event: Event
     audience: Parties
+    # Inputs cover the starting points of all who could be drawn. The realised cohort's alone would tell who took part,
+    # and epsilon would depend on luck.
     inputs: tuple[int, ...] = ()
     coins_known_to: Parties = NOBODY
     joint: str = ""
     what: str = ""
     id: int = -1
     draw: Draw | None = field(default=None, compare=False)
-    """The draw that the event claims, while the run is at work; the row on disk does not hold it."""
+    """The draw that the event claims, while the run is active; it is not stored."""
 
     def with_id(self, id: int) -> "Release":
-        """The same release with its place in the ledger."""
+        """Return the same release with its index in the ledger. Raises if an input is not earlier."""
         _check_order(self.inputs, id)
         return replace(self, id=id)
 
     def body(self) -> str:
-        """The canonical text of the release: what is stored, hashed and exported."""
+        """Return the canonical text of the release: what is stored, hashed and exported."""
+        # Order of keys and separators are part of the hash chain and must not change.
         plain = {
             "time": self.time,
             "source": self.source,
@@ -194,7 +200,7 @@ def _check_order(inputs: tuple[int, ...], id: int) -> None:
 
 
 def release_from(plain: dict[str, Any], id: int) -> Release:
-    """The release that `Release.body` wrote; a malformed one is refused, not guessed."""
+    """Return the release that `Release.body` wrote. Raises `InvalidInput` for a malformed one; nothing is guessed."""
     try:
         return Release(
             time=_whole_number(plain["time"]),
@@ -226,10 +232,8 @@ _BODY = re.compile(
 
 
 def release_like(body: str, id: int) -> Release | None:
-    """The release of a stored body, None unless `Release.body` wrote it.
-
-    Bodies that differ in time and inputs alone are taken apart once.
-    """
+    """Return the release of a stored body; None unless it is written exactly as `Release.body` writes it."""
+    # Bodies that differ in time and inputs only are parsed once; long runs repeat the rest of the body in every round.
     found = _BODY.fullmatch(body) if isinstance(body, str) else None
     like = None if found is None else _release_of_body(f'{{"time":0,{found[2]},"inputs":[],{found[4]}}}')
     if found is None or like is None:
@@ -244,7 +248,7 @@ def release_like(body: str, id: int) -> Release | None:
 
 @lru_cache(maxsize=4096)
 def _release_of_body(body: str) -> Release | None:
-    """The release of a body without time and inputs; None unless the body is written as `Release.body` writes it."""
+    """Return the release of a body without time and inputs; None unless written as `Release.body` writes it."""
     try:
         release = release_from(json.loads(body), 0)
     except (ValueError, InvalidInput, RecursionError):

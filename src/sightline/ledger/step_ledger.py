@@ -1,4 +1,4 @@
-"""A ledger of one step that is taken again and again: for loops that are not the engine's."""
+"""A ledger of one repeated step, for training loops outside the engine."""
 
 import math
 import weakref
@@ -21,9 +21,9 @@ PUBLIC = "public"
 
 @dataclass(frozen=True)
 class StepKind:
-    """Who is protected, who computes the step, and what it is called; everybody sees the result.
+    """Who is protected, who computes the step, and its name; everyone sees the result.
 
-    With `handed_over` the computing party is shown everything without noise, and knows who was drawn: each step is two
+    With `handed_over` the computing party is shown everything without noise and knows who was drawn: each step is two
     rows, and against that party epsilon is infinite.
     """
 
@@ -34,7 +34,7 @@ class StepKind:
     handed_over: bool = False
 
     def releases(self, time: int, event: Event, number: int) -> tuple[Release, ...]:
-        """The rows of one step, the first of which gets this number in the ledger."""
+        """Return the rows of one step, of which the first gets this number in the ledger."""
         sent = Release(
             time, self.subject, frozenset({self.subject}), self.unit, Adjacency.ADD_REMOVE, Clear(),
             frozenset({self.source}), what="sent without noise to who computes the step",
@@ -51,8 +51,8 @@ class StepLedger:
     """Steps of one event, each on disk before it is taken, within a budget.
 
     Guarantees: `charge` returns only after the rows of the step are durable, and raises `BudgetExhausted`, with nothing
-    written, where they would take epsilon at `delta` above `budget`. A file that has rows already goes on: they count,
-    and only the same event may follow them, because a budget that is checked as one goes holds for steps that were
+    written, if they would take epsilon at `delta` above `budget`. A file that already has rows is continued: they
+    count, and only the same event may follow them, because a budget checked along the way holds for steps that were
     fixed beforehand (`accounting.GaussianFilter` is for others). Without a path the ledger is in memory only.
 
     >>> from sightline.events import Gaussian
@@ -81,9 +81,10 @@ class StepLedger:
             self._close = weakref.finalize(self, connection.close)
 
     def _read_event(self, path: Path | str) -> None:
-        """Find the event of the steps that the file has, when they are all of this kind, one after the other."""
+        """Find the event of the steps in the file. Raises unless all rows are steps of this kind, in order."""
+        # The loop runs to the end even after a strange row: an unfinished query would keep the file locked.
         strange: list[int] = []
-        for place, row in enumerate(self.ledger):  # to its end: a reader that is left half way holds on to the file
+        for place, row in enumerate(self.ledger):
             number, part = divmod(place, self._width)
             self.event = self.event or (row.event if part == self._width - 1 else None)
             steps = self.kind.releases(number + 1, self.event or Clear(), number * self._width)
@@ -98,11 +99,14 @@ class StepLedger:
 
     @property
     def steps(self) -> int:
-        """How many steps were charged, also by those who had the file before."""
+        """Return the number of charged steps, including those of earlier users of the file."""
         return len(self.ledger) // self._width
 
     def begin(self, event: Event, *, planned: int = 0) -> None:
-        """Say which event the steps are; `planned` of them, when they are within the budget, are asked about once."""
+        """Set the event of the steps. Raises if the file has steps of another event.
+
+        If `planned` steps are within the budget, later checks up to that number are skipped.
+        """
         if self.event not in (None, event):
             law = f"the ledger has {self.steps} steps of {self.event}, and a budget holds for one kind of step"
             refuse("event", event, law, "go on with the same batches and noise, or begin a new ledger")
@@ -116,14 +120,14 @@ class StepLedger:
         return epsilon({self.event: steps}, self.delta) <= self.budget
 
     def fits_another(self) -> bool:
-        """Whether one more step is within the budget."""
+        """Return whether one more step is within the budget."""
         following = self.steps + 1
         if following > self._fitting and self._is_within(following):
             self._fitting = following
         return following <= self._fitting
 
     def charge(self) -> int:
-        """Write the next step down and return its number, from 1; raise where the budget does not allow it."""
+        """Record the next step durably and return its number, from 1. Raises `BudgetExhausted` beyond the budget."""
         if self.event is None or not self._close.alive:
             invalid("ledger", self.kind.source, "it is closed, or nobody said which step it is of", "call begin first")
         if not self.fits_another():
@@ -136,7 +140,7 @@ class StepLedger:
         return self.steps
 
     def epsilon(self, *, delta: float | None = None) -> float:
-        """What was spent so far, against everybody who sees all steps."""
+        """Return the epsilon spent so far, against anyone who sees all steps."""
         return self.ledger.epsilon(self.kind.subject, PUBLIC, self.delta if delta is None else delta)
 
     def close(self) -> None:
@@ -153,11 +157,11 @@ class StepLedger:
 
 
 def _nothing() -> None:
-    """What closes a ledger in memory."""
+    """Close a ledger in memory: nothing to do."""
 
 
 def read_ledger(path: Path | str) -> Ledger:
-    """The ledger in a file that a loop or a run wrote, its hash chain checked, all in memory."""
+    """Return the ledger in a file that a loop or a run wrote, all in memory, after checking its hash chain."""
     if not Path(path).is_file():
         invalid("ledger", path, "there is no such file")
     with closing(connect_to_read(Path(path))) as connection:

@@ -1,4 +1,8 @@
-"""Releases and journal entries on disk: append-only, durable, each row chained to the one before by its hash."""
+"""Releases and journal entries on disk: append-only, durable, each row chained to the one before by its hash.
+
+The chain shows rows that were cut, edited or moved. It has no key: an attacker who may write the whole directory can
+forge it, and restoring a whole older directory cannot be noticed from inside.
+"""
 
 import hashlib
 import json
@@ -14,11 +18,11 @@ from typing import Any
 from sightline.errors import SightlineError, one_line
 from sightline.ledger.release import Release, release_from, release_like
 
+# The hash before the first row of the chain.
 GENESIS = "0" * 64
-"""What stands before the first row of the chain."""
 
+# An upper bound on row numbers.
 LAST = 2**63 - 1
-"""No row has a number as large."""
 
 
 class LedgerDamaged(SightlineError):
@@ -28,10 +32,8 @@ class LedgerDamaged(SightlineError):
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
-    """A connection whose committed rows survive a crash of the process, the system or the power.
-
-    A new database, and with it SQLite's files beside it, is for its owner only.
-    """
+    """Return a connection whose committed rows survive a crash of the process, the system or the power."""
+    # Created here with owner-only rights; SQLite gives its files beside the database the same rights.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     with close_on_error(connection):
@@ -41,23 +43,19 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, also while another process does.
-
-    A database without a write-ahead log beside it is open nowhere else; it is read as it lies, so that looking at a
-    finished run leaves no file behind and needs no right to write into its folder.
-    """
+    """Return a connection that cannot write, also while another process writes."""
+    # Without a write-ahead log the database is not open anywhere. Reading it as immutable leaves no file behind and
+    # needs no right to write into its folder.
     at_rest = not path.with_name(f"{path.name}-wal").exists()
     address = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if at_rest else "")
     return only_tables(sqlite3.connect(address, uri=True, isolation_level=None, timeout=10))
 
 
 def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """The connection, when its database holds nothing but tables.
-
-    A view would answer in the place of a table, a trigger could drop the rows that are written, and both are words of
-    whoever made the file: none of them is ever asked.
-    """
+    """Return the connection. Raises `LedgerDamaged` if its database holds a view or a trigger."""
     with close_on_error(connection):
+        # A view would answer in place of a table and a trigger could drop rows that are written; both are code of
+        # whatever made the file, so neither is ever run.
         connection.execute("PRAGMA trusted_schema=OFF")
         found = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
         if found is not None:
@@ -67,7 +65,7 @@ def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 @contextmanager
 def close_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    """Close a connection that could not be made ready: nobody else will have it in hand to do so."""
+    """Close a connection that could not be made ready: the caller never gets it."""
     try:
         yield
     except BaseException:
@@ -77,7 +75,7 @@ def close_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside becomes durable together, or none of it."""
+    """Make everything written inside durable together, or none of it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -110,16 +108,16 @@ class SqliteStore:
             self._connection.executemany("INSERT INTO release VALUES (?, ?, ?, ?)", rows)
 
     def head(self) -> str:
-        """The hash of the last row: it vouches for every row before it."""
+        """Return the hash of the last row: it vouches for every row before it."""
         row = self._connection.execute("SELECT hash FROM release ORDER BY id DESC LIMIT 1").fetchone()
         return row[0] if row else GENESIS
 
     def read(self, start: int = 0, head: str = GENESIS) -> list[Release]:
-        """All releases from number `start` on, after checking the chain from the hash `head` of the row before."""
+        """Return all releases from number `start` on, checking the chain from the hash `head` of the row before."""
         return list(self.stream_releases(start, head))
 
     def stream_releases(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
-        """Releases from number `start` up to `stop`, one by one, each after its link of the chain was checked."""
+        """Yield releases from `start` up to `stop`, each after its link is checked. Raises `LedgerDamaged`."""
         for place, (id, body, claimed) in enumerate(self._stored_rows(start, stop), start):
             head = chain_hash(head, str(body))
             if id != place or head != claimed:
@@ -127,7 +125,7 @@ class SqliteStore:
             yield release_of(body, id)
 
     def _stored_rows(self, start: int, stop: int) -> Iterator[tuple[int, str, str]]:
-        """The rows as they lie; damage that the database itself finds is told, trouble of the disk passes as it is."""
+        """Yield the rows unchecked. Raises `LedgerDamaged` for damage that SQLite finds; disk errors pass through."""
         query = "SELECT id, body, hash FROM release WHERE id >= ? AND id < ? ORDER BY id"
         try:
             yield from self._connection.execute(query, (start, stop))
@@ -137,14 +135,14 @@ class SqliteStore:
             raise LedgerDamaged(one_line("ledger", "release", f"its table is damaged ({error})")) from None
 
     def read_release(self, id: int) -> Release:
-        """One release, after checking its link of the chain."""
+        """Return one release after checking its link of the chain. Raises `LedgerDamaged` if it is missing."""
         found = next(self.stream_releases(id, self.hash_of(id - 1), stop=id + 1), None)
         if found is None:
             raise LedgerDamaged(f"ledger row={id}: it was there and is gone; rows were cut")
         return found
 
     def vouches_for(self, count: int, head: str) -> bool:
-        """Whether the first `count` rows end in the hash `head`, as a checkpoint remembers it."""
+        """Return whether the first `count` rows end in the hash `head` that a checkpoint remembers."""
         return self.hash_of(count - 1) == head
 
     def has_hash(self, head: str) -> bool:
@@ -152,7 +150,7 @@ class SqliteStore:
         return self._connection.execute("SELECT 1 FROM release WHERE hash = ? LIMIT 1", (head,)).fetchone() is not None
 
     def hash_of(self, id: int) -> str:
-        """The hash of a row; of the one before the first, where the chain begins; empty where there is no such row."""
+        """Return the hash of a row; GENESIS for row -1, empty for a missing row."""
         if id == -1:
             return GENESIS
         row = self._connection.execute("SELECT hash FROM release WHERE id = ?", (id,)).fetchone()
@@ -160,12 +158,12 @@ class SqliteStore:
 
 
 def of_the_file(error: Exception) -> bool:
-    """Whether a failure is of what the file holds, and not of the disk or of others who are at work in it."""
+    """Return whether an error is about the file's content, not about the disk or a concurrent process."""
     return not isinstance(error, sqlite3.OperationalError) or "UTF-8" in str(error) or "no such" in str(error)
 
 
 def read_body(body: str, id: int) -> dict[str, Any]:
-    """The plain form of a stored release; what is none, though its hash be right, is refused."""
+    """Return the plain form of a stored release. Raises `LedgerDamaged` for anything else, even with a correct hash."""
     try:
         plain = json.loads(body)
     except (ValueError, TypeError, RecursionError):
@@ -176,12 +174,12 @@ def read_body(body: str, id: int) -> dict[str, Any]:
 
 
 def release_of(body: str, id: int) -> Release:
-    """The release of a stored body."""
+    """Return the release of a stored body."""
     return release_like(body, id) or release_from(read_body(body, id), id)
 
 
 def chain_hash(head: str, body: str) -> str:
-    """The hash of a row over the row before it."""
+    """Return the hash of a row over the row before it."""
     return hashlib.sha256((head + "\n" + body).encode()).hexdigest()
 
 
@@ -189,12 +187,12 @@ EDITED = "rows of run.sqlite were cut, edited or moved"
 
 
 class EntryKind(StrEnum):
-    """What an entry is about. The words are hashed."""
+    """What a journal entry is about. The values are hashed."""
 
     START = "start"
     RESUME = "resume"
     ADOPT = "adopt"
-    """A run that was begun before there was a journal goes on with one."""
+    """A run that was started before there was a journal continues with one."""
     FACTS = "facts"
     CHECKPOINT = "checkpoint"
     ROUND = "round"
@@ -203,7 +201,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; `round` where it is about one."""
+    """One journal entry; `round` is set if it is about a round."""
 
     kind: str
     round: int | None
@@ -222,11 +220,12 @@ class Journal:
             )
             connection.execute("CREATE INDEX IF NOT EXISTS journal_round ON journal (kind, round)")
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'journal'"
+        # Runs started before there was a journal have none until they continue.
         self.exists = connection.execute(query).fetchone() is not None
-        """Runs that were begun before there was a journal have none until they go on."""
 
     def append(self, kind: EntryKind, body: Mapping[str, Any], *, round: int | None = None) -> None:
-        """Write an entry; whoever calls it holds the transaction that also writes what the entry is about."""
+        """Write an entry; the caller holds the transaction that also writes what the entry is about."""
+        # Each entry names the ledger's head at that time, so a ledger that was cut is noticed without a checkpoint too.
         releases, ledger = self._connection.execute(
             "SELECT coalesce(max(id), -1) + 1, (SELECT hash FROM release ORDER BY id DESC LIMIT 1) FROM release"
         ).fetchone()
@@ -240,7 +239,7 @@ class Journal:
         return self.exists and self._connection.execute("SELECT 1 FROM journal LIMIT 1").fetchone() is not None
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry in order, each after its link of the chain was checked."""
+        """Yield every entry in order, each after its link is checked. Raises `LedgerDamaged`."""
         head = GENESIS
         if self.exists:
             rows = self._connection.execute("SELECT number, kind, round, body, hash FROM journal ORDER BY number")
@@ -251,10 +250,11 @@ class Journal:
                 yield Entry(kind, round, json.loads(body))
 
     def last(self, *kinds: EntryKind, most: int | None = 1) -> list[Entry]:
-        """The last entries of these kinds (None: all), the newest first, as they lie: `entries` checks the chain."""
+        """Return the last entries of these kinds (`most` None: all), newest first, without checking the chain."""
         if not self.exists:
             return []
-        about = "" if EntryKind.CHECKPOINT in kinds else "AND round IS NULL "  # then the index has them in their order
+        # Without checkpoints the index returns the entries in order.
+        about = "" if EntryKind.CHECKPOINT in kinds else "AND round IS NULL "
         query = f"SELECT kind, round, body FROM journal WHERE kind IN ({','.join('?' * len(kinds))}) {about}"
         rows = self._connection.execute(
             query + "ORDER BY number DESC LIMIT ?", (*map(str, kinds), -1 if most is None else most)
@@ -263,12 +263,12 @@ class Journal:
 
 
 def chain_entry(head: str, kind: str, round: int | None, body: str) -> str:
-    """The hash of an entry over the one before it."""
+    """Return the hash of an entry over the one before it."""
     return chain_hash(head, f"{kind}\n{round}\n{body}")
 
 
 def digest_of(*texts: str) -> str:
-    """The SHA-256 of texts; where one ends and the next begins is part of it."""
+    """Return the SHA-256 of texts; their boundaries are part of it."""
     words = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Who talks to whom, who sees what, who is trusted."""
+"""Topologies: who talks to whom, who sees what, and who is trusted."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def build_star(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Star:
-    """A star has no settings of its own."""
+    """Return a star. Raises for any setting: a star has none."""
     for key, value in settings.items():
         invalid(f"topology.{key}", value, "a star has no such setting", "remove it")
     return Star(clients, place == "server")
@@ -57,7 +57,7 @@ REGISTRY: dict[str, Callable[..., Topology]] = {
 
 
 def find_topology(kind: str) -> TopologyPlugin:
-    """A kind of topology: how it is built, and which built-in kind an algorithm may take it for."""
+    """Return how a kind of topology is built, and the built-in kind that algorithms may treat it as."""
     plugin = locate_plugin(TOPOLOGY, kind, REGISTRY)
     if plugin is None:
         return TopologyPlugin(REGISTRY[kind], like=kind)
@@ -76,13 +76,14 @@ def build_topology(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Topology:
-    """The topology of an experiment file, by its name.
+    """Return the topology of an experiment file by its name.
 
-    `place` says who adds the noise; `labels` what workers hold and `streams` what chance decides, for those that ask.
-    Somebody else's topology is held to its laws (`check_shape`).
+    `place` says who adds the noise; `labels` gives the labels that workers hold and `streams` the random streams, for
+    topologies that use them. Raises for a plugin topology that fails `check_shape`.
     """
     known = find_topology(kind)
     built = known.build(settings, clients=clients, place=place, labels=labels, streams=streams)
+    # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
     if kind not in REGISTRY:
         check_shape(kind, built, clients=clients, place=place, like=known.like)
     return built

@@ -1,4 +1,4 @@
-"""A channel: one party that gathers updates from its members and publishes to its audience."""
+"""A channel: one party that gathers updates from its members and publishes to its audience; the star topology."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,27 +7,28 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Channel:
-    """A server, an edge server, a group master: whoever sums what its members send."""
+    """A party that sums what its members send: a server, an edge server, a group master."""
 
     name: str
     members: tuple[int, ...]
     """The clients that may take part."""
     audience: frozenset[str]
-    """Who sees what it publishes."""
+    """The parties that see what it publishes."""
     rate: float | None = None
-    """Its own participation rate, where it differs from the experiment's."""
+    """Its own participation rate, if it differs from the experiment's."""
     noise_factor: float = 1.0
     """Its noise multiplier over the experiment's."""
     clip_factor: float = 1.0
     """Its clip norm over the experiment's."""
     trusted: bool = False
-    """Whether its owner is handed un-noised updates and adds the noise, where trust decides who does."""
+    """Whether its owner receives un-noised updates and adds the noise, where trust decides that."""
     through: frozenset[str] = frozenset()
     """The trusted parties that un-noised updates pass on their way to the owner."""
 
     @cached_property
     def subjects(self) -> frozenset[str]:
-        """The members by their names in the ledger: one set for all rounds, a million names are not made twice."""
+        """Return the members' names in the ledger."""
+        # Cached: one set serves all rounds, and a million names are not made twice.
         return frozenset(client_name(member) for member in self.members)
 
     @cached_property
@@ -35,7 +36,7 @@ class Channel:
         return {}
 
     def name_places(self, places: tuple[int, ...]) -> frozenset[str]:
-        """The members at some places by their names: one set for every turn of a group."""
+        """Return the names of the members at these indices; cached, one set for every turn of a group."""
         if places not in self._named:
             self._named[places] = frozenset(client_name(self.members[place]) for place in places)
         return self._named[places]
@@ -43,7 +44,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of sight: an observer, and the subjects that do not count against it (itself, or whom it may see)."""
+    """A line of sight: an observer, and the exempt subjects (itself, or those it may see)."""
 
     observer: str
     exempt: frozenset[str] = frozenset()
@@ -54,57 +55,57 @@ class Topology(Protocol):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Every channel, in a fixed order."""
+        """Return every channel, in a fixed order."""
 
     @property
     def top(self) -> Channel:
-        """Who publishes what all clients work on together."""
+        """Return the channel that publishes the common model of all clients."""
 
     @property
     def gathers(self) -> tuple[Channel, ...]:
-        """The channels through which a round of all clients reaches the top; the top itself where it gathers alone."""
+        """Return the channels through which a round of all clients reaches the top; the top itself if alone."""
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """Who is handed un-noised values."""
+        """Return the parties that receive un-noised values."""
 
     @property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
-        """The nodes that send on what they gathered, level by level to the top; none where the top gathers itself."""
+        """Return the nodes that send on what they gathered, level by level to the top; empty if there are none."""
 
     @property
     def observers(self) -> dict[str, str]:
-        """The kinds of untrusted observers, each with one that stands for all of its kind."""
+        """Return the kinds of untrusted observers, each with one representative."""
 
     @property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Every kind's lines of sight: the guarantee of a kind is the worst over its lines."""
+        """Return the lines of sight of every kind; the guarantee of a kind is the worst over its lines."""
 
     @property
     def period(self) -> int:
-        """Rounds from one exchange between channels to the next."""
+        """Return the rounds from one exchange between channels to the next."""
 
     @property
     def steady(self) -> bool:
-        """Whether the members of every channel stay the same for the whole run."""
+        """Return whether the members of every channel stay the same for the whole run."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know to trust the guarantee."""
+        """Return what a reader must know to trust the guarantee."""
 
     @property
     def compares_channels(self) -> bool:
-        """Whether personal models are also judged channel by channel: how unequally groups are served."""
+        """Return whether personal models are also evaluated per channel, to show how unequally groups are served."""
 
     def trusted_clause(self, names: str) -> str:
-        """Who is trusted, as the beginning of a sentence that goes on with what they receive; `names`: all."""
+        """Return who is trusted, as the beginning of a sentence about what they receive; `names` are all of them."""
 
     def channels_at(self, time: int) -> tuple[Channel, ...]:
-        """The channels that are at work in a round."""
+        """Return the channels that are active in a round."""
 
 
 class Steady:
-    """What most topologies have in common: channels never change, and observers of one kind are all alike."""
+    """Base of topologies whose channels never change and whose observers of one kind are all alike."""
 
     period = 1
     steady = True
@@ -112,56 +113,57 @@ class Steady:
     compares_channels = False
 
     def trusted_clause(self, names: str) -> str:
-        """The one server."""
+        """Return a clause for the one server."""
         return "The server is trusted: its part is to receive"
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Every channel, in a fixed order."""
+        """Return every channel, in a fixed order."""
         raise NotImplementedError
 
     @property
     def top(self) -> Channel:
-        """The first channel."""
+        """Return the first channel."""
         return self.channels[0]
 
     @property
     def gathers(self) -> tuple[Channel, ...]:
-        """The top gathers by itself."""
+        """Return the top, which gathers by itself."""
         return (self.top,)
 
     @property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
-        """Nobody stands between."""
+        """Return no uplinks: nothing stands between clients and server."""
         return ()
 
     @property
     def observers(self) -> dict[str, str]:
-        """The kinds of untrusted observers, each with one that stands for all of its kind."""
+        """Return the kinds of untrusted observers, each with one representative."""
         raise NotImplementedError
 
     @property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """One line a kind: its observers see the same."""
+        """Return one line per kind: its observers see the same."""
         return {kind: (Line(name),) for kind, name in self.observers.items()}
 
     def channels_at(self, time: int) -> tuple[Channel, ...]:
-        """All of them, always."""
+        """Return all channels, in every round."""
         return self.channels
 
 
 def participants_of(topology: Topology, clients: int) -> frozenset[str]:
-    """Everybody who has a name: the clients, whoever gathers, sends on or is trusted, and all who observe."""
+    """Return every name: clients, parties that gather, send on or are trusted, and all observers."""
     channels = (*topology.channels, *topology.gathers, topology.top)
     found = {client_name(number) for number in range(clients)}
     found.update(topology.trusted, *topology.uplinks, (channel.name for channel in channels))
     found.update(*(channel.audience | channel.through for channel in channels))
     found.update(line.observer for lines in topology.lines.values() for line in lines)
+    # Reuse an equal audience if there is one: with a million clients a second set of names would double the memory.
     return next((channel.audience for channel in channels if channel.audience == found), frozenset(found))
 
 
 def client_name(number: int) -> str:
-    """The name by which a client stands in the ledger."""
+    """Return the name of a client in the ledger."""
     return f"client-{number}"
 
 
@@ -178,17 +180,17 @@ class Star(Steady):
 
     @cached_property
     def channels(self) -> tuple[Channel, ...]:
-        """One: the server, whose models are seen by every client, the public, and itself."""
+        """Return the one channel: the server, whose models are seen by every client, the public, and itself."""
         members = tuple(range(self.clients))
         return (Channel(SERVER, members, frozenset((*map(client_name, members), PUBLIC, SERVER))),)
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """Who is handed un-noised values."""
+        """Return the parties that receive un-noised values."""
         return (SERVER,) if self.server_trusted else ()
 
     @property
     def observers(self) -> dict[str, str]:
-        """The kinds of untrusted observers, each with one that stands for all of its kind (their views are equal)."""
+        """Return the kinds of untrusted observers, each with one representative; views within a kind are equal."""
         kinds = {"other clients": client_name(0), "public": PUBLIC}
         return kinds if self.server_trusted else {"server": SERVER} | kinds

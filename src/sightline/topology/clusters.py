@@ -1,4 +1,4 @@
-"""Clusters: one server, one model per cluster, and clients that see the models of the clusters they have been in."""
+"""Clusters: one server, one model per cluster, and clients that see the models of their clusters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ KEYS = ["count"]
 
 @dataclass(frozen=True)
 class Clusters(Steady):
-    """Everybody sends to one server, which keeps a model per cluster and is trusted with raw updates or not.
+    """One server that keeps a model per cluster, gathers from all clients, and is trusted with raw updates or not.
 
-    Until clusters are known everybody is in one. What a cluster publishes is seen by the server, the public and those
-    who are in it then; `alike` numbers clients so that equal numbers have been in equal clusters at all times and
+    Until clusters are known all clients are in one. What a cluster publishes is seen by the server, the public and its
+    members at that time; `alike` numbers clients so that equal numbers have been in equal clusters at all times and
     therefore have equal views.
     """
 
@@ -30,37 +30,39 @@ class Clusters(Steady):
 
     clients: int
     count: int | None
-    """How many clusters; None where the algorithm finds out."""
+    """Number of clusters; None if the algorithm determines it."""
     server_trusted: bool
     cluster_of: tuple[int, ...] = ()
     alike: tuple[int, ...] = ()
 
     def as_found(self, cluster_of: Sequence[int], alike: Sequence[int]) -> "Clusters":
-        """The same topology with everybody where they are now."""
+        """Return the same topology with the current memberships."""
         return replace(self, cluster_of=tuple(cluster_of), alike=tuple(alike))
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One: the server, to which clients send and which alone sees what they send."""
+        """Return the one channel: the server, which alone sees what clients send."""
         return (Channel(SERVER, tuple(range(self.clients)), frozenset({SERVER})),)
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """Who is handed un-noised values."""
+        """Return the parties that receive un-noised values."""
         return (SERVER,) if self.server_trusted else ()
 
     @property
     def observers(self) -> dict[str, str]:
-        """Each kind with the first of its observers; views differ, see `lines`."""
+        """Return each kind with its first observer; views differ, see `lines`."""
         return {kind: lines[0].observer if lines else client_name(0) for kind, lines in self.lines.items()}
 
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Lines of sight by clients with equal views: the first of them observes, the second observes the first."""
+        """Return the lines of sight by classes of clients with equal views."""
         now = self.cluster_of or (0,) * self.clients
         past: dict[int, list[int]] = {}
         for client, number in enumerate(self.alike or (0,) * self.clients):
             past.setdefault(number, []).append(client)
+        # Two clients per class stand for all: the first observes the others, the second observes the first. The work
+        # per round grows with the classes, not with the clients.
         observers = [client for some in past.values() for client in some[:2]]
         names = [client_name(client) for client in range(self.clients)]
         mates = {cluster: frozenset(n for n, c in zip(names, now, strict=True) if c == cluster) for cluster in set(now)}
@@ -73,11 +75,13 @@ class Clusters(Steady):
 
 
 def _with_subjects(lines: Any, clients: int) -> tuple[Line, ...]:
+    # A line without subjects would report an epsilon of 0.
     return tuple(line for line in lines if len(line.exempt) < clients)
 
 
 def cluster_channel(server: Channel, members: Sequence[int]) -> Channel:
-    """The server gathering from the members of one cluster, and publishing to them and to the public."""
+    """Return the server's channel for one cluster: it gathers from the members and publishes to them and the public."""
+    # The model counts as sent to all members, also absent ones: an upper bound that keeps equal clusters equal views.
     audience = frozenset((*map(client_name, members), PUBLIC, server.name))
     return replace(server, members=tuple(members), audience=audience)
 
@@ -90,7 +94,7 @@ def build_clusters(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Clusters:
-    """`[topology]` of an experiment file: count = 4, or "auto"."""
+    """Return the clusters of `[topology]`: count = 4, or "auto"."""
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, "clusters have no such setting", did_you_mean(key, KEYS))
@@ -98,7 +102,7 @@ def build_clusters(
 
 
 def cluster_count(settings: Mapping[str, Any], clients: int) -> int | None:
-    """The number of clusters that the experiment file gives; None for "auto"."""
+    """Return the number of clusters in the experiment file; None for "auto"."""
     value = settings.get("count", AUTO)
     if value == AUTO:
         return None

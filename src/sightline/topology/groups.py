@@ -1,4 +1,4 @@
-"""Overlapping groups: their shapes, who is in which group and when, and what each worker sees."""
+"""Overlapping groups: their structures, memberships over time, and what each worker sees."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ Group = tuple[int, ...]
 
 
 def one_for_all(workers: int) -> tuple[Group, ...]:
-    """A single group of everybody: ordinary federated averaging."""
+    """Return a single group of all workers: ordinary federated averaging."""
     return (tuple(range(workers)),)
 
 
 def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
-    """Disjoint groups of consecutive workers, equal up to one.
+    """Return disjoint groups of consecutive workers, equal in size up to one.
 
     >>> cluster_groups(6, 3)
     ((0, 1), (2, 3), (4, 5))
@@ -35,7 +35,7 @@ def cluster_groups(workers: int, groups: int) -> tuple[Group, ...]:
 
 
 def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
-    """Group m = workers {m N/M .. (m+1) N/M} mod N: neighbours share exactly one worker (two for a ring of two).
+    """Return group m = workers {m N/M .. (m+1) N/M} mod N: neighbours share exactly one worker (two for a ring of two).
 
     >>> ring_groups(6, 3)
     ((0, 1, 2), (2, 3, 4), (0, 4, 5))
@@ -46,7 +46,7 @@ def ring_groups(workers: int, groups: int) -> tuple[Group, ...]:
 
 
 def string_groups(workers: int, groups: int) -> tuple[Group, ...]:
-    """The ring without the wrap-around.
+    """Return the ring without the wrap-around.
 
     >>> string_groups(3, 2)
     ((0, 1), (1, 2))
@@ -56,11 +56,12 @@ def string_groups(workers: int, groups: int) -> tuple[Group, ...]:
 
 
 def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
-    """Whoever holds label y is in group y mod M. Membership then depends on private labels.
+    """Return groups by label: a worker that holds label y is in group y mod M.
 
     >>> by_labels([frozenset({0, 1}), frozenset({2})], 2)
     ((0, 1), (0,))
     """
+    # Membership then depends on private labels; the topology carries a note that says so.
     if groups < 1:
         invalid("topology.groups", groups, "there is at least one group")
     return tuple(
@@ -75,17 +76,17 @@ def _shared_edges(workers: int, groups: int, structure: str) -> list[int]:
     return [group * workers // groups for group in range(groups + 1)]
 
 
+# Structures that follow from the numbers of workers and groups alone.
 STRUCTURES = {
     "global": lambda workers, groups: one_for_all(workers),
     "clusters": cluster_groups,
     "ring": ring_groups,
     "string": string_groups,
 }
-"""Structures that follow from two numbers alone."""
 
 
+# More workers cannot be enumerated one by one in memory.
 MOST = 10**8
-"""Workers that can be counted one by one."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Era:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The memberships of `workers` workers over time, and what is special about single groups.
+    """The memberships of `workers` workers over time, and rates and factors of single groups.
 
     Guarantees: the first era begins with interval 1, later ones in increasing order; every era has the same number of
     groups (a group may be empty for a while); every member is a worker, listed once.
@@ -106,6 +107,8 @@ class Schedule:
 
     workers: int
     eras: tuple[Era, ...]
+    # Rates are absolute. Noise and clip factors multiply the experiment's values, so that calibration still searches
+    # over one number and every event scales with it.
     rates: tuple[float, ...] | None = None
     noise_factors: tuple[float, ...] | None = None
     clip_factors: tuple[float, ...] | None = None
@@ -148,16 +151,16 @@ class Schedule:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return len(self.eras[0].groups)
 
     def era_of(self, interval: int) -> Era:
-        """The memberships of an interval."""
+        """Return the memberships of an interval."""
         return next(era for era in reversed(self.eras) if era.since <= interval)
 
     @cached_property
     def membership(self) -> NDArray[np.bool_]:
-        """(eras, workers, groups): who is in what."""
+        """Return who is in which group, shape (eras, workers, groups)."""
         found = np.zeros((len(self.eras), self.workers, self.count), dtype=bool)
         for place, era in enumerate(self.eras):
             for number, group in enumerate(era.groups):
@@ -166,10 +169,14 @@ class Schedule:
 
     @cached_property
     def classes(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Workers whose memberships are equal at all times are one class: (classes, eras, groups), worker -> class."""
+        """Return memberships by class, shape (classes, eras, groups), and each worker's class.
+
+        Workers with equal memberships at all times are one class.
+        """
         rows = self.membership.transpose(1, 0, 2).reshape(self.workers, -1)
         packed = np.packbits(rows, axis=1)
         _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+        # Number the classes by their first worker, not in the sort order of packed bits.
         order = np.argsort(first)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -177,8 +184,9 @@ class Schedule:
         return rows[first[order]].reshape(shape), place[inverse.reshape(-1)]
 
     def classes_together(self) -> NDArray[np.bool_]:
-        """(classes, classes): whether two classes share a group in every era. Whoever was ever outside is outside."""
+        """Return whether two classes share a group in every era, shape (classes, classes)."""
         kinds, _ = self.classes
+        # A worker that was outside in any era counts as an outsider, which can only raise epsilon.
         together = np.ones((len(kinds), len(kinds)), dtype=bool)
         for era in range(len(self.eras)):
             member = kinds[:, era, :].astype(np.float32)
@@ -187,7 +195,7 @@ class Schedule:
 
 
 def constant_schedule(workers: int, groups: Sequence[Group]) -> Schedule:
-    """Memberships that never change."""
+    """Return memberships that never change."""
     return Schedule(workers, (Era(1, tuple(groups)),))
 
 
@@ -196,7 +204,7 @@ EXAMPLE = 'e.g. {"workers": 3, "groups": [[0, 1], [1, 2]]}'
 
 
 def read_schedule(path: Path | str) -> Schedule:
-    """The schedule of a membership file; anything malformed is refused in one line."""
+    """Return the schedule of a membership file. Raises with one line for anything malformed."""
     try:
         plain = json.loads(read_text(path))
     except FileNotFoundError:
@@ -207,7 +215,7 @@ def read_schedule(path: Path | str) -> Schedule:
 
 
 def schedule_from(plain: Any) -> Schedule:
-    """The schedule of a plain dictionary."""
+    """Return the schedule of a plain dictionary. Raises for unknown keys and malformed values."""
     if not isinstance(plain, dict) or not {"workers", "groups"} <= set(plain):
         invalid("membership", type(plain).__name__, 'an object with "workers" and "groups" is needed', EXAMPLE)
     for key in plain:
@@ -226,7 +234,7 @@ def schedule_from(plain: Any) -> Schedule:
 
 
 def read_numbers(name: str, value: Any) -> tuple[float, ...] | None:
-    """A list of finite numbers, or nothing."""
+    """Return a list of numbers as floats; None stays None. Raises for anything else."""
     if value is None:
         return None
     found = _read_list(name, value)
@@ -274,15 +282,14 @@ PUBLIC_LABELS = (
 KEYS = ["structure", "groups", "period", "file", "label_share", "rates", "noise_factors", "clip_factors"]
 
 Labels = Callable[[float], Sequence[frozenset[int]]]
-"""least share -> the labels that each worker holds in more than that share of its examples."""
+"""Maps a least share to the labels that each worker holds in more than that share of its examples."""
 
 
 @dataclass(frozen=True)
 class Groups:
     """Workers in groups. Members see every model of their groups; masters gather, and are trusted or not.
 
-    Guarantees: what a group publishes is seen by those who are its members at that time and by its master, and by
-    nobody else.
+    Guarantees: what a group publishes is seen by its members at that time and by its master, and by no one else.
     """
 
     schedule: Schedule
@@ -293,12 +300,12 @@ class Groups:
     compares_channels = True
 
     def trusted_clause(self, names: str) -> str:
-        """The masters, all alike."""
+        """Return a clause for all masters together."""
         return "The groups' masters are trusted: they receive"
 
     @property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
-        """Nobody is above the groups."""
+        """Return no uplinks: there is no server above the groups."""
         return ()
 
     def __post_init__(self) -> None:
@@ -307,26 +314,26 @@ class Groups:
 
     @property
     def steady(self) -> bool:
-        """Whether memberships never change."""
+        """Return whether memberships never change."""
         return len(self.schedule.eras) == 1
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The groups as they are at first."""
+        """Return the groups of the first epoch."""
         return self.channels_at(1)
 
     @property
     def top(self) -> Channel:
-        """The first group: nobody is above the groups, and their algorithms name the group they mean."""
+        """Return the first group: nothing is above the groups, and their algorithms name the group they mean."""
         return self.channels[0]
 
     @property
     def gathers(self) -> tuple[Channel, ...]:
-        """The first group."""
+        """Return the first group."""
         return (self.top,)
 
     def channels_at(self, time: int) -> tuple[Channel, ...]:
-        """The groups that have members in an epoch."""
+        """Return the groups that have members in an epoch."""
         return self._of_era[self.schedule.era_of((time - 1) // self.period + 1).since]
 
     @cached_property
@@ -350,25 +357,24 @@ class Groups:
 
     @property
     def masters(self) -> tuple[str, ...]:
-        """Every group's master."""
+        """Return the master of every group."""
         return tuple(group_name(number) for number in range(self.schedule.count))
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """The masters, where they are handed un-noised updates."""
+        """Return the masters if they receive un-noised updates."""
         return self.masters if self.masters_trusted else ()
 
     @property
     def observers(self) -> dict[str, str]:
-        """Each kind with the first of its observers; views differ, see `lines`."""
+        """Return each kind with its first observer; views differ, see `lines`."""
         return {kind: lines[0].observer for kind, lines in self.lines.items()}
 
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Lines of sight by class of equal memberships: nobody is its own observer, group-mates are not outsiders.
-
-        The first of a class stands for its observers; the second is there for the first as a subject.
-        """
+        """Return the lines of sight by class of equal memberships."""
+        # A worker is not its own observer, and group mates are not outsiders. The first member of a class stands for
+        # all its observers; the second is needed because the first is exempt from its own line.
         kinds, class_of = self.schedule.classes
         names = np.array([client_name(n) for n in range(self.schedule.workers)])
         together = self.schedule.classes_together()
@@ -379,13 +385,14 @@ class Groups:
                 everyone.append(Line(observer, frozenset({observer})))
                 outside.append(Line(observer, mates | {observer}))
         found = {EVERYONE: tuple(everyone)} if self.schedule.workers > 1 else {}
+        # A line that exempts every worker has no subject; its epsilon of 0 would say nothing.
         left = tuple(line for line in outside if len(line.exempt) < self.schedule.workers)
         found |= {OUT_OF_GROUP: left} if left else {}
         return found if self.masters_trusted else found | {"masters": tuple(map(Line, self.masters))}
 
 
 def group_name(number: int) -> str:
-    """The name of a group's master in the ledger."""
+    """Return the name of a group's master in the ledger."""
     return f"group-{number}"
 
 
@@ -397,7 +404,7 @@ def build_groups(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Groups:
-    """`[topology]` of an experiment file: structure, groups, period, file, label_share, rates and factors."""
+    """Return the groups of `[topology]`: structure, groups, period, file, label_share, rates and factors."""
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, "groups have no such setting", did_you_mean(key, KEYS))

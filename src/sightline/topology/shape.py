@@ -1,4 +1,4 @@
-"""The laws of a topology that somebody else brings: nobody who sees something is forgotten or trusted in silence."""
+"""Checks for plugin topologies: every party that sees a release is an observer, and trust is declared."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from sightline.errors import invalid, refuse
 from sightline.topology.channel import PUBLIC, Channel, Topology, client_name, participants_of
 
+# Algorithms may treat a plugin as a star only: the other built-in kinds have structure that is not checked here.
 LIKE = ("", "star")
+# A function of the round cannot be checked for all rounds; a sample finds most mistakes.
 FIRST_ROUNDS = range(1, 9)
 WAY_OUT = "sightline.testing.check_topology tells its author more"
 
@@ -19,17 +21,19 @@ class TopologyPlugin:
     build: Callable[..., Topology]
     """(settings, *, clients, place, labels, streams) -> the topology."""
     like: str = ""
-    """"star": algorithms that run on a star run on this too; its shape is checked. Else an algorithm must name it."""
+    """"star": algorithms that run on a star run on this too, and its shape is checked. Otherwise an algorithm must name
+    it.
+    """
 
 
 def check_shape(kind: str, topology: Topology, *, clients: int, place: str, like: str = "") -> None:
-    """Refuse a topology under which somebody would see more than any of its lines of sight says.
+    """Raise for a topology under which some party would see more than its lines of sight say.
 
-    Guarantees: every channel has members who exist, once each; a party that gathers, or is sent what was gathered, is
-    in the audience of it; those who are handed un-noised updates are trusted, and nobody else; where clients add the
-    noise nobody is; an observer that sees something and is not trusted is covered by a line, against every
-    subject but itself, and the observer of every line sees something; a topology that is `like` a star has the shape of
-    one. Who talks to whom in truth, only its author knows.
+    Guarantees: every channel has existing members, once each; a party that gathers, or is sent what was gathered, is in
+    its audience; exactly the parties that receive un-noised updates are trusted; if clients add the noise, no party is;
+    an observer that sees something and is not trusted is covered by a line, against every subject but itself, and the
+    observer of every line sees something; a topology `like` a star has the shape of one. Whether the declared
+    communication is the real one, only its author knows.
     """
     if like not in LIKE:
         invalid("topology.kind", kind, f"it says that it is like {like!r}", 'use like = "star", or leave it away')
@@ -66,12 +70,13 @@ def _broken_laws(topology: Topology, clients: int, place: str, like: str) -> Ite
 
 
 def _every_channel(topology: Topology) -> list[Channel]:
-    """All that differ: one party may gather for two audiences."""
+    """Return all distinct channels: one party may gather for two audiences."""
     return list(dict.fromkeys((*topology.channels, *topology.gathers, topology.top)))
 
 
 def _false_trust(topology: Topology, channels: list[Channel]) -> Iterator[str]:
-    """Trust that is not declared, or in a party that is handed nothing: it would have no line of sight."""
+    """Yield undeclared trust, and trust in a party that receives nothing."""
+    # A trusted party has no line of sight, so trust without a reason would hide an observer.
     handed = frozenset[str]().union(*(channel.through for channel in channels))
     handed |= {channel.name for channel in channels if channel.trusted}
     for name in sorted(handed - set(topology.trusted)):
@@ -81,7 +86,7 @@ def _false_trust(topology: Topology, channels: list[Channel]) -> Iterator[str]:
 
 
 def _blind_observers(topology: Topology, channels: list[Channel], clients: int) -> Iterator[str]:
-    """Parties that the ledger would charge with nothing, and lines whose epsilon would be 0 for that reason."""
+    """Yield parties that the ledger would charge with nothing, and lines whose epsilon would be 0 for that reason."""
     known = {client_name(number) for number in range(clients)}
     names = participants_of(topology, clients) - known
     for name in sorted(name for name in names if re.fullmatch(r"client-\d+", name)):
@@ -101,7 +106,7 @@ def _blind_observers(topology: Topology, channels: list[Channel], clients: int) 
 
 
 def _unseen_observers(topology: Topology, channels: list[Channel], clients: int) -> Iterator[str]:
-    """Whoever is not trusted and sees channels which no line's observer sees together."""
+    """Yield untrusted parties that see channels which no line's observer sees together."""
     views: dict[frozenset[str], list[str]] = {}
     for name in sorted(participants_of(topology, clients) - set(topology.trusted)):
         views.setdefault(_view_of(name, channels), []).append(name)
@@ -111,6 +116,7 @@ def _unseen_observers(topology: Topology, channels: list[Channel], clients: int)
         if view and not covering:
             yield f"{who[0]} sees {', '.join(sorted(view))}, and no line of sight does"
             continue
+        # A subject exempt from every covering line would be protected by no guarantee against this observer.
         exempt = frozenset.intersection(*(line.exempt for line in covering)) if covering else frozenset()
         for subject in sorted(exempt):
             if any(observer != subject for observer in who):
@@ -118,7 +124,7 @@ def _unseen_observers(topology: Topology, channels: list[Channel], clients: int)
 
 
 def _view_of(name: str, channels: list[Channel]) -> frozenset[str]:
-    """The channels of which somebody sees what they publish, or what is sent to them; two of a name are two."""
+    """Return the channels whose publications or inputs a party sees; two channels of one name are distinct."""
     return frozenset(
         f"{c.name} ({place})" if any(other.name == c.name for other in channels[:place]) else c.name
         for place, c in enumerate(channels)

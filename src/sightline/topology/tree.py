@@ -1,4 +1,4 @@
-"""A tree of devices, edge servers, regions and the cloud, each server trusted or not; built from settings or a file."""
+"""A tree of devices, edge servers, regions and the cloud, each server trusted or not; from settings or a file."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Noise(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """A server: an edge with devices of its own, or a region with servers below it."""
+    """A server: an edge with its own devices, or a region with servers below it."""
 
     name: str
     trusted: bool = False
@@ -41,13 +41,13 @@ class Node:
     below: tuple["Node", ...] = ()
 
     def all(self) -> Iterator["Node"]:
-        """This server and every one below it."""
+        """Yield this server and every one below it."""
         yield self
         for node in self.below:
             yield from node.all()
 
     def devices(self) -> tuple[int, ...]:
-        """Every device below it."""
+        """Return every device below the server."""
         return (*self.members, *(n for node in self.below for n in node.devices()))
 
 
@@ -55,10 +55,10 @@ class Node:
 class Tree(Steady):
     """Servers between the devices and the cloud. Noise is added where trust ends on the way up.
 
-    Guarantees: with noise by trust nothing un-noised reaches a server that is not trusted, or one above it: an edge
-    that is not trusted gets from every device a value with the device's own noise; a chain of trusted servers sums in
-    the clear, and its last one noises what it sends up. What an edge sends back to its own devices between global
-    rounds is noised by that edge, whoever is above it.
+    Guarantees: with noise by trust nothing un-noised reaches an untrusted server, or one above it. An untrusted edge
+    gets from every device a value with the device's own noise; a chain of trusted servers sums un-noised values, and
+    its last one adds noise to what it sends up. What an edge sends back to its own devices between global rounds is
+    noised by that edge, regardless of the servers above it.
     """
 
     below: tuple[Node, ...]
@@ -66,6 +66,8 @@ class Tree(Steady):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # where = "server" means that everything up to the cloud is trusted. With an untrusted server it is refused
+        # instead of silently becoming where = "edge".
         if self.noise is Noise.CLOUD:
             for node in self.nodes:
                 if not node.trusted:
@@ -74,43 +76,45 @@ class Tree(Steady):
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """Every server below the cloud."""
+        """Return every server below the cloud."""
         return tuple(found for node in self.below for found in node.all())
 
     @cached_property
     def edges(self) -> tuple[Node, ...]:
-        """The servers that have devices of their own."""
+        """Return the servers that have their own devices."""
         return tuple(node for node in self.nodes if node.members)
 
     @cached_property
     def parent(self) -> dict[str, Node | None]:
-        """Server -> the one above it; None is the cloud."""
+        """Return for each server the one above it; None is the cloud."""
         return {node.name: None for node in self.below} | {
             under.name: node for node in self.nodes for under in node.below
         }
 
     @cached_property
     def members(self) -> tuple[int, ...]:
-        """Every device."""
+        """Return every device."""
         return tuple(sorted(n for edge in self.edges for n in edge.members))
 
     def servers_above(self, node: Node) -> tuple[str, ...]:
-        """The names of the servers above a server, the cloud last."""
+        """Return the names of the servers above a server, the cloud last."""
         up = self.parent[node.name]
         return (CLOUD,) if up is None else (up.name, *self.servers_above(up))
 
     def _receives_clear(self, node: Node) -> bool:
-        """Whether a server is handed un-noised values that reach it through trusted servers only."""
+        """Return whether a server receives un-noised values, which reach it through trusted servers only."""
         return self.noise is Noise.CLOUD or (self.noise is Noise.BY_TRUST and node.trusted)
 
     def noise_point(self, edge: Node) -> Node:
-        """The last server of the chain of trusted ones that begins with the edge: where its devices' sum is noised."""
+        """Return the last trusted server of the chain that begins with the edge: where its devices' sum is noised."""
+        # The climb stops below the first untrusted server: a trusted region above an untrusted edge changes nothing for
+        # that edge's devices.
         up = self.parent[edge.name]
         return self.noise_point(up) if up is not None and edge.trusted and up.trusted else edge
 
     @cached_property
     def channels(self) -> tuple[Channel, ...]:
-        """The edges, each with its own devices as members and audience."""
+        """Return the edges, each with its own devices as members and audience."""
         return tuple(
             Channel(edge.name, edge.members, frozenset((edge.name, *map(client_name, edge.members))),
                     trusted=self._receives_clear(edge))
@@ -119,9 +123,10 @@ class Tree(Steady):
 
     @cached_property
     def top(self) -> Channel:
-        """The cloud, whose models everybody sees."""
+        """Return the cloud, whose models everyone sees."""
         names = tuple(node.name for node in self.nodes)
         everybody = frozenset((CLOUD, PUBLIC, *names, *map(client_name, self.members)))
+        # If the cloud adds the noise, un-noised updates pass every server on the way.
         trusted = self.noise is Noise.CLOUD
         return Channel(
             CLOUD, self.members, everybody, trusted=trusted, through=frozenset(names) if trusted else frozenset()
@@ -129,7 +134,7 @@ class Tree(Steady):
 
     @cached_property
     def gathers(self) -> tuple[Channel, ...]:
-        """Where a global round is noised: the ends of trust, or the edges whose devices noise by themselves."""
+        """Return the channels where a global round is noised: the ends of trust, or edges whose devices add noise."""
         if self.noise is Noise.CLOUD:
             return (self.top,)
         points: dict[str, list[Node]] = {}
@@ -140,6 +145,7 @@ class Tree(Steady):
         return tuple(self._gathering_channel(by_name[name], edges) for name, edges in points.items())
 
     def _gathering_channel(self, point: Node, edges: list[Node]) -> Channel:
+        # Servers between the edges and the noise point pass on un-noised sums; all of them are trusted.
         passed: set[str] = set()
         for edge in edges:
             for name in (edge.name, *self.servers_above(edge)):
@@ -152,29 +158,30 @@ class Tree(Steady):
 
     @cached_property
     def uplinks(self) -> tuple[tuple[str, ...], ...]:
-        """The servers level by level, the lowest first: each sends on to the one above it."""
+        """Return the servers level by level, the lowest first: each sends on to the one above it."""
         depth = {node.name: len(self.servers_above(node)) for node in self.nodes}
         levels = sorted(set(depth.values()), reverse=True)
         return tuple(tuple(name for name, found in depth.items() if found == level) for level in levels)
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
-        """Who is handed un-noised values, or would be."""
+        """Return the parties that receive un-noised values, or would."""
         names = tuple(node.name for node in self.nodes if self._receives_clear(node))
         return (*names, CLOUD) if self.noise is Noise.CLOUD else names
 
     def trusted_clause(self, names: str) -> str:
-        """By their names: servers of one level may differ."""
+        """Return a clause with names: servers of one level may differ."""
         return f"Trusted are {names}: their part is to receive"
 
     @property
     def observers(self) -> dict[str, str]:
-        """Each kind with the first of its observers; views differ, see `lines`."""
+        """Return each kind with its first observer; views differ, see `lines`."""
         return {kind: lines[0].observer for kind, lines in self.lines.items()}
 
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Lines of sight by kind. Devices of one subnet see the same, so two stand for all: one for the other."""
+        """Return the lines of sight by kind."""
+        # Devices of one subnet see the same, so two stand for all: each is the observer of the other.
         everyone = frozenset(map(client_name, self.members))
         same, elsewhere = [], []
         for edge in self.edges:
@@ -194,7 +201,7 @@ class Tree(Steady):
 
 
 def check_tree(below: tuple[Node, ...], clients: int) -> None:
-    """Raise unless every device has exactly one edge, every server a name of its own and somebody below it."""
+    """Raise unless every device has exactly one edge and every server has a unique name and something below it."""
     nodes = [found for node in below for found in node.all()]
     names = [node.name for node in nodes]
     for node in nodes:
@@ -217,12 +224,13 @@ def check_tree(below: tuple[Node, ...], clients: int) -> None:
 
 FILE_KEYS = ["name", "trusted", "devices", "servers"]
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*")
+# Reserved for other parties of the ledger: a server named client-3 would be taken for that client.
 TAKEN = re.compile(r"(client-\d+|public|server|clients)")
 EXAMPLE = 'e.g. {"servers": [{"name": "edge-0", "trusted": true, "devices": [0, 1]}]}'
 
 
 def read_tree(path: Path | str) -> tuple[Node, ...]:
-    """The servers directly below the cloud; anything malformed is refused in one line."""
+    """Return the servers directly below the cloud. Raises with one line for anything malformed."""
     try:
         plain = json.loads(read_text(path))
     except FileNotFoundError:
@@ -274,7 +282,7 @@ def build_tree(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Tree:
-    """The tree of an experiment file.
+    """Return the tree of an experiment file.
 
     `subnets = 10` (even) or `[5, 20, 25]`; `levels = [10, 2]` puts the ten edges below two regions; `trusted` is the
     probability that a server is trusted, or a list of names.
@@ -344,9 +352,10 @@ def _node_name(level: int, number: int) -> str:
 
 
 def _with_trust(below: tuple[Node, ...], trusted: Any, streams: Streams | None) -> tuple[Node, ...]:
-    """The servers with their trust. By chance: one draw a server, so that a larger probability trusts no fewer."""
+    """Return the servers with their trust."""
     names = [node.name for server in below for node in server.all()]
     if isinstance(trusted, int | float) and not isinstance(trusted, bool) and 0 <= trusted <= 1:
+        # One draw per server whatever the probability, so that a larger probability trusts a superset of servers.
         draws = (streams or Streams.from_seed(0)).rng(Purpose.TRUST).random(len(names))
         chosen = {name for name, draw in zip(names, draws, strict=True) if draw < trusted}
     elif isinstance(trusted, list | tuple):
