@@ -86,6 +86,7 @@ def square_norms(rows: Tensor) -> Tensor:
     rows = rows.flatten(1)
     if rows.device.type != "cpu":
         return sum_by_sixteens(rows * rows)
+    # A norm that is too short would let a row longer than C through, and epsilon would be too small.
     if rows.numel() <= PIECE:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return norms.square_()

@@ -52,6 +52,7 @@ class WorkerCache(threading.local):
         self.stacks: WeakKeyDictionary[FlatModel, tuple[DenseSlots, ...] | None] = WeakKeyDictionary()
 
 
+# Per thread: a worker holds weights and gradient that every call overwrites.
 BENCH = WorkerCache()
 
 
@@ -102,6 +103,7 @@ def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorke
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:120]
         invalid("local.precision", BF16, f"{model.name} does not run in it ({cause})", 'use precision = "float32"')
+    # Written so that NaN fails the comparison too.
     if not far <= MOST_APART:
         law = f"the gradient of {model.name} would be {far:.0%} off"
         invalid("local.precision", BF16, law, 'use precision = "float32"')
@@ -241,6 +243,7 @@ def device_worker(model: FlatModel) -> GradientWorker:
     """Return a plain autograd worker for another device; chains, stacks and compiled code are for the CPU only."""
     BENCH.reasons[model] = f"device {model.device.type}"
     try:
+        # Errors of torch on the device become one line for the user; errors of ours already are.
         worker = GradientWorker(model)
         agrees = probe_device(worker)
     except SightlineError:

@@ -88,7 +88,7 @@ def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, ho
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
         how.write_sum(worker, shard, x, y, batch, client)
         # Order matters: the noise is added to the clipped sum before the division. The divisor is the expected batch
-        # size, a public number; the drawn batch size is secret.
+        # size: the drawn size is secret, and dividing by it would change the sensitivity.
         if noise is not None:
             worker.gradient.add_(worker.place_tensor(noise), alpha=how.noise_std[client])
         descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))

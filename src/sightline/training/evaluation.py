@@ -113,6 +113,8 @@ def example_outcomes(
     positions = max(1, int(np.prod(model.task.target_shape))) if model.task.name == "language" else 1
     fewer = min(batch, max(1, OUTPUT_FLOATS // (positions * model.classes)))
     for some in equal_chunks(len(shard), fewer):
+        # Private choices rest on counts of right answers. With `apart` a user's own module cannot let one example
+        # change the answers for others.
         outputs = worker.logits(x[some], apart=apart)
         with torch.no_grad():
             losses[some] = model.task.losses(outputs, y[some])

@@ -113,6 +113,7 @@ def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], e
             for batch in shuffled_batches(len(shard), work, walk.steps[client], walk.rngs[client]):
                 some = slice(None) if batch is None else torch.from_numpy(batch)
                 worker.descend(x[some], y[some], work.learning_rate)
+    # The worker is shared by later calls: its layers must not keep pointing at this block's rows.
     finally:
         worker.train_at(own)
 

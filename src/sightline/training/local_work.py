@@ -16,9 +16,9 @@ from sightline.training.clipping import row_norms
 from sightline.training.machine import FLOAT32, PRECISIONS
 
 
-@dataclass(frozen=True)
 # Paths differ in their last bits. A run therefore records its paths and resumes with the same ones: with the same noise
 # on another value, the difference of the two would show what the noise hid.
+@dataclass(frozen=True)
 class Paths:
     """The path that each kind of work takes.
 
@@ -136,8 +136,8 @@ class LocalWork:
     paths: Paths = BY_RULE
     """Which of the exact paths to take."""
     precision: str = "float32"
-    """`bf16` computes products and convolutions in bfloat16; weights, losses, norms, clipping and noise stay in
-    float32."""
+    """`bf16` computes products and convolutions in bfloat16; weights, losses, norms, clipping and
+    noise do not."""
 
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
@@ -264,6 +264,7 @@ class LocalTask:
 
 def _is_number(value: Any, kinds: Any = int | float | np.integer | np.floating) -> bool:
     """Return whether the value is a number of these kinds; booleans do not count."""
+    # bool is a subclass of int.
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 

@@ -56,6 +56,7 @@ def count_cores() -> int:
 
     Guarantees: at least 1, and never more than the operating system runs at once.
     """
+    # os.cpu_count() reports the host's cores, also inside a container with a smaller quota.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(allowed, read_quota())))
 
@@ -180,6 +181,7 @@ def find_failure() -> str | None:
     if machine in known:
         return known[machine] or None
     failure, lasting = try_kernels()
+    # Lack of memory or time may be temporary; only outcomes that would repeat are cached.
     if lasting:
         keep_outcomes(path, known | {machine: failure or ""})
     return failure

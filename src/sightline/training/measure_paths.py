@@ -294,6 +294,7 @@ def measured_work(experiment: Experiment, model: FlatModel, sizes: Sequence[int]
     private = privacy.unit == "sample" and privacy.mechanism == "gaussian"
     if (private and privacy.place == "server") or not len(sizes):
         return None
+    # Numbers of examples are public here; the data itself is never measured.
     examples = max(1, int(np.median(sizes)))
     width = min(experiment.local.batch_size, examples) if private else width_of(examples, work)
     if private:

@@ -111,6 +111,7 @@ def parted_gradient_sum(
     paper, Algorithm 1.
     """
     total = torch.zeros(splitting.whole.parameters)
+    # One assignment per example and release, drawn from a secret stream: amplification by splitting rests on it.
     assigned = splitting.draw(len(y), rng=rng)
     for sub, places, inputs in splitting.batches(assigned, x):
         worker = worker_for(sub.model)
