@@ -219,8 +219,8 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     nothing = torch.empty(model.parameters)
     if model.task.own_loss is not None:
         BENCH.reasons[model] = f"what the loss {model.task.loss_name} does with a batch is not known"
-    # A layer or loss that may mix examples gets plain autograd: every example is differentiated alone where a clip
-    # applies.
+    # Where a clip applies, plain autograd refuses batch normalisation and calls a user's own loss with one example at a
+    # time.
     if mixing_layer(module) is not None or model.task.own_loss is not None:
         return GradientWorker(model)
     if unknown_part(module) is None:

@@ -26,7 +26,7 @@ from sightline.training.local_work import BY_RULE, Adam, LocalWork, Paths
 from sightline.training.machine import keep_measured, recall_measured
 
 # The choice is a function of settings, numbers of examples and the machine. It must not depend on private data: paths
-# decide on the last bits of everything that is released, and so would the data.
+# decide on the last bits of everything that is released.
 SECONDS, ENOUGH = 1.0, 0.2
 """Time limit of one comparison, and how long short ones continue; every candidate runs at least once.
 
